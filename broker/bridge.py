@@ -1,0 +1,229 @@
+"""One asyncio thread a process owns the connection to NATS; everyone else calls it with a deadline.
+
+The connection reconnects for ever. A publish whose acknowledgement is lost is published again: cells are
+write-once and log messages carry an id, so that repeating is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import nats
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+
+from broker.errors import BrokerError, BrokerUnreachableError
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+ACK_TIMEOUT = 2.0
+_TRANSIENT = (
+    nats.errors.TimeoutError,
+    nats.errors.NoRespondersError,
+    nats.errors.OutboundBufferLimitError,
+    NoStreamResponseError,
+    ServiceUnavailableError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a broker listens and how to sign in."""
+
+    url: str
+    user: str | None = None
+    password: str | None = None
+    credentials: str | None = None
+    """Path of a NATS `.creds` file."""
+
+    def __repr__(self) -> str:
+        return f"Address({self.url})"
+
+    def save(self, path: Path) -> None:
+        """Write it readable for this user only."""
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+        path.write_text(
+            json.dumps({"url": self.url, "user": self.user, "password": self.password, "credentials": self.credentials})
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Address:
+        """Read what `save` wrote.
+
+        Raises:
+            BrokerError: no such file, or it holds something else.
+        """
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            msg = f"no broker address in {path}: {error}; is the run up?"
+            raise BrokerError(msg) from error
+
+
+class Bridge:
+    """The process's connection.
+
+    Args:
+        address: the broker.
+        name: shown in the server's list of connections.
+        deadline: seconds for the first connection.
+
+    Raises:
+        BrokerUnreachableError: no connection before the deadline.
+    """
+
+    def __init__(self, address: Address, name: str, deadline: float = 10.0) -> None:
+        self.address = address
+        self.loop = asyncio.new_event_loop()
+        self.on_reconnect: list[Callable[[], Awaitable[None]]] = []
+        self._name = name
+        self._closing = False
+        self._thread = threading.Thread(target=self._run_loop, name="bridge", daemon=True)
+        self._thread.start()
+        self.nc: Client
+        self.js: JetStreamContext
+        try:
+            self.call(self._connect(deadline), deadline + 1)
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    async def _connect(self, deadline: float) -> None:
+        last = ""
+        options: dict[str, Any] = {}
+        if self.address.user:
+            options |= {"user": self.address.user, "password": self.address.password}
+        if self.address.credentials:
+            options["user_credentials"] = self.address.credentials
+
+        async def on_error(error: Exception) -> None:
+            nonlocal last
+            last = f"{type(error).__name__}: {error}"
+            log.debug("broker_error", error=str(error))
+
+        async def on_disconnect() -> None:
+            if self._closing:
+                return
+            log.warning("broker_disconnected", url=self.address.url)
+
+        async def on_reconnect() -> None:
+            log.info("broker_reconnected", url=self.address.url)
+            for hook in self.on_reconnect:
+                await hook()
+
+        # nats-py tries for ever by itself: the deadline is ours.
+        connecting = nats.connect(
+            self.address.url,
+            name=self._name,
+            connect_timeout=2,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1,
+            error_cb=on_error,
+            disconnected_cb=on_disconnect,
+            reconnected_cb=on_reconnect,
+            **options,
+        )
+        try:
+            self.nc = await asyncio.wait_for(connecting, deadline)
+        except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
+            text = last or f"{type(error).__name__}: {error}"
+            msg = (
+                f"broker {self.address.url} does not answer within {deadline:g} s ({text}); "
+                "start it, or set broker.url and its credentials"
+            )
+            raise BrokerUnreachableError(msg) from error
+        self.js = self.nc.jetstream(timeout=ACK_TIMEOUT)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine in the bridge's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def call(self, work: Coroutine[Any, Any, T], deadline: float) -> T:
+        """Run a coroutine in the bridge's thread and wait for it; never from that thread itself.
+
+        Raises:
+            BrokerError: it took longer than `deadline` seconds.
+        """
+        future = self.submit(work)
+        try:
+            return future.result(deadline)
+        except concurrent.futures.TimeoutError as error:
+            if future.done():
+                raise
+            future.cancel()
+            msg = f"no answer from broker {self.address.url} within {deadline:g} s"
+            raise BrokerError(msg) from error
+
+    async def persist(self, attempt: Callable[[], Awaitable[T]], what: str, deadline: float | None = None) -> T:
+        """Repeat a request to the broker until it is answered; the answer may be an error of the server's.
+
+        Args:
+            attempt: makes the request; must be safe to repeat.
+            what: names the request in the warning after 10 s and in the error.
+            deadline: seconds until giving up; None waits for ever, as when a broker is away.
+
+        Raises:
+            BrokerUnreachableError: no answer before the deadline.
+        """
+        start = time.monotonic()
+        warned = 0.0
+        while True:
+            try:
+                return await attempt()
+            except _TRANSIENT as error:
+                waited = time.monotonic() - start
+                if deadline is not None and waited > deadline:
+                    msg = f"broker {self.address.url} did not answer to {what} within {deadline:g} s"
+                    raise BrokerUnreachableError(msg) from error
+                if waited > warned + 10:
+                    warned = waited
+                    log.warning("waiting_for_broker", request=what, seconds=round(waited, 1))
+            except APIError as error:
+                # 503: JetStream is there but not ready yet, as just after a restart.
+                if error.code != 503:  # noqa: PLR2004
+                    raise
+            await asyncio.sleep(0.05)
+
+    def close(self) -> None:
+        """Flush, close the connection and end the thread."""
+        if self.loop.is_closed():
+            return
+        self._closing = True
+        try:
+            self.call(self._close(), 3)
+        except (BrokerError, nats.errors.Error):
+            log.debug("broker_close_failed")
+        self._stop_loop()
+
+    async def _close(self) -> None:
+        if self.nc.is_connected:
+            await self.nc.flush(1)
+        await self.nc.close()
+        tasks = [t for t in asyncio.all_tasks(self.loop) if t is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _stop_loop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(3)
+        if not self._thread.is_alive():
+            self.loop.close()

@@ -1,0 +1,286 @@
+"""Cells on the wire: msgpack with a schema version, decoded strictly into dataclasses.
+
+A cell is the array `[schema, type, author, fields]`. `fields` maps each field's name to plain data, to an
+array (extension type 1) or to a reference to an array in the store (extension type 2). Nothing is ever
+executed on decoding, an unknown or missing field or a value of the wrong type is an error, and sizes are bounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.errors import CodecError
+
+T = TypeVar("T")
+SCHEMA = 1
+MAX_CELL_BYTES = 4 << 20
+MAX_ARRAY_BYTES = 1 << 40
+_ARRAY, _REFERENCE = 1, 2
+_DTYPES = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """Where an array lies in the store: `uri` is relative to it, the checksum is over the array's bytes."""
+
+    uri: str
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    xxh3_128: str
+
+
+Resolver = Callable[[TensorRef], Array]
+Place = Callable[[Array], TensorRef | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A cell before its fields are decoded: who wrote it, of which type it says it is."""
+
+    type: str
+    author: str
+    fields: dict[str, Any]
+
+
+def encode(value: Any, author: str, place: Place | None = None) -> bytes:
+    """Encode a dataclass (its fields) or plain data (as type `value`) into a cell.
+
+    Args:
+        value: a dataclass instance, or None, bool, int, float, str, bytes, list, tuple, dict with
+            string keys, a NumPy array or scalar, nested at will.
+        author: the writer, `<role>.<n>#<incarnation>`.
+        place: given an array, puts it into the store and returns the reference, or None to keep it inline.
+
+    Raises:
+        CodecError: a value that has no encoding, or a cell above `MAX_CELL_BYTES`.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name, fields = type(value).__name__, _plain_fields(value)
+    else:
+        name, fields = "value", {"value": value}
+
+    def default(item: Any) -> Any:
+        if isinstance(item, np.ndarray):
+            return _encode_array(item, place)
+        if isinstance(item, np.generic):
+            return item.item()
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            return _plain_fields(item)
+        msg = f"a {type(item).__name__} has no encoding in a cell; use plain data, arrays or dataclasses"
+        raise CodecError(msg)
+
+    try:
+        data = msgpack.packb([SCHEMA, name, author, fields], default=default, use_bin_type=True)
+    except (ValueError, OverflowError, TypeError) as error:
+        msg = f"{name} cannot be encoded: {error}"
+        raise CodecError(msg) from error
+    if len(data) > MAX_CELL_BYTES:
+        msg = f"{name} is {len(data)} bytes long, a cell holds at most {MAX_CELL_BYTES}; pass large data as arrays"
+        raise CodecError(msg)
+    return typing.cast(bytes, data)
+
+
+def open_envelope(data: bytes, resolve: Resolver | None = None) -> Envelope:
+    """Read a cell's envelope; arrays in the store are fetched by `resolve`.
+
+    Raises:
+        CodecError: not a cell, another schema, too large, or a reference without a store.
+    """
+    if len(data) > MAX_CELL_BYTES:
+        msg = f"cell of {len(data)} bytes is over the limit of {MAX_CELL_BYTES}"
+        raise CodecError(msg)
+
+    def ext(code: int, payload: bytes) -> Any:
+        if code == _ARRAY:
+            return _decode_array(payload)
+        if code == _REFERENCE:
+            reference = _decode_reference(payload)
+            if resolve is None:
+                return reference
+            return resolve(reference)
+        msg = f"unknown extension type {code}"
+        raise CodecError(msg)
+
+    try:
+        cell = msgpack.unpackb(data, ext_hook=ext, strict_map_key=True, raw=False)
+    except CodecError:
+        raise
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        msg = f"not msgpack: {error}"
+        raise CodecError(msg) from error
+    match cell:
+        case [int(schema), str(name), str(author), dict(fields)]:
+            if schema != SCHEMA:
+                msg = f"cell has schema {schema}, this version reads {SCHEMA}; run both ends at the same version"
+                raise CodecError(msg)
+            return Envelope(name, author, fields)
+    msg = "not a cell: expected [schema, type, author, fields]"
+    raise CodecError(msg)
+
+
+def decode_fields(envelope: Envelope, expected: type[T]) -> T:
+    """Decode an envelope's fields strictly into the dataclass `expected`."""
+    if envelope.type != expected.__name__:
+        msg = f"cell holds a {envelope.type}, expected a {expected.__name__}"
+        raise CodecError(msg)
+    return typing.cast(T, _decoder(expected)(envelope.fields, expected.__name__))
+
+
+def decode(data: bytes, expected: type[T], resolve: Resolver | None = None) -> T:
+    """Decode a whole cell into the dataclass `expected`; see `open_envelope` for the errors."""
+    return decode_fields(open_envelope(data, resolve), expected)
+
+
+def plain_value(envelope: Envelope) -> Any:
+    """The payload of a cell of type `value`, as a role that returns plain data writes it."""
+    if envelope.type != "value" or set(envelope.fields) != {"value"}:
+        msg = f"cell holds a {envelope.type}, expected plain data"
+        raise CodecError(msg)
+    return envelope.fields["value"]
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+
+
+def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
+    if array.dtype.name not in _DTYPES:
+        msg = f"an array of dtype {array.dtype} has no encoding; use one of {', '.join(sorted(_DTYPES))}"
+        raise CodecError(msg)
+    reference = place(array) if place else None
+    if reference is not None:
+        return msgpack.ExtType(_REFERENCE, msgpack.packb(list(dataclasses.astuple(reference))))
+    # An array of no dimension would come back with one, so its shape is kept apart from its bytes.
+    body = msgpack.packb([array.dtype.name, list(array.shape), np.ascontiguousarray(array).tobytes()])
+    return msgpack.ExtType(_ARRAY, body)
+
+
+def _sizes(dtype: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        msg = f"array of dtype {dtype!r} is not allowed"
+        raise CodecError(msg)
+    if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and n >= 0 for n in shape):  # noqa: PLR2004
+        msg = f"array shape {shape!r} is not a list of at most 8 sizes"
+        raise CodecError(msg)
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if nbytes > MAX_ARRAY_BYTES:
+        msg = f"array of {nbytes} bytes is over the limit"
+        raise CodecError(msg)
+    return dtype, tuple(shape), nbytes
+
+
+def _decode_array(payload: bytes) -> Array:
+    match msgpack.unpackb(payload, strict_map_key=True):
+        case [dtype, shape, bytes(data)]:
+            name, sizes, nbytes = _sizes(dtype, shape)
+            if nbytes != len(data):
+                msg = f"array {name}{list(sizes)} needs {nbytes} bytes, {len(data)} came"
+                raise CodecError(msg)
+            return np.frombuffer(data, dtype=name).reshape(sizes)
+    msg = "malformed array"
+    raise CodecError(msg)
+
+
+def _decode_reference(payload: bytes) -> TensorRef:
+    match msgpack.unpackb(payload, strict_map_key=True):
+        case [str(uri), int(offset), int(nbytes), dtype, shape, str(digest)] if offset >= 0:
+            name, sizes, expected = _sizes(dtype, shape)
+            if expected == nbytes:
+                return TensorRef(uri, offset, nbytes, name, sizes, digest)
+    msg = "malformed tensor reference"
+    raise CodecError(msg)
+
+
+Decoder = Callable[[Any, str], Any]
+
+
+@cache
+def _decoder(expected: Any) -> Decoder:
+    """A function `(value, place) -> decoded` for a type annotation; built once a type."""
+    if expected is Any:
+        return lambda value, _: value
+    if dataclasses.is_dataclass(expected) and expected is not TensorRef:
+        return _dataclass_decoder(typing.cast(type, expected))
+    origin, args = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (types.UnionType, typing.Union):
+        return _optional_decoder(args)
+    if origin is list:
+        item = _decoder(args[0])
+        return _checked(list, lambda value, at: [item(v, f"{at}[{i}]") for i, v in enumerate(value)])
+    if origin is dict:
+        entry = _decoder(args[1])
+        return _checked(dict, lambda value, at: {str(k): entry(v, f"{at}[{k!r}]") for k, v in value.items()})
+    if origin is np.ndarray or expected is np.ndarray:
+        return _checked(np.ndarray, lambda value, _: value)
+    if expected is float:
+        return _float
+    if expected in (int, str, bytes, bool, type(None)):
+        return _checked(expected, lambda value, _: value)
+    msg = f"{expected!r} cannot be a field of a message"
+    raise TypeError(msg)
+
+
+def _checked(kind: type, then: Decoder) -> Decoder:
+    def decode_checked(value: Any, at: str) -> Any:
+        if type(value) is not kind:
+            msg = f"{at} is {_kind(value)}, expected {kind.__name__}"
+            raise CodecError(msg)
+        return then(value, at)
+
+    return decode_checked
+
+
+def _float(value: Any, at: str) -> float:
+    if type(value) is float or type(value) is int:
+        return float(value)
+    msg = f"{at} is {_kind(value)}, expected float"
+    raise CodecError(msg)
+
+
+def _optional_decoder(args: tuple[Any, ...]) -> Decoder:
+    rest = [a for a in args if a is not type(None)]
+    if len(rest) != 1:
+        msg = f"a message field may be `X | None`, not {args!r}"
+        raise TypeError(msg)
+    inner = _decoder(rest[0])
+    return lambda value, at: None if value is None else inner(value, at)
+
+
+def _dataclass_decoder(expected: type) -> Decoder:
+    hints = typing.get_type_hints(expected)
+    decoders = {f.name: _decoder(hints[f.name]) for f in dataclasses.fields(expected)}
+
+    def decode_dataclass(value: Any, at: str) -> Any:
+        if type(value) is not dict:
+            msg = f"{at} is {_kind(value)}, expected the fields of {expected.__name__}"
+            raise CodecError(msg)
+        if value.keys() != decoders.keys():
+            missing, extra = sorted(decoders.keys() - value.keys()), sorted(map(str, value.keys() - decoders.keys()))
+            msg = f"{at}: missing fields {missing}, unknown fields {extra}"
+            raise CodecError(msg)
+        try:
+            return expected(**{name: decode(value[name], f"{at}.{name}") for name, decode in decoders.items()})
+        except ValueError as error:
+            msg = f"{at}: {error}"
+            raise CodecError(msg) from error
+
+    return decode_dataclass
+
+
+def _kind(value: Any) -> str:
+    return f"of type {type(value).__name__}"

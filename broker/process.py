@@ -1,0 +1,72 @@
+"""Child processes that die with their parent and are stopped in order.
+
+A child is started through a tiny launcher that asks the kernel to kill it when the thread that started it ends
+(`PR_SET_PDEATHSIG`), then becomes the command. So start children only from a thread that lives as long as they may.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+_LAUNCHER = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def spawn(
+    command: list[str],
+    *,
+    log: IO[bytes] | int = subprocess.DEVNULL,
+    environment: dict[str, str] | None = None,
+    pass_fds: tuple[int, ...] = (),
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `command` in its own session, to be killed when the calling thread ends.
+
+    Args:
+        command: absolute path of the program and its arguments; no shell.
+        log: where its output goes.
+        environment: the whole environment; this process's own if None.
+        pass_fds: descriptors that it keeps.
+        cwd: its working directory.
+    """
+    launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+    return subprocess.Popen(  # noqa: S603
+        launcher,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT if log != subprocess.DEVNULL else subprocess.DEVNULL,
+        env=environment,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        cwd=cwd,
+    )
+
+
+def kill_group(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
+    """Signal a spawned process and all that share its session's group; nothing happens if it is gone."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+def stop(process: subprocess.Popen[bytes], grace: float) -> None:
+    """End a spawned process: SIGTERM, and SIGKILL for its group after `grace` seconds."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

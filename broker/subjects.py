@@ -1,0 +1,160 @@
+"""Every subject of a run, built and parsed in one place.
+
+    relax.<run>.group.<step>.<index>.<field>     a cell of a training row
+    relax.<run>.eval.<version>.<index>.<field>   a cell of an evaluation row
+    relax.<run>.batch.<step>                     rows that a step consumes
+    relax.<run>.weights.<version>                where a set of weights lies
+    relax.<run>.checkpoint.<version>             a durable checkpoint
+    relax.<run>.event.<role>.<n>.<kind>          supervision, JSON
+    relax.<run>.metric.<role>.<n>                measurements, JSON
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from broker.errors import SubjectError
+
+ROOT = "relax"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+ROW_KINDS = ("group", "eval")
+NUMBERED_KINDS = ("batch", "weights", "checkpoint")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name` if it can be a token of a subject.
+
+    Raises:
+        SubjectError: it holds anything but 1 to 64 letters, digits, `-` or `_`.
+    """
+    if not _NAME.fullmatch(name):
+        msg = f"{what} {name!r} cannot be part of a subject; use 1 to 64 letters, digits, '-' or '_'"
+        raise SubjectError(msg)
+    return name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowId:
+    """The id of a row: (step, index) for training, (version, index) for evaluation."""
+
+    step: int
+    index: int
+    kind: str = "group"
+
+    def __str__(self) -> str:
+        return f"{self.kind}.{self.step}.{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> RowId:
+        """Read back what `str` gives.
+
+        Raises:
+            SubjectError: `text` names no row.
+        """
+        kind, _, rest = text.partition(".")
+        step, _, index = rest.partition(".")
+        if kind not in ROW_KINDS or not _NUMBER.fullmatch(step) or not _NUMBER.fullmatch(index):
+            msg = f"{text!r} names no row; a row is group.<step>.<index> or eval.<version>.<index>"
+            raise SubjectError(msg)
+        return cls(int(step), int(index), kind)
+
+
+@dataclass(frozen=True, slots=True)
+class CellId:
+    """A parsed subject of the table: a row's field, or a numbered cell such as `batch.7`."""
+
+    kind: str
+    step: int
+    index: int = -1
+    field: str = ""
+
+    @property
+    def row(self) -> RowId:
+        """The row of the cell; only for kinds `group` and `eval`."""
+        return RowId(self.step, self.index, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """Builds the subjects of one run."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        check_name(self.run, "run name")
+
+    @property
+    def prefix(self) -> str:
+        """What every subject of the run begins with, without the last dot."""
+        return f"{ROOT}.{self.run}"
+
+    @property
+    def table_stream(self) -> str:
+        """Name of the stream that holds the cells."""
+        return f"RELAX_{self.run}_TABLE"
+
+    @property
+    def log_stream(self) -> str:
+        """Name of the stream that holds events and metrics."""
+        return f"RELAX_{self.run}_LOG"
+
+    @property
+    def state_bucket(self) -> str:
+        """Name of the KV bucket with leases, incarnations and failure counts."""
+        return f"RELAX_{self.run}_STATE"
+
+    def cell(self, row: RowId, field: str) -> str:
+        """Subject of one cell of a row."""
+        return f"{self.prefix}.{row}.{check_name(field, 'field')}"
+
+    def column(self, field: str, kind: str = "group") -> str:
+        """Filter for one column over all rows of a kind."""
+        return f"{self.prefix}.{kind}.*.*.{check_name(field, 'field')}"
+
+    def row(self, row: RowId) -> str:
+        """Filter for all cells of a row."""
+        return f"{self.prefix}.{row}.*"
+
+    def numbered(self, kind: str, number: int | str) -> str:
+        """Subject of `batch`, `weights` or `checkpoint` cell `number`; `*` for all of them."""
+        if kind not in NUMBERED_KINDS:
+            msg = f"no numbered kind {kind!r}; there are {', '.join(NUMBERED_KINDS)}"
+            raise SubjectError(msg)
+        return f"{self.prefix}.{kind}.{number}"
+
+    def event(self, role: str, n: int | str, kind: str) -> str:
+        """Subject of a supervision event."""
+        return f"{self.prefix}.event.{role}.{n}.{kind}"
+
+    def metric(self, role: str, n: int | str) -> str:
+        """Subject of an actor's measurements."""
+        return f"{self.prefix}.metric.{role}.{n}"
+
+    def table_subjects(self) -> list[str]:
+        """What the table's stream listens to."""
+        rows = [f"{self.prefix}.{kind}.*.*.*" for kind in ROW_KINDS]
+        return rows + [f"{self.prefix}.{kind}.*" for kind in NUMBERED_KINDS]
+
+    def log_subjects(self) -> list[str]:
+        """What the log's stream listens to."""
+        return [f"{self.prefix}.event.>", f"{self.prefix}.metric.>"]
+
+    def parse(self, subject: str) -> CellId:
+        """Parse a subject of the table.
+
+        Raises:
+            SubjectError: it is none of this run's cells.
+        """
+        head = f"{self.prefix}."
+        parts = subject[len(head) :].split(".") if subject.startswith(head) else []
+        if len(parts) == 4 and parts[0] in ROW_KINDS:  # noqa: PLR2004
+            kind, step, index, field = parts
+            if _NUMBER.fullmatch(step) and _NUMBER.fullmatch(index) and _NAME.fullmatch(field):
+                return CellId(kind, int(step), int(index), field)
+        if len(parts) == 2 and parts[0] in NUMBERED_KINDS and _NUMBER.fullmatch(parts[1]):  # noqa: PLR2004
+            return CellId(parts[0], int(parts[1]))
+        msg = f"subject {subject!r} is no cell of run {self.run!r}"
+        raise SubjectError(msg)

@@ -1,0 +1,204 @@
+"""The run's durable table: cells written once, looked up, followed and purged.
+
+Invariant: while its row lives, a subject holds at most one message, and it never changes. The server itself
+refuses the second write; a refused write means "already done".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from nats.js.api import RawStreamMsg
+from nats.js.errors import APIError, NotFoundError
+
+from broker.bridge import Bridge
+from broker.codec import Envelope, decode_fields, encode, open_envelope
+from broker.errors import BrokerError
+from broker.pull import Follower
+from broker.store import Store
+from broker.subjects import CellId, RowId, Subjects
+
+T = TypeVar("T")
+CALL_DEADLINE = 120.0
+_STORE_FAILED = 10077
+_ALREADY_THERE = "maximum messages per subject exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell as it lies in the table."""
+
+    subject: str
+    sequence: int
+    data: bytes
+
+
+class Table:
+    """The cells of one run.
+
+    Methods named `..._async` run in the bridge's loop; the others may be called from any other thread and have a
+    deadline of `CALL_DEADLINE` seconds.
+    """
+
+    def __init__(self, bridge: Bridge, subjects: Subjects, store: Store, author: str, *, direct: bool = True) -> None:
+        self.bridge = bridge
+        self.subjects = subjects
+        self.store = store
+        self.author = author
+        self._direct = direct
+
+    def encode(self, subject: str, value: Any) -> bytes:
+        """Encode a cell for a subject; its large arrays are in the store when this returns.
+
+        Raises:
+            CodecError: the value cannot be encoded.
+            StoreFullError: no space left for the arrays.
+        """
+        cell = self.subjects.parse(subject)
+        if not cell.field:
+            return encode(value, self.author)
+        segment = self.store.segment(cell.row, cell.field)
+        data = encode(value, self.author, segment.place)
+        segment.close()
+        return data
+
+    async def put_async(self, subject: str, data: bytes) -> bool:
+        """Write an encoded cell; False if it was there already.
+
+        Raises:
+            BrokerError: the broker cannot take it (no room left).
+        """
+
+        async def publish() -> bool:
+            try:
+                await self.bridge.js.publish(subject, data, stream=self.subjects.table_stream)
+            except APIError as error:
+                # The server has one code for every failed store; only this very text means "already there".
+                if error.err_code == _STORE_FAILED:
+                    if error.description == _ALREADY_THERE:
+                        return False
+                    msg = f"broker cannot store {subject}: {error.description}; free space or raise broker.max_bytes"
+                    raise BrokerError(msg) from error
+                raise
+            return True
+
+        return await self.bridge.persist(publish, f"write {subject}")
+
+    def put(self, subject: str, value: Any) -> bool:
+        """Encode and write a cell; False if it was there already."""
+        return self.bridge.call(self.put_async(subject, self.encode(subject, value)), CALL_DEADLINE)
+
+    def put_all(self, cells: Iterable[tuple[str, Any]]) -> list[bool]:
+        """Encode cells and write them concurrently, in no order."""
+        encoded = [(subject, self.encode(subject, value)) for subject, value in cells]
+
+        async def work() -> list[bool]:
+            return await asyncio.gather(*(self.put_async(subject, data) for subject, data in encoded))
+
+        return self.bridge.call(work(), CALL_DEADLINE)
+
+    async def get_async(self, subject: str) -> Cell | None:
+        """The cell at a subject, or None."""
+
+        async def look_up() -> RawStreamMsg | None:
+            try:
+                return await self.bridge.js.get_last_msg(self.subjects.table_stream, subject, direct=self._direct)
+            except NotFoundError:
+                return None
+
+        found = await self.bridge.persist(look_up, f"look up {subject}")
+        if found is None:
+            return None
+        return Cell(found.subject or subject, found.seq or 0, found.data or b"")
+
+    def get(self, subject: str) -> Cell | None:
+        """The cell at a subject, or None."""
+        return self.bridge.call(self.get_async(subject), CALL_DEADLINE)
+
+    def get_all(self, subjects: Iterable[str]) -> list[Cell | None]:
+        """Look cells up concurrently, in the order asked."""
+
+        async def work() -> list[Cell | None]:
+            return await asyncio.gather(*(self.get_async(subject) for subject in subjects))
+
+        return self.bridge.call(work(), CALL_DEADLINE)
+
+    def read(self, data: bytes, expected: type[T]) -> T:
+        """Decode a cell's bytes, arrays in the store included; see `broker.codec` and `Store.read` for the errors."""
+        return decode_fields(open_envelope(data, self.store.read), expected)
+
+    def open(self, data: bytes) -> Envelope:
+        """Decode a cell's envelope, arrays in the store included."""
+        return open_envelope(data, self.store.read)
+
+    def fetch(self, subject: str, expected: type[T]) -> T | None:
+        """Look a cell up and decode it."""
+        cell = self.get(subject)
+        return None if cell is None else self.read(cell.data, expected)
+
+    def fetch_last(self, filter_subject: str, expected: type[T]) -> T | None:
+        """The cell written last among those that a filter matches, decoded."""
+
+        async def work() -> bytes | None:
+            async def look_up() -> bytes | None:
+                try:
+                    found = await self.bridge.js.get_last_msg(self.subjects.table_stream, filter_subject, direct=False)
+                except NotFoundError:
+                    return None
+                return found.data or b""
+
+            return await self.bridge.persist(look_up, f"look up {filter_subject}")
+
+        data = self.bridge.call(work(), CALL_DEADLINE)
+        return None if data is None else self.read(data, expected)
+
+    def count(self, filter_subject: str) -> int:
+        """How many cells a filter matches."""
+
+        async def work() -> int:
+            async def request() -> int:
+                info = await self.bridge.js.stream_info(self.subjects.table_stream, subjects_filter=filter_subject)
+                return len(info.state.subjects or {})
+
+            return await self.bridge.persist(request, f"count {filter_subject}")
+
+        return self.bridge.call(work(), CALL_DEADLINE)
+
+    def snapshot(self, filters: list[str], *, headers_only: bool = False) -> list[tuple[CellId, Cell]]:
+        """All cells of some columns as they are now, in the order they were written."""
+
+        async def work() -> list[tuple[CellId, Cell]]:
+            follower = Follower(self.bridge, self.subjects.table_stream, filters, headers_only=headers_only)
+            found: list[tuple[CellId, Cell]] = []
+            async for batch in follower.batches(tick=0.5):
+                for message in batch:
+                    sequence = message.metadata.sequence
+                    cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
+                    found.append((self.subjects.parse(message.subject), cell))
+                if len(found) >= (follower.backlog or 0) or (batch and batch[-1].metadata.num_pending == 0):
+                    break
+            return found
+
+        return self.bridge.call(work(), CALL_DEADLINE)
+
+    def purge(self, filters: Iterable[str]) -> None:
+        """Remove all cells that a filter matches; their subjects could be written again, so writers heed the floor."""
+
+        async def one(subject: str) -> None:
+            async def request() -> bool:
+                return await self.bridge.js.purge_stream(self.subjects.table_stream, subject=subject)
+
+            await self.bridge.persist(request, f"purge {subject}")
+
+        async def work() -> None:
+            for subject in filters:
+                await one(subject)
+
+        self.bridge.call(work(), CALL_DEADLINE)
+
+    def cell(self, row: RowId, field: str) -> str:
+        """Subject of a row's cell."""
+        return self.subjects.cell(row, field)

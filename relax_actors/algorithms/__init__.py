@@ -1,0 +1,5 @@
+"""Pure functions of the learning algorithms: advantages, losses, schedules, micro-batches.
+
+Nothing here knows of actors, files or configuration. Only `losses` imports torch, so a role that computes
+advantages stays light; import the module you need.
+"""

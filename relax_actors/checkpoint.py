@@ -1,0 +1,42 @@
+"""Checkpoints on disk: written whole under a temporary name, forced to the disk, renamed, and only then announced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def write(folder: Path, save: Callable[[Path], None]) -> None:
+    """Let `save` fill a folder and make it appear at `folder`, whole and durable; an older one there is replaced."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        save(temporary)
+        for path in [*temporary.rglob("*"), temporary]:
+            _sync(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_others(folder: Path, keep: Iterable[str]) -> None:
+    """Remove all checkpoints, and what writers that died left, but those named in `keep`."""
+    names = set(keep)
+    for path in folder.iterdir():
+        if path.name not in names:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,212 @@
+"""Checking a configuration deeply, without starting anything: what would fail in an hour fails now."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from relax_actors.actor import COLUMNS, Role
+from relax_actors.config import Config, load_config
+from relax_actors.config.schema import DataSection
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.modelfolder import ModelFacts, measure, prepare
+from relax_actors.rewards import load_reward, load_rewards
+from relax_actors.roles import make_role
+from relax_actors.roles.prompts import PromptMaker, open_data
+from relax_actors.roles.rollout import stop_id
+from relax_actors.tokenizer import Tokenizer
+
+SAMPLE = 200
+TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 4, 4
+PROCESS_BYTES = 700 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the check found out: `errors` forbid a start; `notes` are worth knowing."""
+
+    errors: tuple[str, ...]
+    notes: tuple[str, ...]
+    facts: ModelFacts | None = None
+
+
+def examine(config: Config) -> Findings:
+    """Check everything that can be checked before a start."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = config.model.path or Path(scratch)
+        errors: list[str] = []
+        notes: list[str] = []
+
+        def attempt(part: Callable[[], Iterator[str]]) -> None:
+            try:
+                notes.extend(part())
+            except ConfigError as error:
+                errors.append(str(error))
+
+        facts: list[ModelFacts] = []
+
+        def model() -> Iterator[str]:
+            prepare(config, folder)
+            facts.append(measure(folder))
+            tokenizer = Tokenizer(folder)
+            if tokenizer.size > facts[0].vocabulary:
+                msg = f"model: the tokenizer has {tokenizer.size} ids, the model's vocabulary {facts[0].vocabulary}"
+                raise ConfigError(msg)
+            for text in config.rollout.stop:
+                stop_id(tokenizer, text)
+            yield from ()
+
+        attempt(model)
+        attempt(lambda: _roles(config))
+        attempt(lambda: _rewards(config))
+        attempt(lambda: _arithmetic(config))
+        if facts:
+            found = facts[0]
+            attempt(lambda: _data(config, config.data, "data", folder, found))
+            if config.eval is not None:
+                held_out = config.eval
+                attempt(lambda: _data(config, held_out.data, "eval.data", folder, found))
+            attempt(lambda: _room(config, found))
+    return Findings(tuple(errors), tuple(notes), facts[0] if facts else None)
+
+
+def _roles(config: Config) -> Iterator[str]:
+    produced: dict[str, str] = dict.fromkeys(COLUMNS, "a built-in role")
+    roles: dict[str, Role] = {}
+    for name in config.roles:
+        role = make_role(config, name)
+        roles[name] = role
+        if role.writes in produced:
+            msg = f"roles.{name} writes column {role.writes!r}, which {produced[role.writes]} writes; choose another"
+            raise ConfigError(msg)
+        if role.writes:
+            produced[role.writes] = f"roles.{name}"
+    for name, role in roles.items():
+        for column in role.reads:
+            if column not in produced:
+                msg = f"roles.{name} reads column {column!r}, which no role writes; there are {sorted(produced)}"
+                raise ConfigError(msg)
+    if config.advantages.reads not in produced:
+        msg = f"advantages.reads is {config.advantages.reads!r}, a column no role writes; there are {sorted(produced)}"
+        raise ConfigError(msg)
+    yield from ()
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
+    if config.eval is not None:
+        settings["eval.reward"] = config.eval.reward
+    for where, setting in settings.items():
+        if isinstance(setting, dict):
+            load_rewards(setting, where)
+        else:
+            load_reward(setting, where)
+    yield from ()
+
+
+def _arithmetic(config: Config) -> Iterator[str]:
+    trainer, rollout = config.trainer, config.rollout
+    if trainer.warmup_steps > config.run.steps:
+        msg = f"trainer.warmup_steps = {trainer.warmup_steps} is more than run.steps = {config.run.steps}; lower it"
+        raise ConfigError(msg)
+    samples = trainer.rows * rollout.samples
+    yield f"a step trains {trainer.rows} rows x {rollout.samples} samples = {samples} completions"
+    window = trainer.rows * (config.staleness.max + 1)
+    yield f"at most {window} rows are in flight (staleness.max = {config.staleness.max})"
+    if config.staleness.max > 0 and config.run.deterministic:
+        yield "run.deterministic with staleness.max > 0: rows still depend on when weights arrive"
+
+
+def _data(config: Config, data: DataSection, where: str, folder: Path, facts: ModelFacts) -> Iterator[str]:
+    source = open_data(data)
+    tokenizer = Tokenizer(folder)
+    maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens)
+    longest, bad, first = 0, 0, ""
+    looked = min(SAMPLE, len(source))
+    for i in range(looked):
+        try:
+            longest = max(longest, len(maker.make(source[i], seed=0, min_version=0).tokens))
+        except RowError as error:
+            bad, first = bad + 1, first or str(error)
+    if bad == looked:
+        msg = f"{where}: not one of the first {looked} rows can be used: {first}"
+        raise ConfigError(msg)
+    if bad:
+        yield f"{where}: {bad} of the first {looked} rows will be quarantined, e.g. {first}"
+    whole = longest + config.rollout.max_tokens
+    if whole > config.trainer.token_budget:
+        msg = (
+            f"trainer.token_budget = {config.trainer.token_budget} is below one sequence of up to {whole} tokens "
+            f"({longest} of prompt + rollout.max_tokens); raise it"
+        )
+        raise ConfigError(msg)
+    yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {looked}"
+
+
+def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
+    reference = REFERENCE_BYTES if config.algorithm.kl_coefficient > 0 else 0
+    model = facts.parameters * (TRAINER_BYTES + reference + ENGINE_BYTES * config.rollout.replicas)
+    processes = PROCESS_BYTES * (1 + config.rollout.replicas)
+    need = model + processes
+    have = _memory()
+    text = f"{facts.parameters / 1e6:.2f} M parameters, about {need >> 20} MiB of memory"
+    if have and need > have and config.trainer.device in ("auto", "cpu"):
+        msg = f"model: {text}, this machine has {have >> 20} MiB; use a smaller model or fewer rollout.replicas"
+        raise ConfigError(msg)
+    disk = facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
+    disk += facts.parameters * 4 * (config.staleness.max + 6)
+    base = config.folder.absolute()
+    while not base.exists():
+        base = base.parent
+    free = shutil.disk_usage(base).free
+    if disk > free:
+        msg = f"run.folder {config.folder}: needs about {disk >> 20} MiB, {free >> 20} MiB are free; free space"
+        raise ConfigError(msg)
+    yield f"{text} and {disk >> 20} MiB of disk"
+
+
+def _memory() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal")), 0)
+
+
+def require(config: Config) -> Findings:
+    """Check, and refuse what cannot work.
+
+    Raises:
+        ConfigError: one line a mistake.
+    """
+    findings = examine(config)
+    if findings.errors:
+        raise ConfigError("\n".join(findings.errors))
+    return findings
+
+
+def check(path: Path, settings: list[str]) -> int:
+    """The verb: print the resolved configuration and what was found; gives the exit code."""
+    import typer
+
+    config = load_config(path, settings)
+    findings = examine(config)
+    shown = config.model_dump(mode="json", exclude_none=True)
+    if config.broker.url:
+        shown["broker"]["url"] = config.broker.url.rpartition("@")[2]
+    typer.echo(json.dumps(shown, indent=1))
+    for note in findings.notes:
+        typer.echo(f"note: {note}", err=True)
+    for error in findings.errors:
+        typer.echo(f"error: {error}", err=True)
+    if findings.errors:
+        return 2
+    typer.echo("ok: this configuration can be run", err=True)
+    return 0
+
+
+__all__ = ["Findings", "check", "examine", "require"]

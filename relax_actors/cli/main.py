@@ -1,0 +1,91 @@
+"""The command line: each verb imports what it needs only when it is called."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relax_actors.errors import BrokerError, ConfigError, RelaxError
+
+app = typer.Typer(
+    help="Reinforcement-learning post-training as an actor system on NATS JetStream.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[Path, typer.Argument(help="TOML file, e.g. examples/demo/demo.toml")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", metavar="[SETTING]...")]
+RunName = Annotated[str, typer.Argument(help="run name, or its folder", metavar="RUN")]
+
+
+@app.command()
+def up(
+    config: ConfigPath,
+    settings: Overrides = None,
+    json: Annotated[bool, typer.Option("--json", help="print the result as one last line of JSON")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no live progress")] = False,
+) -> None:
+    """Train: start a run, or resume it where it stood.
+
+    Exit code 0 when it is finished or was interrupted in order, 1 when supervision gave up, 2 for a configuration error.
+    """
+    from relax_actors.cli.up import up as run_up
+
+    raise typer.Exit(run_up(config, settings or [], as_json=json, quiet=quiet))
+
+
+@app.command()
+def check(config: ConfigPath, settings: Overrides = None) -> None:
+    """Check a configuration without starting anything, and print it resolved."""
+    from relax_actors.cli.check import check as run_check
+
+    raise typer.Exit(run_check(config, settings or []))
+
+
+@app.command()
+def tail(
+    subject: Annotated[str, typer.Argument(help="NATS subject, wildcards allowed, e.g. 'relax.demo.event.>'")],
+    run: Annotated[str | None, typer.Option(help="run name or folder; taken from the subject if not given")] = None,
+    history: Annotated[bool, typer.Option("--history", help="begin with what is stored, not with what comes")] = False,
+    count: Annotated[int, typer.Option(help="end after so many messages; 0 never ends")] = 0,
+) -> None:
+    """Print the messages of a subject as they come: events, metrics and cells."""
+    from relax_actors.cli.watch import tail as run_tail
+
+    run_tail(subject, run, history=history, count=count)
+
+
+@app.command()
+def status(
+    run: RunName,
+    json: Annotated[bool, typer.Option("--json", help="as one line of JSON")] = False,
+) -> None:
+    """Show where a live run stands, read through the broker only."""
+    from relax_actors.cli.watch import status as run_status
+
+    run_status(run, as_json=json)
+
+
+def run() -> None:
+    """Entry point: errors of ours become one message and an exit code."""
+    try:
+        app()
+    except ConfigError as error:
+        sys.stderr.write(f"relax: {error}\n")
+        sys.exit(2)
+    except BrokerError as error:
+        sys.stderr.write(f"relax: {error}\n")
+        sys.exit(1)
+    except RelaxError as error:
+        sys.stderr.write(f"relax: {type(error).__name__}: {error}\n")
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,126 @@
+"""The result of a run, read from its table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from broker.table import Table
+from relax_actors.config import Config
+from relax_actors.ledger import Account, Ledger
+from relax_actors.messages import Batch, Checkpoint, Reward, Weights
+
+ENDS_OF_CURVE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to. Rewards are means over the first and the last ten steps, `eval_*` over held-out prompts."""
+
+    run: str
+    steps: int
+    reward_first: float | None
+    reward_last: float | None
+    seconds: float
+    restarts: int
+    admitted: int
+    trained: int
+    dropped: int
+    quarantined: int
+    weights_fingerprint: str | None
+    in_flight: int = 0
+    eval_first: float | None = None
+    eval_last: float | None = None
+    seconds_to_first_step: float | None = None
+
+    def json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Mean reward of each step, and of each evaluated version."""
+
+    rewards: list[tuple[int, float]]
+    evals: list[tuple[int, float]]
+
+
+def read_ledger(table: Table, config: Config) -> Ledger:
+    """The ledger of a run, from its cells as they are now."""
+    ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
+    subjects = table.subjects
+    columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
+    numbered = [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
+    for cell_id, cell in table.snapshot([*columns, *numbered]):
+        value: Batch | Checkpoint | None = None
+        if cell_id.kind == "batch":
+            value = table.read(cell.data, Batch)
+        elif cell_id.kind == "checkpoint":
+            value = table.read(cell.data, Checkpoint)
+        ledger.observe(cell_id, value)
+    return ledger
+
+
+def read_curves(table: Table, ledger: Ledger) -> Curves:
+    """The reward curves of a run."""
+    evals: dict[int, list[float]] = defaultdict(list)
+    for cell_id, cell in table.snapshot([table.subjects.column("reward", "eval")]):
+        evals[cell_id.step].append(float(table.read(cell.data, Reward).values.mean()))
+    rewards = [(step, batch.reward) for step, batch in sorted(ledger.batches.items())]
+    return Curves(rewards, [(version, sum(v) / len(v)) for version, v in sorted(evals.items())])
+
+
+def summarise(table: Table, config: Config, *, seconds: float, restarts: int) -> tuple[Summary, Curves]:
+    """The result of a run as its table tells it."""
+    ledger = read_ledger(table, config)
+    curves = read_curves(table, ledger)
+    account: Account = ledger.account()
+    rewards = [value for _, value in curves.rewards]
+    weights = table.fetch_last(table.subjects.numbered("weights", "*"), Weights)
+    summary = Summary(
+        run=config.run.name,
+        steps=ledger.version or 0,
+        reward_first=_mean(rewards[:ENDS_OF_CURVE]),
+        reward_last=_mean(rewards[-ENDS_OF_CURVE:]),
+        seconds=round(seconds, 2),
+        restarts=restarts,
+        admitted=account.admitted,
+        trained=account.trained,
+        dropped=account.dropped,
+        quarantined=account.quarantined,
+        in_flight=account.in_flight,
+        weights_fingerprint=weights.fingerprint if weights else None,
+        eval_first=curves.evals[0][1] if curves.evals else None,
+        eval_last=curves.evals[-1][1] if curves.evals else None,
+    )
+    return summary, curves
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def draw(curves: Curves, path: Path, title: str) -> None:
+    """Draw the reward curves to a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    steps, rewards = [s for s, _ in curves.rewards], [r for _, r in curves.rewards]
+    axes.plot(steps, rewards, color="tab:blue", alpha=0.25, linewidth=0.8)
+    window = max(1, len(rewards) // 50)
+    smooth = [sum(rewards[max(0, i - window) : i + 1]) / len(rewards[max(0, i - window) : i + 1]) for i in range(len(rewards))]
+    axes.plot(steps, smooth, color="tab:blue", label="reward of the step")
+    if curves.evals:
+        axes.plot(*zip(*curves.evals, strict=True), color="tab:orange", marker="o", label="held-out reward, greedy")
+    axes.set(xlabel="optimizer step", ylabel="reward", title=title)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

@@ -1,0 +1,204 @@
+"""`relax up`: start or resume a run, show it, end it in order, and say what it came to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table as RichTable
+
+from broker.bridge import Address, Bridge
+from broker.pull import Follower
+from broker.store import Store
+from broker.subjects import Subjects
+from broker.table import Table
+from relax_actors.cli.check import require
+from relax_actors.cli.progress import Progress
+from relax_actors.cli.summary import Curves, Summary, draw, summarise
+from relax_actors.config import Config, load_config
+from relax_actors.errors import BrokerError, RelaxError
+from relax_actors.messages import Checkpoint
+from relax_actors.roles.evaluator import ENDS
+from relax_actors.runfolder import RunFolder
+from relax_actors.supervision import logs
+from relax_actors.supervision.root import Failure, Root
+from relax_actors.supervision.streams import ensure_run_streams
+
+POLL_SECONDS = 0.25
+LINE_SECONDS = 5.0
+
+
+class Watcher(threading.Thread):
+    """Listens to a run beside its root, and stops it when it is finished."""
+
+    def __init__(self, root: Root, console: Console, *, live: bool, lines: bool) -> None:
+        super().__init__(name="watcher", daemon=True)
+        self.progress = Progress(root.config.run.name, root.config.run.steps)
+        self.finished = False
+        self.result: tuple[Summary, Curves] | None = None
+        self.first_step_after: float | None = None
+        self.began = time.monotonic()
+        self.halt = threading.Event()
+        self._root, self._console, self._live, self._lines = root, console, live, lines
+
+    def run(self) -> None:
+        """Watch until the run is finished or halted."""
+        try:
+            bridge = Bridge(self._root.address, "watcher", deadline=60.0)
+        except BrokerError:
+            return
+        try:
+            self._watch(bridge)
+        except RelaxError as error:
+            self._console.print(f"[yellow]watcher: {error}")
+        finally:
+            bridge.close()
+
+    def _watch(self, bridge: Bridge) -> None:
+        config = self._root.config
+        subjects = Subjects(config.run.name)
+        table = Table(bridge, subjects, Store(config.store_path), "watcher", direct=config.broker.replicas == 1)
+        bridge.call(ensure_run_streams(bridge, config), 60)
+        following = bridge.submit(self._follow(bridge, subjects))
+        display = Live(self.progress, console=self._console, refresh_per_second=4) if self._live else None
+        spoke = time.monotonic()
+        with display or contextlib.nullcontext():
+            while not self.halt.wait(POLL_SECONDS):
+                now = time.monotonic()
+                if display:
+                    display.update(self.progress)
+                elif self._lines and now - spoke > LINE_SECONDS:
+                    self._console.print(self.progress.line(), highlight=False)
+                    spoke = now
+                if self.progress.step and self.first_step_after is None:
+                    self.first_step_after = round(now - self.began, 2)
+                if self.progress.step >= config.run.steps or not self.progress.step:
+                    self.finished = _is_finished(table, config)
+                if self.finished:
+                    self.result = summarise(
+                        table, config, seconds=time.monotonic() - self.began, restarts=self.progress.restarts
+                    )
+                    break
+        following.cancel()
+        if self.finished:
+            self._root.tree.stop()
+
+    async def _follow(self, bridge: Bridge, subjects: Subjects) -> None:
+        follower = Follower(bridge, subjects.log_stream, subjects.log_subjects())
+        async for messages in follower.batches():
+            for message in messages:
+                self.progress.take(message.subject, message.data)
+
+
+def _is_finished(table: Table, config: Config) -> bool:
+    """Whether the last checkpoint is there and the last version evaluated."""
+    steps = config.run.steps
+    try:
+        if table.fetch(table.subjects.numbered("checkpoint", steps), Checkpoint) is None:
+            return False
+        if config.eval is None:
+            return True
+        ended = sum(table.count(f"{table.subjects.prefix}.eval.{steps}.*.{field}") for field in ENDS)
+    except BrokerError:
+        return False
+    return ended > 0 and ended >= table.count(f"{table.subjects.prefix}.eval.{steps}.*.prompt")
+
+
+def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
+    """The verb; gives the exit code."""
+    logs.configure()
+    console = Console(stderr=as_json)
+    config = load_config(path, settings)
+    folder = RunFolder(config.folder)
+    if (done := _already_done(folder, config)) is not None:
+        _show(console, done, folder, as_json=as_json)
+        return 0
+    require(config)
+    _log_to(folder)
+    root = Root(config, str(path.resolve().parent))
+    live = console.is_terminal and not quiet
+    watcher = Watcher(root, console, live=live, lines=not quiet)
+    interrupted = threading.Event()
+
+    def on_signal(number: int, _frame: Any) -> None:
+        if interrupted.is_set():
+            # Asked twice: the children die with this process.
+            os._exit(128 + number)
+        interrupted.set()
+        root.tree.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    watcher.start()
+    failure = root.run()
+    watcher.halt.set()
+    watcher.join(5)
+    if failure is not None:
+        _explain(console, failure, folder)
+        return 1
+    if watcher.result is None:
+        where = f"step {watcher.progress.step} of {config.run.steps}"
+        console.print(f"stopped at {where}; `relax up {path}` goes on from there", highlight=False)
+        return 0 if interrupted.is_set() else 1
+    summary = replace(watcher.result[0], seconds_to_first_step=watcher.first_step_after)
+    draw(watcher.result[1], folder.picture, f"{config.run.name}: reward by step")
+    folder.finished.write_text(json.dumps(summary.json(), indent=1))
+    _show(console, summary, folder, as_json=as_json)
+    return 0
+
+
+def _already_done(folder: RunFolder, config: Config) -> Summary | None:
+    if not folder.finished.exists():
+        return None
+    summary = Summary(**json.loads(folder.finished.read_text()))
+    return summary if summary.steps >= config.run.steps else None
+
+
+def _log_to(folder: RunFolder) -> None:
+    """Send what this process logs to a file: the terminal shows the run."""
+    import structlog
+
+    path = folder.log("root")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    structlog.configure(logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)))
+
+
+def _explain(console: Console, failure: Failure, folder: RunFolder) -> None:
+    console.print(f"[bold red]supervision gave up: {failure.role}[/]", highlight=False)
+    console.print(failure.reason, highlight=False, markup=False)
+    if failure.traceback and failure.traceback != failure.reason:
+        console.print(failure.traceback.strip(), highlight=False, markup=False, style="dim")
+    log = folder.log(failure.role)
+    console.print(f"its log: {log}; mend the cause, then `relax up` again goes on", highlight=False, markup=False)
+
+
+def _show(console: Console, summary: Summary, folder: RunFolder, *, as_json: bool) -> None:
+    table = RichTable(title=f"run {summary.run}", show_header=False)
+    for name, value in summary.json().items():
+        if value is not None and name != "run":
+            table.add_row(name.replace("_", " "), str(round(value, 4) if isinstance(value, float) else value))
+    table.add_row("reward curve", _short(folder.picture))
+    table.add_row("model", _short(folder.model))
+    console.print(table)
+    if as_json:
+        sys.stdout.write(json.dumps(summary.json()) + "\n")
+        sys.stdout.flush()
+
+
+def _short(path: Path) -> str:
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+__all__ = ["Address", "up"]

@@ -1,0 +1,114 @@
+"""Reading a configuration: TOML, then `section.key=value` overrides, then validation with readable errors."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from relax_actors.config.schema import Config
+from relax_actors.errors import ConfigError
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> Config:
+    """Read a TOML file and apply overrides.
+
+    Paths in the file are relative to it; a path in an override, and `run.folder` anywhere, to the working directory.
+
+    Raises:
+        ConfigError: one line a mistake, each naming the key and the remedy.
+    """
+    try:
+        tree: dict[str, Any] = tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        msg = f"no configuration {path}; give the path of a TOML file, e.g. examples/demo/demo.toml"
+        raise ConfigError(msg) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        msg = f"{path} cannot be read as TOML: {error}"
+        raise ConfigError(msg) from error
+    _resolve_paths(tree, path.resolve().parent)
+    for override in overrides or []:
+        _apply(tree, override)
+    make_importable(path.resolve().parent)
+    return validate(tree, str(path))
+
+
+def validate(tree: dict[str, Any], source: str) -> Config:
+    """Validate a tree of settings.
+
+    Raises:
+        ConfigError: one line a mistake.
+    """
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(source, e, tree) for e in error.errors())) from error
+    return config
+
+
+def make_importable(folder: Path) -> None:
+    """Let dotted paths name modules beside the configuration."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+_PATHS = (("model", "path"), ("data", "path"), ("eval", "data", "path"), ("broker", "credentials"), ("store", "path"))
+
+
+def _resolve_paths(tree: dict[str, Any], base: Path) -> None:
+    for *sections, key in _PATHS:
+        table: Any = tree
+        for section in sections:
+            table = table.get(section) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = str(base / table[key])
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    names = key.strip().split(".")
+    if not equals or len(names) < 2 or not all(names):  # noqa: PLR2004
+        msg = f"override {override!r} is not of the form section.key=value, e.g. run.steps=10"
+        raise ConfigError(msg)
+    table = tree
+    for name in names[:-1]:
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            msg = f"override {override!r}: {name!r} is a value, not a section"
+            raise ConfigError(msg)
+        table = inner
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    table[names[-1]] = value
+
+
+def _explain(source: str, error: Any, tree: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        section: Any = Config
+        for part in error["loc"][:-1]:
+            section = _section_type(section, str(part))
+        names = list(section.model_fields) if section else []
+        close = difflib.get_close_matches(str(error["loc"][-1]), names, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(names))}"
+        return f"{source}: {where}: unknown key; {hint}"
+    if error["type"] == "missing":
+        return f"{source}: {where}: is missing; add it"
+    text = error["msg"].removeprefix("Value error, ")
+    given = error["input"]
+    shown = "" if isinstance(given, dict) or error["loc"] == () else f", got {given!r}"
+    return f"{source}: {where}: {text}{shown}" if where else f"{source}: {text}"
+
+
+def _section_type(section: Any, name: str) -> type[BaseModel] | None:
+    if section is None or name not in section.model_fields:
+        return None
+    annotation = section.model_fields[name].annotation
+    options = [annotation, *getattr(annotation, "__args__", ())]
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)

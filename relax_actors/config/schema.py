@@ -1,0 +1,331 @@
+"""The configuration of a run: one pydantic model a TOML section, unknown keys refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from broker.subjects import check_name
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A table of the TOML file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class RunSection(Section):
+    """[run]"""
+
+    name: str = "run"
+    """Part of every subject and path: letters, digits, `-`, `_`."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    steps: Positive = 100
+    """Optimizer steps."""
+    folder: Path | None = None
+    """Everything that the run writes lies here; `runs/<name>` if not set."""
+    threads: Positive = 1
+    """CPU threads of each actor's process; more than cores / busy actors makes all of them slower."""
+    deterministic: bool = False
+    """Generate and score every row on its own, so that its numbers do not depend on what else is in flight."""
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        try:
+            return check_name(value, "run name")
+        except Exception as error:
+            raise ValueError(str(error)) from error
+
+
+class TokenizerSection(Section):
+    """[model.tokenizer]: a tokenizer of single characters, for models trained from nothing."""
+
+    alphabet: str
+    """Every character that a prompt or a completion may hold."""
+    end: str = "#"
+    """The character that ends a completion; taken as the end-of-sequence token."""
+
+
+class ModelSection(Section):
+    """[model]: a Hugging Face folder, or an architecture to start from random weights."""
+
+    path: Path | None = None
+    """Folder with config.json, tokenizer.json and *.safetensors."""
+    architecture: dict[str, Any] | None = None
+    """Fields of a Hugging Face config, `model_type` among them; weights are drawn at random from run.seed."""
+    tokenizer: TokenizerSection | None = None
+    """Required with `architecture`."""
+
+    @model_validator(mode="after")
+    def _one(self) -> ModelSection:
+        if (self.path is None) == (self.architecture is None):
+            msg = "set either model.path (a Hugging Face folder) or model.architecture (train from random weights)"
+            raise ValueError(msg)
+        if self.architecture is not None and (self.tokenizer is None or "model_type" not in self.architecture):
+            msg = "model.architecture needs a `model_type`, and a [model.tokenizer] beside it"
+            raise ValueError(msg)
+        if self.path is not None and self.tokenizer is not None:
+            msg = "model.path brings its own tokenizer; remove [model.tokenizer]"
+            raise ValueError(msg)
+        return self
+
+
+class DataSection(Section):
+    """[data]: where prompts come from."""
+
+    kind: Literal["jsonl", "parquet", "reasoning_gym", "python"]
+    path: Path | None = None
+    """File of a jsonl or parquet source."""
+    task: str | None = None
+    """Name of a reasoning-gym task."""
+    function: str | None = None
+    """Dotted path of a function that returns prompts, found beside the TOML file or among installed packages."""
+    size: Positive | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    options: dict[str, Any] = Field(default_factory=dict)
+    prompt_field: str = "prompt"
+    answer_field: str = "answer"
+    template: str = "{prompt}"
+    """What the model reads; `{prompt}` is replaced by the task's text."""
+    system: str | None = None
+    """System message, for models with a chat template."""
+    chat: bool | None = None
+    """Apply the tokenizer's chat template; by default if it has one."""
+
+    @field_validator("template")
+    @classmethod
+    def _template(cls, value: str) -> str:
+        if "{prompt}" not in value:
+            msg = "data.template must contain {prompt}"
+            raise ValueError(msg)
+        return value
+
+
+class EvalSection(Section):
+    """[eval]: held-out prompts, answered greedily before the first step, every so many steps and at the end."""
+
+    rows: Positive = 64
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations; 0 for start and end only."""
+    reward: str | dict[str, float] = "exact_match"
+    data: DataSection
+    """A source of its own, so that nothing trained is held out by mistake."""
+
+
+class PoolSection(Section):
+    """What every role has."""
+
+    replicas: Positive = 1
+    """Actors of the role, each a process."""
+    deadline: PositiveFloat = 60.0
+    """Seconds without progress after which an actor counts as hung, is killed and replaced."""
+
+
+class RolloutSection(PoolSection):
+    """[rollout]"""
+
+    backend: Literal["transformers"] = "transformers"
+    samples: Annotated[int, Field(gt=1)] = 8
+    """Samples of a prompt: the group."""
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_tokens: Positive = 64
+    stop: list[str] = Field(default_factory=list)
+    """Strings that end a sample, besides the end-of-sequence token; each must be a single token."""
+    rows_together: Positive = 16
+    """Prompts generated as one batch; 1 when run.deterministic."""
+
+
+class RewardSection(PoolSection):
+    """[reward]"""
+
+    function: str | dict[str, float] = "exact_match"
+    """Name of a built-in, a dotted path, or a table of them with weights."""
+
+
+class AdvantagesSection(PoolSection):
+    """[advantages]"""
+
+    reads: str = "reward"
+    """The column that holds a row's rewards; a shaping role's own column may stand here."""
+    normalise: Literal["std", "none"] = "std"
+    drop_no_signal: bool = False
+    """Drop and refill rows whose samples all have the same reward (dynamic sampling)."""
+
+
+class WarmStartSection(Section):
+    """[trainer.warm_start]: supervised steps on the data's answers before version 0."""
+
+    steps: Positive
+    rows: Positive = 64
+    learning_rate: PositiveFloat = 1e-3
+
+
+class TrainerSection(PoolSection):
+    """[trainer]"""
+
+    backend: Literal["torch"] = "torch"
+    rows: Positive = 16
+    """Rows of a step."""
+    learning_rate: PositiveFloat = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    final_fraction: Fraction = 0.1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    epsilon: PositiveFloat = 1e-8
+    clip_norm: PositiveFloat = 1.0
+    token_budget: Positive = 8192
+    """Tokens of a micro-batch, padding included."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What forward and backward compute in; the optimizer's own weights are always float32."""
+    device: str = "auto"
+    checkpoint_every: Positive = 50
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    warm_start: WarmStartSection | None = None
+    replicas: Literal[1] = 1
+    deadline: PositiveFloat = 300.0
+
+
+class AlgorithmSection(Section):
+    """[algorithm]: GRPO and its variants."""
+
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.2
+    clip_ratio_c: Annotated[float, Field(gt=1)] | None = None
+    """Dual clip for negative advantages; off if not set."""
+    loss: Literal["token", "sequence"] = "token"
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL to the model at the start of the run."""
+
+
+class StalenessSection(Section):
+    """[staleness]"""
+
+    max: Annotated[int, Field(ge=0)] = 1
+    """How many steps ahead of the trained version rows may be admitted: 0 is on-policy."""
+
+
+class BrokerSection(Section):
+    """[broker]: an embedded nats-server, or one that runs already."""
+
+    url: str | None = None
+    """nats://[user:password@]host:port of a running server; one is started if not set."""
+    credentials: Path | None = None
+    """A NATS .creds file for `url`."""
+    port: Annotated[int, Field(ge=0, lt=65536)] = 0
+    """Port of the embedded server; 0 takes a free one."""
+    max_bytes: Positive = 2 << 30
+    """Bound of the table's stream."""
+    log_bytes: Positive = 64 << 20
+    """Bound of the events' and metrics' stream."""
+    sync_interval: str = "10s"
+    replicas: Literal[1, 3, 5] = 1
+
+
+class StoreSection(Section):
+    """[store]: where large arrays and weights lie."""
+
+    path: Path | None = None
+    """A folder that all actors see; `<run folder>/store` if not set."""
+
+
+class SupervisionSection(Section):
+    """[supervision]"""
+
+    intensity: Annotated[int, Field(ge=0)] = 5
+    """Restarts of one role's actors within `period` before the run gives up."""
+    period: PositiveFloat = 60.0
+    """Seconds, counted while the actors are ready."""
+    backoff: PositiveFloat = 0.1
+    """Seconds before the first restart; doubled at each further one."""
+    backoff_max: PositiveFloat = 10.0
+    max_failures: Positive = 3
+    """Times that a row may fail or kill its actor before it is quarantined."""
+    ack_wait: Annotated[float, Field(ge=1)] = 4.0
+    """Seconds after which a row in the hands of a dead actor goes to another."""
+    heartbeat: Annotated[float, Field(ge=1)] = 10.0
+    """Seconds without a sign of life after which an actor's process is killed."""
+    start_deadline: PositiveFloat = 180.0
+    """Seconds that an actor may take until it is ready."""
+    shutdown: PositiveFloat = 5.0
+    """Seconds an actor has to end in order."""
+
+
+class RoleSection(BaseModel):
+    """[roles.<name>]: a role of the user's; keys beyond these are the class's own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    actor: str
+    """Dotted path of the class."""
+    replicas: Positive = 1
+    deadline: PositiveFloat = 60.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The class's own options."""
+        return dict(self.model_extra or {})
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunSection = RunSection()
+    model: ModelSection
+    data: DataSection
+    eval: EvalSection | None = None
+    prompts: PoolSection = PoolSection()
+    rollout: RolloutSection = RolloutSection()
+    reward: RewardSection = RewardSection()
+    advantages: AdvantagesSection = AdvantagesSection()
+    trainer: TrainerSection = TrainerSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    staleness: StalenessSection = StalenessSection()
+    broker: BrokerSection = BrokerSection()
+    store: StoreSection = StoreSection()
+    supervision: SupervisionSection = SupervisionSection()
+    roles: dict[str, RoleSection] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _across(self) -> Config:
+        for name in self.roles:
+            try:
+                check_name(name, "role name")
+            except Exception as error:
+                raise ValueError(str(error)) from error
+            if name in BUILT_IN:
+                msg = f"roles.{name}: {name!r} is built in; choose another name, or set [{name}]"
+                raise ValueError(msg)
+        if self.prompts.replicas != 1:
+            msg = "prompts.replicas must be 1: one actor owns the admission of rows"
+            raise ValueError(msg)
+        if self.run.deterministic and self.rollout.rows_together != 1:
+            object.__setattr__(self, "rollout", self.rollout.model_copy(update={"rows_together": 1}))
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.run.folder or Path("runs") / self.run.name
+
+    @property
+    def store_path(self) -> Path:
+        """The folder of the store."""
+        return self.store.path or self.folder / "store"
+
+    @property
+    def model_path(self) -> Path:
+        """The model's folder: the user's, or the one made below the run's folder."""
+        return self.model.path or self.folder / "model-config"
+
+
+BUILT_IN = ("prompts", "rollout", "reward", "advantages", "trainer", "evaluator")

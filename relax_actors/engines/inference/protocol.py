@@ -1,0 +1,74 @@
+"""What a rollout actor needs of an engine.
+
+The shape fits an in-process model as well as servers behind HTTP: weights come as a version with files to load, requests
+go by token ids, and a long generation says that it goes on through `progress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from relax_actors.messages import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt and how to sample from it.
+
+    `tokens [prompt_len] int32`; the random numbers of its `samples` come from `seed` alone. With `greedy` the
+    likeliest token is taken and temperature is only used for the log-probs.
+    """
+
+    tokens: NDArray[Any]
+    seed: int
+    samples: int
+    temperature: float
+    top_p: float
+    max_tokens: int
+    stop_ids: frozenset[int]
+    greedy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sample: `tokens [len] int32`, the stop token included; `logprobs [len] float32`; `versions [len] int32`.
+
+    Log-probs are natural, of the softmax at the request's temperature over the whole vocabulary.
+    """
+
+    tokens: NDArray[Any]
+    logprobs: NDArray[Any]
+    versions: NDArray[Any]
+    finish_reason: FinishReason
+
+
+class InferenceEngine(Protocol):
+    """Generates with one set of weights at a time; serves nothing before the first `load`."""
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights that are loaded, None before the first."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and completion may have together."""
+
+    def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
+        """Swap to the weights in safetensors shards, in Hugging Face names.
+
+        Raises:
+            StoreError: their fingerprint is not `fingerprint`; the engine then serves nothing.
+        """
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], progress: Callable[[], None]
+    ) -> list[list[Generation]]:
+        """Generate all samples of all requests; one list a request, in order."""
+
+    def close(self) -> None:
+        """Free what the engine holds."""

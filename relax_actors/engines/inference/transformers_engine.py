@@ -1,0 +1,216 @@
+"""Generation in this process: a transformers model, a key-value cache, and a sampling loop of ours.
+
+The loop is ours because a sample's random numbers must come from its row's seed alone, log-probs are wanted of every
+token, and a prompt is read once for its whole group. On small models it also has less overhead a token than
+`generate` (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache
+
+from broker.errors import StoreError
+from relax_actors.engines import weights
+from relax_actors.engines.inference.protocol import Generation, GenerationRequest
+from relax_actors.engines.model import build, context_length, copy_into
+from relax_actors.messages import FinishReason
+
+
+class TransformersEngine:
+    """A model folder's architecture; weights come by `load`.
+
+    Args:
+        path: model folder.
+        device: torch device.
+        dtype: what it computes in.
+    """
+
+    def __init__(self, path: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self._device = torch.device(device)
+        self._model = build(path, dtype=dtype).to(self._device).eval()
+        self._version: int | None = None
+        pad = self._model.config.pad_token_id
+        self._pad = 0 if pad is None else int(pad)
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights that are loaded."""
+        return self._version
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and completion may have together."""
+        return context_length(self._model)
+
+    def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
+        """Swap to other weights; see the protocol."""
+        self._version = None
+        tensors = weights.load(shards)
+        found = weights.fingerprint(tensors.items())
+        if found != fingerprint:
+            msg = f"weights {version} have fingerprint {found}, announced was {fingerprint}; they were not loaded"
+            raise StoreError(msg)
+        copy_into(self._model, tensors, f"version {version}")
+        self._version = version
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[GenerationRequest], progress: Callable[[], None]) -> list[list[Generation]]:
+        """Generate all samples as one batch; see the protocol."""
+        if self._version is None:
+            msg = "no verified weights are loaded; nothing can be generated"
+            raise StoreError(msg)
+        batch = _Batch(requests, self._pad, self._device)
+        cache = DynamicCache(config=self._model.config)
+        out = self._model(
+            input_ids=batch.prompts,
+            attention_mask=batch.prompt_mask,
+            position_ids=(batch.prompt_mask.cumsum(-1) - 1).clamp(min=0),
+            past_key_values=cache,
+            logits_to_keep=1,
+        )
+        cache.batch_repeat_interleave(batch.repeats)
+        logits = out.logits[:, -1].repeat_interleave(batch.repeats_tensor, dim=0)
+        while True:
+            progress()
+            tokens = batch.take(logits)
+            if batch.finished:
+                return batch.results(self._version)
+            if (keep := batch.shrink()) is not None:
+                cache.batch_select_indices(keep)
+                tokens = tokens[keep]
+            logits = self._model(
+                input_ids=tokens[:, None],
+                attention_mask=batch.mask,
+                position_ids=batch.positions[:, None],
+                past_key_values=cache,
+            ).logits[:, -1]
+
+
+class _Batch:
+    """The samples of some requests in lockstep; those that ended leave the batch when they are half of it."""
+
+    def __init__(self, requests: Sequence[GenerationRequest], pad: int, device: torch.device) -> None:
+        self._requests = requests
+        longest = max(len(r.tokens) for r in requests)
+        prompts = np.full((len(requests), longest), pad, np.int64)
+        mask = np.zeros((len(requests), longest), np.int64)
+        for i, request in enumerate(requests):
+            prompts[i, longest - len(request.tokens) :] = request.tokens
+            mask[i, longest - len(request.tokens) :] = 1
+        self.prompts = torch.from_numpy(prompts).to(device)
+        self.prompt_mask = torch.from_numpy(mask).to(device)
+        counts = [r.samples for r in requests]
+        # One number where all groups are equal: the cache repeats by a number only.
+        self.repeats = counts[0] if len(set(counts)) == 1 else _refuse_mixed(counts)
+        self.repeats_tensor = torch.tensor(counts, device=device)
+
+        def each(values: list[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device).repeat_interleave(self.repeats_tensor)
+
+        self._temperature = each([r.temperature for r in requests], torch.float32)[:, None]
+        self._top_p = each([r.top_p for r in requests], torch.float32)[:, None]
+        self._greedy = each([r.greedy for r in requests], torch.bool)
+        self._limit = each([r.max_tokens for r in requests], torch.long)
+        width = max(r.max_tokens for r in requests)
+        self._uniforms = torch.from_numpy(np.concatenate([_uniforms(r) for r in requests])).to(device)
+        self.mask = self.prompt_mask.repeat_interleave(self.repeats_tensor, dim=0)
+        self.positions = self.mask.sum(-1) - 1
+        stops = sorted({s for r in requests for s in r.stop_ids})
+        self._stops = torch.tensor(stops, dtype=torch.long, device=device)
+        total = sum(counts)
+        self._alive = torch.arange(total, device=device)
+        self._going = torch.ones(total, dtype=torch.bool, device=device)
+        self._tokens = torch.zeros((total, width), dtype=torch.int32, device=device)
+        self._logprobs = torch.zeros((total, width), dtype=torch.float32, device=device)
+        self._lengths = torch.zeros(total, dtype=torch.long, device=device)
+        self._stopped = torch.zeros(total, dtype=torch.bool, device=device)
+        self._step = 0
+
+    def take(self, logits: Tensor) -> Tensor:
+        """Choose the next token of every sample of the batch, `[batch]`, from `logits [batch, vocab]`."""
+        alive = self._alive
+        scaled = logits.float() / self._temperature[alive]
+        logprobs = scaled.log_softmax(-1)
+        choice = _choose(logprobs, self._top_p[alive], self._uniforms[alive, self._step])
+        tokens = torch.where(self._greedy[alive], logprobs.argmax(-1), choice)
+        going = self._going
+        rows = alive[going]
+        self._tokens[rows, self._step] = tokens[going].int()
+        self._logprobs[rows, self._step] = logprobs.gather(1, tokens[:, None])[going, 0]
+        self._lengths[rows] += 1
+        stopped = torch.isin(tokens, self._stops) & going
+        self._stopped[alive[stopped]] = True
+        self._step += 1
+        self._going = going & ~stopped & (self._limit[alive] > self._step)
+        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
+        self.positions = self.positions + 1
+        return tokens
+
+    @property
+    def finished(self) -> bool:
+        """Whether no sample goes on."""
+        return not bool(self._going.any())
+
+    def shrink(self) -> Tensor | None:
+        """Leave ended samples out once they are half of the batch; gives the places kept."""
+        going = int(self._going.sum())
+        if going * 2 > len(self._going):
+            return None
+        keep = self._going.nonzero()[:, 0]
+        self._alive, self._going = self._alive[keep], self._going[keep]
+        self.mask, self.positions = self.mask[keep], self.positions[keep]
+        return keep
+
+    def results(self, version: int) -> list[list[Generation]]:
+        """The samples, request by request."""
+        tokens, logprobs = self._tokens.cpu().numpy(), self._logprobs.cpu().numpy()
+        lengths, stopped = self._lengths.tolist(), self._stopped.tolist()
+        out, i = [], 0
+        for request in self._requests:
+            group = []
+            for _ in range(request.samples):
+                n = lengths[i]
+                reason = FinishReason.STOP if stopped[i] else FinishReason.LENGTH
+                group.append(
+                    Generation(tokens[i, :n].copy(), logprobs[i, :n].copy(), np.full(n, version, np.int32), reason)
+                )
+                i += 1
+            out.append(group)
+        return out
+
+
+def _uniforms(request: GenerationRequest) -> NDArray[Any]:
+    """`[samples, max_tokens] float64` in [0, 1), from the request's seed alone."""
+    generator = np.random.Generator(np.random.Philox(key=request.seed))
+    return generator.random((request.samples, request.max_tokens))
+
+
+def _choose(logprobs: Tensor, top_p: Tensor, uniforms: Tensor) -> Tensor:
+    """Sample by inverting the distribution function: `[batch]` token ids from one uniform number each."""
+    probs = logprobs.double().exp()
+    if bool((top_p < 1).any()):
+        ordered, order = probs.sort(-1, descending=True, stable=True)
+        # The smallest set that reaches top_p: a token is in it if those before it do not reach it yet.
+        ordered = ordered * (ordered.cumsum(-1) - ordered < top_p)
+        probs = torch.zeros_like(probs).scatter(1, order, ordered)
+    cumulative = probs.cumsum(-1)
+    index = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(-1)
+    # A uniform next to 1 may step over the last token by rounding.
+    last = (probs > 0).cumsum(-1).argmax(-1)
+    return torch.minimum(index, last)
+
+
+def _refuse_mixed(counts: list[int]) -> int:
+    msg = f"requests with {sorted(set(counts))} samples cannot share a batch; pass those of one number together"
+    raise ValueError(msg)

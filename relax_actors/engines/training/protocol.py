@@ -1,0 +1,82 @@
+"""What the trainer actor needs of an engine.
+
+The trainer's state is a checkpoint plus the batches after it, so a step must be a function of (weights, optimizer state,
+batch, step) and nothing else. An engine may be one process or the ranks of a group behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Prompts with their completions, one entry a sample: `prompts[i] [prompt_len] int32`, `completions[i] [len] int32`."""
+
+    prompts: Sequence[NDArray[Any]]
+    completions: Sequence[NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each, prompt and completion together."""
+        return [len(p) + len(c) for p, c in zip(self.prompts, self.completions, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """The samples of a step in the order of its batch cell.
+
+    `old_logprobs[i] [len] float32` belong to `sequences.completions[i]`; `advantages [samples] float32`.
+    """
+
+    sequences: Sequences
+    old_logprobs: Sequence[NDArray[Any]]
+    advantages: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step measured: `loss`, `gradient_norm`, `clip_fraction`, `kl`, mismatch figures, ..."""
+
+    metrics: Mapping[str, float]
+
+
+class TrainingEngine(Protocol):
+    """One model with its optimizer."""
+
+    def initialise(self, seed: int) -> None:
+        """Take the model folder's weights, or draw random ones from `seed`; a fresh optimizer."""
+
+    def warm_start(
+        self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]
+    ) -> StepResult:
+        """One supervised step on the completions, with an optimizer that `initialise` or `finish_warm_start` ends."""
+
+    def finish_warm_start(self) -> None:
+        """Begin the run proper: a fresh optimizer, and the weights as they are now as the reference for KL."""
+
+    def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
+        """Optimizer step number `step`; calls `progress` at every micro-batch."""
+
+    def announce(self, path: Path) -> str:
+        """Write the weights as safetensors in Hugging Face names to `path`; gives their fingerprint."""
+
+    def fingerprint(self) -> str:
+        """Fingerprint of the weights as `announce` would write them."""
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint from which `load` goes on exactly."""
+
+    def load(self, folder: Path) -> None:
+        """Take a checkpoint."""
+
+    def export(self, folder: Path) -> None:
+        """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""

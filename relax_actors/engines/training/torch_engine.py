@@ -1,0 +1,263 @@
+"""Training in this process with torch: AdamW, clipped gradients, micro-batches by token budget."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from relax_actors.algorithms.losses import (
+    add_metrics,
+    kl_estimate,
+    mismatch_metrics,
+    policy_loss,
+    reduce_loss,
+    sft_loss,
+    token_logprobs,
+)
+from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.algorithms.schedules import learning_rate
+from relax_actors.config.schema import Config
+from relax_actors.engines import weights
+from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
+from relax_actors.engines.training.protocol import Sequences, StepResult, TrainBatch
+
+OPTIMIZER = "optimizer.safetensors"
+MODEL = "model.safetensors"
+REFERENCE = "reference.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class _MicroBatch:
+    """Prompts padded on the left, completions on the right, so that completions begin in one column."""
+
+    tokens: Tensor
+    mask: Tensor
+    completion_mask: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.completion_mask.shape[1]
+
+
+class TorchEngine:
+    """The reference engine: one process, one device.
+
+    Args:
+        config: the run's.
+    """
+
+    def __init__(self, config: Config) -> None:
+        transformers.utils.logging.disable_progress_bar()
+        self._config = config
+        settings = config.trainer
+        device = settings.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(device)
+        self._dtype = getattr(torch, settings.dtype)
+        self._model: PreTrainedModel = build(config.model_path, seed=config.run.seed).to(self._device)
+        self._reference: PreTrainedModel | None = None
+        self._optimizer = self._new_optimizer(settings.learning_rate)
+
+    def _new_optimizer(self, rate: float) -> torch.optim.Optimizer:
+        settings = self._config.trainer
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        return torch.optim.AdamW(
+            parameters,
+            lr=rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            fused=self._device.type in ("cpu", "cuda"),
+        )
+
+    def initialise(self, seed: int) -> None:
+        """Take the folder's weights or random ones; see the protocol."""
+        path = self._config.model_path
+        if has_weights(path):
+            copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
+        else:
+            copy_into(self._model, tensors_of(build(path, seed=seed)), "random start")
+        self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
+
+    def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
+        """One supervised step; see the protocol."""
+        self._set_rate(learning_rate)
+        tokens = sum(len(c) for c in sequences.completions)
+
+        def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
+            part = self._part(sequences, indices)
+            logprobs = self._logprobs(self._model, part, temperature=1.0)
+            loss = sft_loss(logprobs, part.completion_mask, tokens)
+            return loss, {"loss": float(loss.detach())}
+
+        return self._optimise(sequences.lengths, loss_of, progress)
+
+    def finish_warm_start(self) -> None:
+        """A fresh optimizer, and the reference; see the protocol."""
+        self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
+        if self._config.algorithm.kl_coefficient > 0:
+            self._set_reference({name: tensor.clone() for name, tensor in tensors_of(self._model).items()})
+
+    def _set_reference(self, tensors: dict[str, Tensor]) -> None:
+        self._reference = build(self._config.model_path).to(self._device).eval().requires_grad_(False)
+        copy_into(self._reference, tensors, "reference")
+
+    def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
+        """One optimizer step; see the protocol."""
+        settings, algorithm = self._config.trainer, self._config.algorithm
+        rate = learning_rate(
+            step,
+            base=settings.learning_rate,
+            warmup_steps=settings.warmup_steps,
+            total_steps=self._config.run.steps,
+            kind=settings.schedule,
+            final_fraction=settings.final_fraction,
+        )
+        self._set_rate(rate)
+        tokens = sum(len(c) for c in batch.sequences.completions)
+        normaliser = float(tokens if algorithm.loss == "token" else len(batch.sequences))
+        temperature = self._config.rollout.temperature
+
+        def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
+            part = self._part(batch.sequences, indices)
+            mask = part.completion_mask
+            old = self._padded([batch.old_logprobs[i] for i in indices], part.width)
+            advantages = torch.from_numpy(np.array(batch.advantages[indices])).to(self._device)
+            logprobs = self._logprobs(self._model, part, temperature)
+            policy = policy_loss(
+                logprobs,
+                old,
+                advantages,
+                clip_low=algorithm.clip_low,
+                clip_high=algorithm.clip_high,
+                clip_ratio_c=algorithm.clip_ratio_c,
+            )
+            per_token = policy.loss
+            measured = mismatch_metrics(logprobs.detach(), old, mask)
+            if self._reference is not None:
+                with torch.no_grad():
+                    reference = self._logprobs(self._reference, part, temperature)
+                kl = kl_estimate(logprobs, reference, algorithm.kl)
+                per_token = per_token + algorithm.kl_coefficient * kl
+                measured["kl"] = float((kl.detach() * mask).sum())
+            loss = reduce_loss(per_token, mask, mode=algorithm.loss, normaliser=normaliser)
+            measured["loss"] = float(loss.detach())
+            measured["clipped"] = float((policy.clipped & mask).sum())
+            measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
+            return loss, measured
+
+        result = dict(self._optimise(batch.sequences.lengths, loss_of, progress).metrics)
+        per_token_sums = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entropy_proxy")
+        result |= {name: result[name] / tokens for name in per_token_sums if name in result}
+        return StepResult(result | {"learning_rate": rate, "tokens": float(tokens)})
+
+    def _optimise(
+        self,
+        lengths: Sequence[int],
+        loss_of: Callable[[list[int]], tuple[Tensor, dict[str, float]]],
+        progress: Callable[[], None],
+    ) -> StepResult:
+        """Add the gradients of all micro-batches up, clip, step."""
+        self._model.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        parts = []
+        for indices in micro_batches(lengths, token_budget=self._config.trainer.token_budget):
+            loss, measured = loss_of(indices)
+            loss.backward()
+            parts.append(measured)
+            progress()
+        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.clip_norm))
+        if not math.isfinite(norm):
+            msg = f"gradient norm is {norm}: the loss diverged; lower trainer.learning_rate or clip the ratio tighter"
+            raise FloatingPointError(msg)
+        self._optimizer.step()
+        return StepResult(add_metrics(parts) | {"gradient_norm": norm, "micro_batches": float(len(parts))})
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def _part(self, sequences: Sequences, indices: list[int]) -> _MicroBatch:
+        prompts = [sequences.prompts[i] for i in indices]
+        completions = [sequences.completions[i] for i in indices]
+        before, after = max(map(len, prompts)), max(map(len, completions))
+        tokens = np.zeros((len(indices), before + after), np.int64)
+        mask = np.zeros((len(indices), before + after), np.int64)
+        for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            tokens[row, before - len(prompt) : before] = prompt
+            tokens[row, before : before + len(completion)] = completion
+            mask[row, before - len(prompt) : before + len(completion)] = 1
+        device = self._device
+        whole = torch.from_numpy(mask).to(device)
+        return _MicroBatch(torch.from_numpy(tokens).to(device), whole, whole[:, before:].bool())
+
+    def _padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
+        out = np.zeros((len(arrays), width), np.float32)
+        for row, array in enumerate(arrays):
+            out[row, : len(array)] = array
+        return torch.from_numpy(out).to(self._device)
+
+    def _logprobs(self, model: PreTrainedModel, part: _MicroBatch, temperature: float) -> Tensor:
+        """Log-probs of the completions' tokens, `[batch, width] float32`."""
+        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
+            logits = model(
+                input_ids=part.tokens,
+                attention_mask=part.mask,
+                position_ids=(part.mask.cumsum(-1) - 1).clamp(min=0),
+                use_cache=False,
+                logits_to_keep=part.width + 1,
+            ).logits
+        return token_logprobs(logits[:, :-1], part.tokens[:, -part.width :], temperature)
+
+    def announce(self, path: Path) -> str:
+        """Write the weights; see the protocol."""
+        tensors = self._announced()
+        weights.save(tensors, path)
+        return weights.fingerprint(tensors.items())
+
+    def fingerprint(self) -> str:
+        """Fingerprint of the weights; see the protocol."""
+        return weights.fingerprint(self._announced().items())
+
+    def _announced(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().to(self._dtype) for name, tensor in tensors_of(self._model).items()}
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; see the protocol."""
+        weights.save(tensors_of(self._model), folder / MODEL)
+        state = self._optimizer.state_dict()["state"]
+        flat = {f"{i}.{name}": value for i, entry in state.items() for name, value in entry.items()}
+        weights.save(flat, folder / OPTIMIZER)
+        if self._reference is not None:
+            weights.save(tensors_of(self._reference), folder / REFERENCE)
+        (folder / "engine.json").write_text(json.dumps({"engine": "torch", "parameters": len(state)}))
+
+    def load(self, folder: Path) -> None:
+        """Take a checkpoint; see the protocol."""
+        copy_into(self._model, weights.load([folder / MODEL]), str(folder))
+        self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in weights.load([folder / OPTIMIZER]).items():
+            index, _, name = key.partition(".")
+            state.setdefault(int(index), {})[name] = value.clone()
+        tree = self._optimizer.state_dict()
+        tree["state"] = state
+        self._optimizer.load_state_dict(tree)
+        if (folder / REFERENCE).exists():
+            self._set_reference(weights.load([folder / REFERENCE]))
+
+    def export(self, folder: Path) -> None:
+        """Write a model folder; see the protocol."""
+        self._model.save_pretrained(folder)

@@ -1,0 +1,1 @@
+"""Where prompts come from: `sources` opens a prompt source, `tasks` says what it yields."""

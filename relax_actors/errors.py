@@ -1,0 +1,38 @@
+"""Errors of the engine; all of them are `broker.errors.RelaxError`."""
+
+from __future__ import annotations
+
+from broker.errors import (
+    BrokerError,
+    BrokerUnreachableError,
+    CodecError,
+    RelaxError,
+    StoreError,
+    StoreFullError,
+    SubjectError,
+)
+
+__all__ = [
+    "BrokerError",
+    "BrokerUnreachableError",
+    "CodecError",
+    "ConfigError",
+    "FencedError",
+    "RelaxError",
+    "RowError",
+    "StoreError",
+    "StoreFullError",
+    "SubjectError",
+]
+
+
+class ConfigError(RelaxError):
+    """The configuration cannot work; found before anything starts, never restarted."""
+
+
+class RowError(RelaxError):
+    """This row's data is bad and will be so next time: it is quarantined at once, the actor lives on."""
+
+
+class FencedError(RelaxError):
+    """Another life of this actor took over; this one must stop."""

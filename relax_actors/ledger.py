@@ -1,0 +1,184 @@
+"""The ledger of a run: a pure state machine over the cells, in the order of the stream.
+
+Law: `admitted = trained + dropped + quarantined + in flight` at every instant. A row that fails before its step's
+batch is written is owed one successor, `rows` indices further on, so that every slot of a step is filled in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from broker.subjects import CellId, RowId
+from relax_actors.messages import Batch, Checkpoint, Totals
+
+
+class RowState(StrEnum):
+    """How far a row is."""
+
+    IN_FLIGHT = "in_flight"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Rows of the whole run by how they ended."""
+
+    admitted: int
+    trained: int
+    dropped: int
+    quarantined: int
+    in_flight: int
+
+
+class Ledger:
+    """What became of every row.
+
+    Args:
+        rows: rows of a step.
+        steps: steps of the run.
+        lead: how many steps ahead of the trained version rows may be admitted.
+    """
+
+    def __init__(self, rows: int, steps: int, lead: int) -> None:
+        self.rows, self.steps, self.lead = rows, steps, lead
+        self.version: int | None = None
+        self.floor = 0
+        self.totals = Totals()
+        self.batches: dict[int, Batch] = {}
+        self._states: dict[int, dict[int, RowState]] = {}
+        self._owed: dict[RowId, None] = {}
+        self._violations: list[str] = []
+
+    def observe(self, cell: CellId, value: Batch | Checkpoint | None = None) -> None:
+        """Take in one cell; `value` is needed for `batch` and `checkpoint`."""
+        if cell.kind == "weights":
+            self.version = cell.step if self.version is None else max(self.version, cell.step)
+        elif cell.kind == "batch" and isinstance(value, Batch):
+            self._observe_batch(cell.step, value)
+        elif cell.kind == "checkpoint" and isinstance(value, Checkpoint):
+            self._observe_floor(value)
+        elif cell.kind == "group" and cell.step >= self.floor:
+            self._observe_row(cell.row, cell.field)
+
+    def _observe_row(self, row: RowId, field: str) -> None:
+        step = self._states.setdefault(row.step, {})
+        if field == "prompt":
+            step.setdefault(row.index, RowState.IN_FLIGHT)
+            self._owed.pop(row, None)
+        elif field in ("dropped", "quarantined"):
+            self._owed.pop(row, None)
+            # A row ends once: what came first stands, and a trained row stays trained.
+            if step.get(row.index, RowState.IN_FLIGHT) is RowState.IN_FLIGHT:
+                step[row.index] = RowState(field)
+                if row.step not in self.batches:
+                    successor = replace(row, index=row.index + self.rows)
+                    if successor.index not in step:
+                        self._owed[successor] = None
+
+    def _observe_batch(self, step: int, batch: Batch) -> None:
+        if step in self.batches:
+            self._violations.append(f"step {step} has two batches")
+        self.batches[step] = batch
+        if step < self.floor:
+            return
+        states = self._states.setdefault(step, {})
+        for index in batch.rows:
+            state = states.get(index)
+            if state is None:
+                self._violations.append(f"group.{step}.{index} was trained but never admitted")
+            elif state is RowState.DROPPED:
+                self._violations.append(f"group.{step}.{index} was trained after it was dropped")
+            states[index] = RowState.TRAINED
+        if len(set(batch.rows)) != len(batch.rows):
+            self._violations.append(f"step {step} trains a row twice")
+
+    def _observe_floor(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.floor >= self.floor:
+            self.floor, self.totals = checkpoint.floor, checkpoint.totals
+            for step in [s for s in self._states if s < self.floor]:
+                del self._states[step]
+
+    def state(self, row: RowId) -> RowState | None:
+        """State of a row above the floor; None if it was never admitted."""
+        return self._states.get(row.step, {}).get(row.index)
+
+    def to_admit(self) -> list[RowId]:
+        """Rows that may and should be admitted now, oldest first: successors owed, and steps within the lead."""
+        if self.version is None:
+            return []
+        owed = [row for row in self._owed if row.step not in self.batches]
+        last = min(self.steps - 1, self.version + self.lead)
+        fresh = [
+            RowId(step, index)
+            for step in range(max(self.floor, self.version), last + 1)
+            if step not in self.batches
+            for index in range(self.rows)
+            if index not in self._states.get(step, {})
+        ]
+        return sorted([*owed, *fresh])
+
+    def surplus(self) -> list[RowId]:
+        """Rows in flight of steps whose batch does not name them: nobody will train them."""
+        return [row for row in self._in_flight() if row.step in self.batches]
+
+    def candidates(self, step: int) -> dict[int, int]:
+        """Rows of a step that can still be trained: slot -> index of the newest row in the slot."""
+        states = self._states.get(step, {})
+        living = sorted(index for index, state in states.items() if state is RowState.IN_FLIGHT)
+        return {index % self.rows: index for index in living}
+
+    def next_floor(self, version: int) -> int:
+        """The highest floor that a checkpoint of `version` allows: all rows of the steps below it are finished."""
+        floor = self.floor
+        open_steps = {row.step for row in self._in_flight()} | {row.step for row in self._owed}
+        while floor < version and floor in self.batches and floor not in open_steps:
+            floor += 1
+        return floor
+
+    def totals_below(self, floor: int) -> Totals:
+        """Counts of all rows of the steps below `floor`."""
+        counts = dict.fromkeys(RowState, 0)
+        for step, states in self._states.items():
+            if step < floor:
+                for state in states.values():
+                    counts[state] += 1
+        return self._sum(counts)
+
+    def account(self) -> Account:
+        """Rows of the whole run, those below the floor included."""
+        counts = dict.fromkeys(RowState, 0)
+        for states in self._states.values():
+            for state in states.values():
+                counts[state] += 1
+        total = self._sum(counts)
+        return Account(total.admitted, total.trained, total.dropped, total.quarantined, counts[RowState.IN_FLIGHT])
+
+    def violations(self) -> list[str]:
+        """What breaks the law; empty in every run."""
+        account = self.account()
+        ended = account.trained + account.dropped + account.quarantined
+        found = list(self._violations)
+        if account.admitted != ended + account.in_flight:
+            found.append(f"admitted {account.admitted} is not {ended} ended + {account.in_flight} in flight")
+        trained = sum(len(batch.rows) for batch in self.batches.values())
+        if trained != account.trained:
+            found.append(f"batches name {trained} rows, {account.trained} are trained")
+        return found
+
+    def _sum(self, counts: dict[RowState, int]) -> Totals:
+        return Totals(
+            admitted=self.totals.admitted + sum(counts.values()),
+            trained=self.totals.trained + counts[RowState.TRAINED],
+            dropped=self.totals.dropped + counts[RowState.DROPPED],
+            quarantined=self.totals.quarantined + counts[RowState.QUARANTINED],
+        )
+
+    def _in_flight(self) -> Iterator[RowId]:
+        for step, states in self._states.items():
+            for index, state in states.items():
+                if state is RowState.IN_FLIGHT:
+                    yield RowId(step, index)

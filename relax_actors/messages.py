@@ -1,0 +1,196 @@
+"""The cells that the built-in roles exchange, one dataclass a column.
+
+Arrays are NumPy, so that no role has to import torch to read a row. `n` is the number of samples of a
+row, `total` the number of generated tokens of all its samples, laid end to end in sample order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class FinishReason(StrEnum):
+    """Why a sample ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class DropReason(StrEnum):
+    """Why a row leaves the run without being trained."""
+
+    NO_SIGNAL = "no_signal"
+    TOO_OLD = "too_old"
+    SURPLUS = "surplus"
+    LOST_SEGMENT = "lost_segment"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Column `prompt`: a task admitted to the run.
+
+    `tokens` is `[prompt_len] int32`, what the model reads; `text` the same before tokenization. `answer` and
+    `metadata` are for the reward. `seed` is the row's own, from (run seed, step, index). `min_version` is the
+    oldest version of the weights that may generate it; `exact_version` asks for just that version.
+    """
+
+    text: str
+    tokens: Array
+    answer: str
+    metadata: dict[str, Any]
+    seed: int
+    min_version: int
+    exact_version: bool = False
+    greedy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of a trajectory: views into its arrays, each `[len]`."""
+
+    tokens: Array
+    logprobs: Array
+    versions: Array
+    text: str
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """Column `trajectory`: the n samples generated for a prompt.
+
+    `prompt_tokens [prompt_len] int32`; `lengths [n] int32`; `tokens [total] int32`; `logprobs [total] float32`,
+    natural log, of the softmax at the sampling temperature (top-p narrows the choice, not these numbers); `versions [total] int32`, the version
+    that wrote each token; `texts`, `finish_reasons` one a sample; `fingerprint` of the weights that wrote the last.
+    """
+
+    prompt_tokens: Array
+    lengths: Array
+    tokens: Array
+    logprobs: Array
+    versions: Array
+    texts: list[str]
+    finish_reasons: list[str]
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        n, total = len(self.lengths), int(self.lengths.sum())
+        if (self.lengths < 0).any() or {len(self.texts), len(self.finish_reasons)} != {n}:
+            msg = f"{n} lengths, {len(self.texts)} texts and {len(self.finish_reasons)} finish reasons do not agree"
+            raise ValueError(msg)
+        if {len(self.tokens), len(self.logprobs), len(self.versions)} != {total}:
+            msg = f"arrays of {len(self.tokens)}, {len(self.logprobs)}, {len(self.versions)} do not hold {total} tokens"
+            raise ValueError(msg)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples, as views."""
+        return list(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        ends = np.cumsum(self.lengths)
+        for i, (end, length) in enumerate(zip(ends, self.lengths, strict=True)):
+            part = slice(int(end - length), int(end))
+            reason = FinishReason(self.finish_reasons[i])
+            yield Sample(self.tokens[part], self.logprobs[part], self.versions[part], self.texts[i], reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """Column `reward`: `values [n] float32`, finite, higher is better."""
+
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """Column `advantage`: `values [n] float32`, one for all tokens of a sample; `reward` the row's mean reward."""
+
+    values: Array
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Column `dropped`: why the row left."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Column `quarantined`: the role that could not handle the row, how often it tried, and its last error."""
+
+    role: str
+    deliveries: int
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Cell `batch.<step>`: the rows that the step consumes, in order, written before it steps.
+
+    `rows` are indices within the step. `seed` is the step's own. `reward` is the mean over all samples, `age`
+    the trainer's version minus the oldest version that wrote a token of any row.
+    """
+
+    rows: list[int]
+    seed: int
+    incarnation: int
+    reward: float
+    age: int
+    tokens: int
+    unix_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a set of weights: `path` relative to the store, its size and checksum."""
+
+    path: str
+    nbytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Cell `weights.<version>`: a set of weights, announced once it lies whole in the store."""
+
+    version: int
+    fingerprint: str
+    shards: list[Shard]
+    incarnation: int
+    base_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Rows below the floor by how they ended."""
+
+    admitted: int = 0
+    trained: int = 0
+    dropped: int = 0
+    quarantined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Cell `checkpoint.<version>`: a durable checkpoint. Rows of steps below `floor` are gone; `totals` counts them."""
+
+    version: int
+    path: str
+    fingerprint: str
+    floor: int
+    totals: Totals = field(default_factory=Totals)
+    incarnation: int = 0

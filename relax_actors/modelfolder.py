@@ -1,0 +1,98 @@
+"""The model's folder: made for an architecture, checked if it is the user's, measured without torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_actors.config import Config
+from relax_actors.errors import ConfigError
+from relax_actors.tokenizer import make_character_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What can be known of a model without building it."""
+
+    parameters: int
+    context_length: int
+    vocabulary: int
+    model_type: str
+
+
+def prepare(config: Config, folder: Path) -> None:
+    """Write config.json and the tokenizer of `model.architecture` to `folder`.
+
+    Raises:
+        ConfigError: the tokenizer's settings contradict each other or the architecture.
+    """
+    architecture, tokenizer = config.model.architecture, config.model.tokenizer
+    if architecture is None or tokenizer is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = make_character_tokenizer(tokenizer.alphabet, tokenizer.end, folder)
+    wanted = architecture.get("vocab_size", ids["vocab_size"])
+    if wanted < ids["vocab_size"]:
+        msg = f"model.architecture.vocab_size is {wanted}, the tokenizer has {ids['vocab_size']} ids; leave it out"
+        raise ConfigError(msg)
+    body = ids | {"bos_token_id": None} | architecture
+    (folder / "config.json").write_text(json.dumps(body, indent=1, sort_keys=True))
+
+
+def measure(folder: Path) -> ModelFacts:
+    """Look a model folder up.
+
+    Raises:
+        ConfigError: it is no model folder, or its config lacks what every decoder has.
+    """
+    path = folder / "config.json"
+    try:
+        body: dict[str, Any] = json.loads(path.read_text())
+        body = body | body.get("text_config", {})
+        facts = ModelFacts(
+            parameters=_stored_parameters(folder) or _decoder_parameters(body),
+            context_length=int(body["max_position_embeddings"]),
+            vocabulary=int(body["vocab_size"]),
+            model_type=str(body["model_type"]),
+        )
+    except FileNotFoundError as error:
+        msg = f"model.path {folder} is no model folder: it has no config.json"
+        raise ConfigError(msg) from error
+    except (KeyError, ValueError, TypeError) as error:
+        msg = f"{path} is no config of a language model: {type(error).__name__} {error}"
+        raise ConfigError(msg) from error
+    return facts
+
+
+def _stored_parameters(folder: Path) -> int:
+    """Elements of all tensors in the folder's shards, from their headers."""
+    total = 0
+    for shard in folder.glob("*.safetensors"):
+        with shard.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                count = 1
+                for size in entry["shape"]:
+                    count *= size
+                total += count
+    return total
+
+
+def _decoder_parameters(body: dict[str, Any]) -> int:
+    """Parameters of a decoder of the Llama family (Qwen, Mistral, SmolLM) with gated MLP, by its config."""
+    hidden, layers, vocabulary = body["hidden_size"], body["num_hidden_layers"], body["vocab_size"]
+    heads = body["num_attention_heads"]
+    width = body.get("head_dim") or hidden // heads
+    kv = body.get("num_key_value_heads") or heads
+    attention = hidden * width * (heads + 2 * kv) + heads * width * hidden
+    experts = body.get("num_experts") or body.get("num_local_experts") or 0
+    mlp = 3 * hidden * body["intermediate_size"]
+    if experts:
+        mlp = experts * 3 * hidden * (body.get("moe_intermediate_size") or body["intermediate_size"]) + hidden * experts
+    embeddings = vocabulary * hidden * (1 if body.get("tie_word_embeddings") else 2)
+    return int(layers * (attention + mlp + 2 * hidden) + embeddings + hidden)

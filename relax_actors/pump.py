@@ -1,0 +1,293 @@
+"""The pump: between JetStream and a role's thread.
+
+A row goes fetch, join, handle, write, acknowledge. Killed anywhere in between, its message comes back and the write is
+repeated or refused. While a row is in hand its deadline is renewed, but only as long as the role shows progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+import pykka
+from nats.aio.msg import Msg
+
+from broker.errors import RelaxError, StoreError
+from broker.pull import StandingPull
+from broker.streams import ensure_consumer, pool_spec
+from broker.subjects import RowId
+from relax_actors.actor import Context, Drop, Role, Row
+from relax_actors.blackbox import BlackBox
+from relax_actors.errors import CodecError, RowError
+from relax_actors.mailbox import ExitRequestedError, Mailbox, ask, stack_of
+from relax_actors.messages import Checkpoint, Dropped, DropReason, Quarantined
+
+EXIT_CRASHED, EXIT_HUNG = 70, 71
+RETRY_SECONDS = 0.2
+
+
+# What is there whenever a column is there: it need not be waited for by itself.
+IMPLIED = {
+    "trajectory": {"prompt"},
+    "reward": {"prompt", "trajectory"},
+    "advantage": {"prompt", "trajectory", "reward"},
+}
+
+
+def waking(inputs: tuple[str, ...]) -> list[str]:
+    """The columns whose arrival may complete a row: those that no other of `inputs` implies."""
+    implied: set[str] = {"prompt"} if len(inputs) > 1 else set()
+    for name in inputs:
+        implied |= IMPLIED.get(name, set())
+    return [name for name in inputs if name not in implied]
+
+
+@dataclass(slots=True)
+class Job:
+    """A row in hand: its message, its columns, and what became of it."""
+
+    message: Msg
+    row: RowId
+    cells: dict[str, bytes]
+    field: str = ""
+    data: bytes | None = None
+    error: Exception | None = None
+
+
+class Watch:
+    """Sees to it that work in the role's thread makes progress; ends the process if it does not."""
+
+    def __init__(self, context: Context, box: BlackBox, deadline: float, report: Callable[[str], None]) -> None:
+        self._context, self._box, self._deadline, self._report = context, box, deadline, report
+        self._last = time.monotonic()
+        self.busy = False
+        self.busy_seconds = 0.0
+        self.thread_id: int | None = None
+        context.progress = self.progress
+        context.waits_for = self.end
+
+    def progress(self) -> None:
+        """The role works; called from its thread."""
+        self._last = time.monotonic()
+
+    def begin(self, rows: list[str]) -> None:
+        """The role begins to handle rows."""
+        self._box.record(rows)
+        self._last = time.monotonic()
+        self.busy = True
+
+    def end(self, waits_for: str) -> None:
+        """The role is done, and waits."""
+        self.busy = False
+        self._box.record([], waits_for)
+
+    def check(self) -> None:
+        """Give a sign of life, or end a process whose role hangs."""
+        silent = time.monotonic() - self._last
+        if self.busy and silent > self._deadline:
+            rows = ", ".join(self._box.read().rows)
+            stack = stack_of(self.thread_id)
+            self._report(f"no progress for {silent:.1f} s (deadline {self._deadline:g} s) with {rows}; it was at:\n{stack}")
+            os._exit(EXIT_HUNG)
+        self._box.beat()
+
+
+class PoolPump:
+    """Feeds one actor of a pool.
+
+    Args:
+        role: what handles the rows, already set up.
+        context: its surroundings.
+        mailbox: the thread it runs in.
+        watch: looks after its progress.
+        fail: called with a traceback to end the process as crashed.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        context: Context,
+        mailbox: pykka.ActorRef[Mailbox],
+        watch: Watch,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self.role, self.context, self.mailbox, self.watch, self.fail = role, context, mailbox, watch, fail
+        self.table = context.table
+        self.handled = 0
+        self._floor = 0
+        self._held: list[Msg] = []
+        self._inputs = role.inputs()
+        self._wakes = waking(self._inputs)
+        self._ack_wait = context.config.supervision.ack_wait
+        self._waits_for = f"a row with {' and '.join(self._inputs)}"
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Pump until told to stop; what is in hand then is finished, what only waits is given back."""
+        bridge, subjects = self.table.bridge, self.table.subjects
+        filters = [subjects.column(name, kind) for name in self._wakes for kind in self.role.kinds]
+        # Cells purged with a floor may still come as redeliveries: their rows are gone.
+        await bridge.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._on_checkpoint)
+        together = max(1, self.role.together())
+        while not stopping.is_set():
+            spec = pool_spec(self.context.role, filters, self._ack_wait, max_ack_pending=max(1024, 8 * together))
+            await ensure_consumer(bridge, subjects.table_stream, spec)
+            pull = StandingPull(bridge, subjects.table_stream, self.context.role, max(4, 2 * together))
+            await pull.start()
+            renewing = asyncio.create_task(self._renew(pull))
+            try:
+                self.watch.end(self._waits_for)
+                while not stopping.is_set() and not pull.gone:
+                    messages = await pull.next(together, 0.5, self.role.linger)
+                    if messages:
+                        await self._process(messages)
+            finally:
+                renewing.cancel()
+                await pull.close()
+                for message in pull.drain():
+                    await self._quietly(message.nak())
+
+    async def _on_checkpoint(self, message: Msg) -> None:
+        try:
+            self._floor = max(self._floor, self.table.read(message.data, Checkpoint).floor)
+        except CodecError:
+            return
+
+    async def _renew(self, pull: StandingPull) -> None:
+        while True:
+            await asyncio.sleep(self._ack_wait / 3)
+            for message in self._held + pull.waiting:
+                await self._quietly(message.in_progress())
+
+    @staticmethod
+    async def _quietly(work: Awaitable[Any]) -> None:
+        # An acknowledgement that is lost only brings the row again.
+        try:
+            await work
+        except nats.errors.Error:
+            return
+
+    async def _process(self, messages: list[Msg]) -> None:
+        self._held = messages
+        try:
+            jobs = [job for job in await asyncio.gather(*map(self._join, messages)) if job is not None]
+            if jobs:
+                self.watch.begin([str(job.row) for job in jobs])
+                start = time.monotonic()
+                await ask(self.mailbox, lambda: self._handle(jobs))
+                self.watch.busy_seconds += time.monotonic() - start
+                await asyncio.gather(*map(self._finish, jobs))
+                self.watch.end(self._waits_for)
+        except ExitRequestedError as error:
+            self.fail(error)
+        except (RelaxError, OSError) as error:
+            self.fail(error)
+        finally:
+            self._held = []
+
+    async def _join(self, message: Msg) -> Job | None:
+        """The row's other columns; None if it is done, gone, or waits for a column still to come."""
+        cell = self.table.subjects.parse(message.subject)
+        row = cell.row
+        again = (message.metadata.num_delivered or 1) > 1
+        if (row.kind == "group" and row.step < self._floor) or (again and not await self._still_wanted(row)):
+            await self._quietly(message.ack())
+            return None
+        cells = {cell.field: message.data}
+        others = [name for name in self._inputs if name != cell.field]
+        done = [self.role.writes] if len(self._wakes) > 1 and self.role.writes else []
+        found = await asyncio.gather(*(self.table.get_async(self.table.cell(row, name)) for name in [*others, *done]))
+        if None in found[: len(others)] or (done and found[-1] is not None):
+            await self._quietly(message.ack())
+            return None
+        cells |= {name: other.data for name, other in zip(others, found, strict=False) if other is not None}
+        return Job(message, row, cells)
+
+    async def _still_wanted(self, row: RowId) -> bool:
+        """Whether a row delivered again is to be handled; quarantines one that failed too often."""
+        ends = [self.role.writes] if self.role.writes else []
+        ends += ["dropped", "quarantined"]
+        if any(await asyncio.gather(*(self.table.get_async(self.table.cell(row, name)) for name in ends))):
+            return False
+        failures = await self.context.state.failures(self.context.role, row)
+        if failures and failures["count"] >= self.context.config.supervision.max_failures:
+            await self._quarantine(row, failures["count"], failures["error"], failures["traceback"])
+            return False
+        return True
+
+    def _handle(self, jobs: list[Job]) -> None:
+        """In the role's thread: handle rows and encode what they give."""
+        rows = [Row(job.row, job.cells, self.table.store) for job in jobs]
+        results: list[Any]
+        try:
+            results = self.role.handle_many(rows)
+            if len(results) != len(rows):
+                msg = f"{type(self.role).__name__}.handle_many gave {len(results)} values for {len(rows)} rows"
+                raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role
+        except Exception as error:  # noqa: BLE001 one bad row must not take its neighbours along
+            if len(rows) == 1:
+                results = [error]
+            else:
+                results = [self._alone(row) for row in rows]
+        for job, result in zip(jobs, results, strict=True):
+            try:
+                self._encode(job, result)
+            except Exception as error:  # noqa: BLE001 sorted out in _finish
+                job.error = error
+
+    def _alone(self, row: Row) -> Any:
+        try:
+            return self.role.handle_many([row])[0]
+        except Exception as error:  # noqa: BLE001 sorted out in _finish
+            return error
+
+    def _encode(self, job: Job, result: Any) -> None:
+        if isinstance(result, StoreError):
+            result = Drop(DropReason.LOST_SEGMENT, str(result))
+        if isinstance(result, Exception):
+            job.error = result
+            return
+        job.field = self.role.writes
+        if isinstance(result, Drop):
+            job.field, result = "dropped", Dropped(result.reason, result.detail)
+        if job.field:
+            job.data = self.table.encode(self.table.cell(job.row, job.field), result)
+
+    async def _finish(self, job: Job) -> None:
+        if job.error is not None:
+            await self._failed(job, job.error)
+            return
+        if job.data is not None:
+            written = await self.table.put_async(self.table.cell(job.row, job.field), job.data)
+            if written and job.field == "dropped":
+                dropped = self.table.read(job.data, Dropped)
+                self.context.journal.event("row_dropped", row=str(job.row), reason=dropped.reason, detail=dropped.detail)
+        self.handled += 1
+        await self._quietly(job.message.ack())
+
+    async def _failed(self, job: Job, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        if isinstance(error, RowError | CodecError):
+            count = job.message.metadata.num_delivered or 1
+            final = True
+        else:
+            count = await self.context.state.count_failure(self.context.role, job.row, text, trace)
+            final = count >= self.context.config.supervision.max_failures
+        if final:
+            await self._quarantine(job.row, count, text, trace)
+            await self._quietly(job.message.ack())
+        else:
+            self.context.journal.event("row_failed", row=str(job.row), failures=count, error=text, traceback=trace)
+            await self._quietly(job.message.nak(delay=RETRY_SECONDS * count))
+
+    async def _quarantine(self, row: RowId, count: int, error: str, trace: str) -> None:
+        subject = self.table.cell(row, "quarantined")
+        cell = Quarantined(self.context.role, count, error[:2000], trace[-8000:])
+        if await self.table.put_async(subject, self.table.encode(subject, cell)):
+            self.context.journal.event("row_quarantined", row=str(row), deliveries=count, error=error, traceback=trace)

@@ -1,0 +1,27 @@
+"""Rewards: functions from a completion and its prompt to a number, higher is better.
+
+    def name(completion: str, prompt: Prompt) -> float
+
+None of them needs torch; the packages behind `math_verify` and `reasoning_gym_score` are imported on first use.
+"""
+
+from __future__ import annotations
+
+from relax_actors.rewards._load import RewardFunction, load_reward, load_rewards
+from relax_actors.rewards._math_verify import math_verify
+from relax_actors.rewards._numeric import numeric_match
+from relax_actors.rewards._reasoning_gym import reasoning_gym_score
+from relax_actors.rewards._text import exact_match, positional_match
+from relax_actors.rewards._value import checked
+
+__all__ = [
+    "RewardFunction",
+    "checked",
+    "exact_match",
+    "load_reward",
+    "load_rewards",
+    "math_verify",
+    "numeric_match",
+    "positional_match",
+    "reasoning_gym_score",
+]

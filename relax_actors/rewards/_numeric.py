@@ -1,0 +1,61 @@
+"""The last number of the completion against the answer."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from relax_actors.errors import RowError
+from relax_actors.messages import Prompt
+from relax_actors.rewards._text import required_answer
+
+TOLERANCE = Fraction(1, 10**6)
+_DIGITS, _EXPONENT_DIGITS = 1000, 3  # more is nobody's answer and would only take time
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
+_NUMBER = re.compile(rf"(?:(?<![\w)\]}}.])[+-])?(?:{_DECIMAL})(?:\s?/\s?(?:{_DECIMAL}))?")
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}")
+
+
+def numeric_match(completion: str, prompt: Prompt) -> float:
+    r"""Return 1 if the last number of the completion is the last number of the answer, else 0.
+
+    Reads signs, decimals, powers of ten (`1e-3`), thousands (`1,234`), fractions (`3/4`, `\frac{3}{4}`). Two whole
+    numbers must be equal, others within one part in a million of the answer.
+
+    Raises:
+        RowError: the answer holds no number.
+    """
+    answer = required_answer(prompt, "numeric_match")
+    expected = last_number(answer)
+    if expected is None:
+        msg = f"reward numeric_match finds no number in the answer {answer!r:.80}; mend the row or use exact_match"
+        raise RowError(msg)
+    found = last_number(completion)
+    if found is None:
+        return 0.0
+    if found.denominator == expected.denominator == 1:
+        return float(found == expected)
+    return float(abs(found - expected) <= TOLERANCE * abs(expected))
+
+
+def last_number(text: str) -> Fraction | None:
+    """Return the last number in the text, or None."""
+    text = _LATEX_FRACTION.sub(r"\1/\2", text.replace("\N{MINUS SIGN}", "-"))
+    matches = _NUMBER.findall(text)
+    return _value(matches[-1]) if matches else None
+
+
+def _value(number: str) -> Fraction | None:
+    """Return its value; None where it has none (a zero below the line) or is absurdly long."""
+    top, _, bottom = re.sub(r"[\s,]", "", number).partition("/")
+    parts = [_decimal(part) for part in (top, bottom or "1")]
+    if parts[0] is None or not parts[1]:
+        return None
+    return parts[0] / parts[1]
+
+
+def _decimal(text: str) -> Fraction | None:
+    digits, _, exponent = text.lower().partition("e")
+    if len(digits) > _DIGITS or len(exponent.lstrip("+-0")) > _EXPONENT_DIGITS:
+        return None
+    return Fraction(text)

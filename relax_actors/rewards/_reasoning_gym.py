@@ -1,0 +1,92 @@
+"""The scorers of reasoning-gym, kept from running what the model wrote."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from relax_actors.dotted import import_extra
+from relax_actors.errors import RowError
+from relax_actors.messages import Prompt
+from relax_actors.rewards._untrusted import harmless
+
+Scorer = Callable[[str, dict[str, Any]], float]
+_TUPLES = frozenset({"arc_agi", "rearc"})  # their scorers compare the grid with tuples; a cell holds lists
+
+
+def reasoning_gym_score(completion: str, prompt: Prompt) -> float:
+    """Return the task's own score, most of them 0 to 1, of the text in the last `<answer>` tag, or of all without one.
+
+    Three scorers pass the answer to `eval` and five to sympy's `parse_expr`, which evaluates Python too: an answer
+    that is more than a literal or plain arithmetic is scored there as an empty one. Where a scorer raises on an
+    answer it cannot read, the score is 0.
+
+    Raises:
+        RowError: the prompt is no task of reasoning-gym, or its scorer raises on the task's own answer too.
+    """
+    match prompt.metadata:
+        case {"source_dataset": str(task), "entry": {"question": _, "answer": _, "metadata": dict()} as entry}:
+            pass
+        case _:
+            msg = (
+                f"reward reasoning_gym_score needs metadata source_dataset and entry, the prompt "
+                f"{prompt.text!r:.80} has {sorted(prompt.metadata)}; "
+                f"set data.kind = 'reasoning_gym' or use another reward"
+            )
+            raise RowError(msg)
+    score = scorer(task, json.dumps(prompt.metadata.get("options", {}), sort_keys=True))
+    answer = package().utils.extract_answer(completion)
+    answer = completion.strip() if answer is None else answer
+    if answer != str(entry["answer"]).strip() and not harmless(answer, score):
+        answer = ""
+    try:
+        return _score(score, answer, task, entry)
+    except Exception:  # noqa: BLE001 - the answer's fault, unless the next line raises as well
+        _check_entry(score, task, entry)
+        return 0.0
+
+
+def _score(score: Scorer, answer: str, task: str, entry: dict[str, Any]) -> float:
+    entry = copy.deepcopy(entry)  # some scorers write into it
+    if task in _TUPLES:
+        entry["metadata"]["output"] = tuple(map(tuple, entry["metadata"]["output"]))
+    return float(score(answer, entry))
+
+
+def _check_entry(score: Scorer, task: str, entry: dict[str, Any]) -> None:
+    try:
+        _score(score, entry["answer"] or "", task, entry)
+    except Exception as error:
+        msg = (
+            f"reward reasoning_gym_score: the scorer of {task!r} raises {type(error).__name__}: {error} on the task's "
+            f"own answer; the entry is broken, make the prompt anew with data.kind = 'reasoning_gym'"
+        )
+        raise RowError(msg) from error
+
+
+def package() -> Any:
+    """Return the package.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    return import_extra("reasoning_gym", "tasks", "reward 'reasoning_gym_score'")
+
+
+@lru_cache(maxsize=128)
+def scorer(task: str, options: str) -> Scorer:
+    """Return the scorer of a task under its options (JSON): some tasks score by their settings.
+
+    Raises:
+        RowError: reasoning-gym has no such task, or it refuses the options.
+    """
+    try:
+        dataset = package().create_dataset(task, **{**json.loads(options), "seed": 0, "size": 1})
+    except (ValueError, TypeError, AssertionError) as error:
+        msg = f"reward reasoning_gym_score: reasoning-gym refuses task {task!r} with {options} ({error}); mend the row"
+        raise RowError(msg) from error
+    score: Scorer = dataset.score_answer
+    return score

@@ -1,0 +1,69 @@
+"""The roles of the training loop, one file each, and how a role is made from its name."""
+
+from __future__ import annotations
+
+import importlib
+
+from relax_actors.actor import Role, check_role
+from relax_actors.config import Config
+from relax_actors.dotted import load
+from relax_actors.errors import ConfigError
+
+_BUILT_IN = {
+    "prompts": "relax_actors.roles.prompts:PromptSource",
+    "rollout": "relax_actors.roles.rollout:Rollout",
+    "reward": "relax_actors.roles.reward:RewardRole",
+    "advantages": "relax_actors.roles.advantages:Advantages",
+    "trainer": "relax_actors.roles.trainer:Trainer",
+    "evaluator": "relax_actors.roles.evaluator:Evaluator",
+}
+
+
+def role_names(config: Config) -> list[str]:
+    """The roles of a run, in the order in which they start."""
+    names = ["trainer", "rollout", "reward", *config.roles, "advantages"]
+    if config.eval is not None:
+        names.append("evaluator")
+    return [*names, "prompts"]
+
+
+def replicas(config: Config, role: str) -> int:
+    """Actors of a role."""
+    if role == "evaluator":
+        return 1
+    section = config.roles[role] if role in config.roles else getattr(config, role)
+    return int(section.replicas)
+
+
+def deadline(config: Config, role: str) -> float:
+    """Seconds without progress after which an actor of the role counts as hung."""
+    if role == "evaluator":
+        return config.prompts.deadline
+    section = config.roles[role] if role in config.roles else getattr(config, role)
+    return float(section.deadline)
+
+
+def role_class(config: Config, name: str) -> type[Role]:
+    """The class of a role.
+
+    Raises:
+        ConfigError: there is no such role, or it does not import.
+    """
+    if name in config.roles:
+        setting = f"roles.{name}.actor"
+        return check_role(load(config.roles[name].actor, setting), setting)
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        return check_role(getattr(importlib.import_module(module), attribute), name)
+    msg = f"no role {name!r} in this run; there are {', '.join(role_names(config))}"
+    raise ConfigError(msg)
+
+
+def make_role(config: Config, name: str) -> Role:
+    """An instance of a role with its options.
+
+    Raises:
+        ConfigError: no such role, it does not import, or its options do not fit.
+    """
+    options = config.roles[name].options if name in config.roles else {}
+    return role_class(config, name).build(options, f"roles.{name}")

@@ -1,0 +1,104 @@
+"""Evaluator: sends held-out prompts through the same columns for chosen versions, and adds the rewards up."""
+
+from __future__ import annotations
+
+from broker.subjects import CellId, RowId
+from broker.table import Cell
+from relax_actors.actor import StatefulRole
+from relax_actors.config import Config
+from relax_actors.errors import CodecError, ConfigError, RowError
+from relax_actors.messages import Prompt, Quarantined, Reward
+from relax_actors.modelfolder import measure
+from relax_actors.roles.prompts import PromptMaker, open_data
+from relax_actors.roles.seeds import seed_of
+from relax_actors.tokenizer import Tokenizer
+
+ENDS = ("reward", "dropped", "quarantined")
+
+
+def is_evaluated(config: Config, version: int) -> bool:
+    """Whether a version is one to evaluate: the first, every so many, and the last."""
+    if config.eval is None:
+        return False
+    every = config.eval.every
+    return version in (0, config.run.steps) or (every > 0 and version % every == 0)
+
+
+class Evaluator(StatefulRole):
+    """Owns the evaluation rows `eval.<version>.<index>`, answered greedily by just that version."""
+
+    writes = "prompt"
+
+    def setup(self) -> None:
+        """Open the held-out data."""
+        config = self.context.config
+        if config.eval is None:
+            msg = "the evaluator needs a section [eval]"
+            raise ConfigError(msg)
+        self._settings = config.eval
+        self._source = open_data(config.eval.data)
+        self._rows = min(config.eval.rows, len(self._source))
+        context = measure(config.model_path).context_length
+        tokenizer = Tokenizer(config.model_path)
+        self._maker = PromptMaker(config.eval.data, tokenizer, context, config.rollout.max_tokens)
+        self._ended: dict[int, dict[int, float | None]] = {}
+        self._wanted: set[int] = set()
+        self._latest: tuple[int, float] | None = None
+
+    def follows(self) -> list[str]:
+        """Versions, and how evaluation rows end."""
+        subjects = self.context.table.subjects
+        return [subjects.numbered("weights", "*"), *(subjects.column(name, "eval") for name in ENDS)]
+
+    def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
+        """Read again what was evaluated."""
+        self.on_cells(cells)
+
+    def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
+        """Ask for versions that are there, add up those that are done."""
+        config = self.context.config
+        for cell_id, cell in cells:
+            if cell_id.kind == "weights" and is_evaluated(config, cell_id.step):
+                self._wanted.add(cell_id.step)
+            elif cell_id.kind == "eval":
+                self._end(cell_id, cell)
+        for version in sorted(self._wanted):
+            if len(self._ended.get(version, {})) < self._rows:
+                self._ask(version)
+            self._wanted.discard(version)
+        self.context.waits_for("a version to evaluate")
+
+    def _end(self, cell_id: CellId, cell: Cell) -> None:
+        ended = self._ended.setdefault(cell_id.step, {})
+        if cell_id.index in ended:
+            return
+        ended[cell_id.index] = None
+        if cell_id.field == "reward":
+            try:
+                ended[cell_id.index] = float(self.context.table.read(cell.data, Reward).values.mean())
+            except CodecError as error:
+                self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
+        if len(ended) == self._rows:
+            values = [value for value in ended.values() if value is not None]
+            self._latest = cell_id.step, sum(values) / len(values) if values else 0.0
+            self.context.journal.event("evaluated", version=cell_id.step, reward=self._latest[1], rows=len(values))
+
+    def _ask(self, version: int) -> None:
+        table = self.context.table
+        cells: list[tuple[str, Prompt | Quarantined]] = []
+        for index in range(self._rows):
+            row = RowId(version, index, "eval")
+            seed = seed_of(self.context.config.run.seed, "eval", index)
+            try:
+                prompt = self._maker.make(
+                    self._source[index], seed=seed, min_version=version, exact_version=True, greedy=True
+                )
+            except RowError as error:
+                cells.append((table.cell(row, "quarantined"), Quarantined("evaluator", 1, str(error), "")))
+            else:
+                cells.append((table.cell(row, "prompt"), prompt))
+        table.put_all(cells)
+
+    def metrics(self) -> dict[str, float]:
+        """The last result."""
+        return {} if self._latest is None else {"eval_version": self._latest[0], "eval_reward": self._latest[1]}

@@ -1,0 +1,89 @@
+"""What the trainer gives out: weights in the store, announced by a cell; the model at the end; the floor."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from relax_actors import checkpoint as checkpoints
+from relax_actors.actor import Context
+from relax_actors.engines.training import TrainingEngine
+from relax_actors.errors import FencedError
+from relax_actors.messages import Shard, Weights
+from relax_actors.roles.evaluator import is_evaluated
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+
+
+class Publisher:
+    """Announces the weights of one trainer."""
+
+    def __init__(self, context: Context, engine: TrainingEngine) -> None:
+        self._context, self._engine = context, engine
+
+    def announce(self, version: int) -> None:
+        """Write the weights into the store and announce them.
+
+        A version announced by an earlier life stays as it is; ours must equal it bit for bit.
+
+        Raises:
+            FencedError: a later life announced it.
+        """
+        context, table = self._context, self._context.table
+        subject = table.subjects.numbered("weights", version)
+        known = table.fetch(subject, Weights) if context.incarnation > 1 else None
+        if known is None:
+            uri = _uri(version)
+            fingerprint = table.store.write(uri, self._engine.announce)
+            size = table.store.path(uri).stat().st_size
+            cell = Weights(version, fingerprint, [Shard(uri, size, fingerprint)], context.incarnation)
+            if table.put(subject, cell):
+                self._collect(version)
+                return
+            known = table.fetch(subject, Weights)
+        if known is None or known.incarnation > context.incarnation:
+            msg = f"weights {version} were announced by a later life; this one gives way"
+            raise FencedError(msg)
+        found = self._engine.fingerprint()
+        if found != known.fingerprint:
+            context.journal.event("replay_diverged", version=version, announced=known.fingerprint, found=found)
+        self._collect(version)
+
+    def _collect(self, version: int) -> None:
+        """Remove weights that nobody will ask for: all but the last few, and the last two evaluated versions."""
+        config = self._context.config
+        recent = version - config.staleness.max - 3
+        evaluated = [v for v in range(version + 1) if is_evaluated(config, v)][-2:]
+        folder = self._context.table.store.path("weights")
+        for path in folder.glob("*.safetensors"):
+            if path.stem.isdigit() and int(path.stem) < recent and int(path.stem) not in evaluated:
+                path.unlink(missing_ok=True)
+
+    def purge(self, old: int, floor: int) -> None:
+        """Let the rows of the steps from `old` up to `floor` go; their quarantined cells stay to be looked at."""
+        table = self._context.table
+        for step in range(old, floor):
+            fields = ("prompt", "trajectory", "reward", "reference", "actor_fwd", "advantage", "dropped")
+            custom = tuple(self._context.config.roles)
+            kept = f"{table.subjects.prefix}.group.{step}.*"
+            if table.count(f"{kept}.quarantined"):
+                table.purge(f"{kept}.{field}" for field in (*fields, *custom))
+            else:
+                table.purge([f"{table.subjects.prefix}.group.{step}.>"])
+            table.store.remove(f"group/{step}")
+
+    def export(self) -> None:
+        """Write the trained model as a Hugging Face folder."""
+        source = self._context.config.model_path
+
+        def save(folder: Path) -> None:
+            self._engine.export(folder)
+            for name in TOKENIZER_FILES:
+                if (source / name).exists() and not (folder / name).exists():
+                    shutil.copy(source / name, folder / name)
+
+        checkpoints.write(self._context.folder.model, save)
+
+
+def _uri(version: int) -> str:
+    return f"weights/{version}.safetensors"

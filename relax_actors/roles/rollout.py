@@ -1,0 +1,152 @@
+"""Rollout: generates the samples of a row with the newest weights, and says which version wrote each token."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from broker.errors import StoreError
+from relax_actors.actor import Role, Row
+from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
+from relax_actors.errors import ConfigError, RelaxError
+from relax_actors.messages import Prompt, Trajectory, Weights
+from relax_actors.tokenizer import Tokenizer
+
+
+def make_engine(backend: str, path: Path, threads: int) -> InferenceEngine:
+    """The inference engine of a run."""
+    import torch  # noqa: PLC0415 only the process that generates pays for it
+
+    from relax_actors.engines.inference.transformers_engine import TransformersEngine  # noqa: PLC0415
+
+    torch.set_num_threads(threads)
+    if backend == "transformers":
+        return TransformersEngine(path, "cuda" if torch.cuda.is_available() else "cpu")
+    msg = f"rollout.backend {backend!r} is not known"
+    raise ConfigError(msg)
+
+
+class Rollout(Role):
+    """Serves nothing before its weights are verified; swaps between batches."""
+
+    reads: ClassVar = ("prompt",)
+    writes: ClassVar = "trajectory"
+    kinds: ClassVar = ("group", "eval")
+    linger: ClassVar = 0.003
+
+    def together(self) -> int:
+        """Prompts generated as one batch."""
+        return self.context.config.rollout.rows_together
+
+    def setup(self) -> None:
+        """Build the engine; its weights come with the first row."""
+        config = self.context.config
+        self._settings = config.rollout
+        self._tokenizer = Tokenizer(config.model_path)
+        self._stops = self._tokenizer.stop_ids | {stop_id(self._tokenizer, text) for text in config.rollout.stop}
+        self._engine = make_engine(config.rollout.backend, config.model_path, config.run.threads)
+        self._fingerprint = ""
+        self._tokens = 0
+
+    def handle_many(self, rows: Sequence[Row]) -> list[Trajectory]:
+        """Generate rows together; those that ask for one version of the weights are generated with just that."""
+        groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        for i, row in enumerate(rows):
+            prompt: Prompt = row.prompt
+            groups[prompt.min_version if prompt.exact_version else -1, prompt.greedy].append(i)
+        found: dict[int, Trajectory] = {}
+        for (version, greedy), members in groups.items():
+            prompts = [rows[i].prompt for i in members]
+            self._use_version(version, least=max(p.min_version for p in prompts))
+            requests = [self._request(prompt, greedy=greedy) for prompt in prompts]
+            for i, prompt, samples in zip(
+                members, prompts, self._engine.generate(requests, self.progress), strict=True
+            ):
+                found[i] = self._trajectory(prompt, samples)
+        return [found[i] for i in range(len(rows))]
+
+    def _request(self, prompt: Prompt, *, greedy: bool) -> GenerationRequest:
+        settings = self._settings
+        return GenerationRequest(
+            tokens=prompt.tokens,
+            seed=prompt.seed,
+            samples=1 if greedy else settings.samples,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=settings.max_tokens,
+            stop_ids=self._stops,
+            greedy=greedy,
+        )
+
+    def _trajectory(self, prompt: Prompt, samples: list[Generation]) -> Trajectory:
+        self._tokens += sum(len(s.tokens) for s in samples)
+        return Trajectory(
+            prompt_tokens=prompt.tokens,
+            lengths=np.array([len(s.tokens) for s in samples], np.int32),
+            tokens=np.concatenate([s.tokens for s in samples]),
+            logprobs=np.concatenate([s.logprobs for s in samples]),
+            versions=np.concatenate([s.versions for s in samples]),
+            texts=[self._tokenizer.decode(s.tokens) for s in samples],
+            finish_reasons=[s.finish_reason.value for s in samples],
+            fingerprint=self._fingerprint,
+        )
+
+    def _use_version(self, exact: int, least: int) -> None:
+        """Have the version asked for, or the newest if -1; an evaluated version that is gone is replaced by the newest.
+
+        Raises:
+            RelaxError: there are no weights as new as the row demands.
+        """
+        if exact >= 0 and exact == self._engine.version:
+            return
+        table = self.context.table
+        if exact >= 0:
+            announced = table.fetch(table.subjects.numbered("weights", exact), Weights)
+            if announced is not None and self._load(announced):
+                return
+        newest = table.fetch_last(table.subjects.numbered("weights", "*"), Weights)
+        if newest is None or newest.version < least:
+            at = "none" if newest is None else newest.version
+            msg = f"a row needs weights {least} or newer, the newest announced is {at}"
+            raise RelaxError(msg)
+        if newest.version != self._engine.version and not self._load(newest):
+            # The trainer has announced a newer version in the meantime and removed this one.
+            newest = table.fetch_last(table.subjects.numbered("weights", "*"), Weights)
+            if newest is None or not self._load(newest):
+                msg = f"weights {newest.version if newest else least} are announced but missing in the store"
+                raise StoreError(msg)
+
+    def _load(self, announced: Weights) -> bool:
+        store = self.context.table.store
+        shards = [store.path(shard.path) for shard in announced.shards]
+        if not all(shard.exists() for shard in shards):
+            return False
+        self._engine.load(announced.version, announced.fingerprint, shards)
+        self._fingerprint = announced.fingerprint
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        """Tokens generated in this life, and the version in use."""
+        version = self._engine.version
+        return {"generated_tokens": self._tokens, "version": -1 if version is None else version}
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
+
+
+def stop_id(tokenizer: Tokenizer, text: str) -> int:
+    """The token id of a stop string.
+
+    Raises:
+        ConfigError: it is not a single token.
+    """
+    found = tokenizer.token_id(text)
+    if found is None:
+        msg = f"rollout.stop {text!r} is not a single token of this model; use one that is"
+        raise ConfigError(msg)
+    return found

@@ -1,0 +1,117 @@
+"""The run's folder: every path below it, named in one place."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+from relax_actors.config import Config, make_importable, validate
+from relax_actors.errors import ConfigError
+
+
+class RunFolder:
+    """Paths of a run. Nothing is made before it is needed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    @property
+    def address(self) -> Path:
+        """The broker's address and credentials, for this user only."""
+        return self.root / "broker.json"
+
+    @property
+    def broker(self) -> Path:
+        """Folder of the embedded server."""
+        return self.root / "broker"
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.json"
+
+    @property
+    def report(self) -> Path:
+        """The last report of a supervisor that gave up."""
+        return self.root / "report.json"
+
+    @property
+    def finished(self) -> Path:
+        """The summary of a run that reached its last step."""
+        return self.root / "summary.json"
+
+    @property
+    def picture(self) -> Path:
+        """The reward curve."""
+        return self.root / "reward.png"
+
+    @property
+    def model(self) -> Path:
+        """The trained model, at the end."""
+        return self.root / "model"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.root / "checkpoints"
+
+    def box(self, child: str) -> Path:
+        """Black box of an actor."""
+        return self.root / "actors" / f"{child}.box"
+
+    def log(self, child: str) -> Path:
+        """Log file of a process."""
+        return self.root / "logs" / f"{child}.log"
+
+    def lock(self) -> IO[str]:
+        """Take the folder for this process; it is free again when the file is closed or the process ends.
+
+        Raises:
+            ConfigError: another process has it.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        file = (self.root / "lock").open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            pid = file.read().strip() or "unknown"
+            msg = f"run folder {self.root} is in use by process {pid}; stop that run, or set run.name or run.folder"
+            raise ConfigError(msg) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        return file
+
+    def save_config(self, config: Config, import_path: str) -> None:
+        """Keep the resolved configuration, readable for this user only (it may hold a broker's password)."""
+        body = {"import_path": import_path, "config": config.model_dump(mode="json")}
+        write_private(self.config, json.dumps(body, indent=1))
+
+    def load_config(self) -> Config:
+        """The run's configuration, with dotted paths importable as when it was saved."""
+        body = self.saved()
+        if body is None:
+            msg = f"{self.root} holds no run: there is no {self.config.name}"
+            raise ConfigError(msg)
+        make_importable(Path(body["import_path"]))
+        return validate(body["config"], str(self.config))
+
+    def saved(self) -> dict[str, Any] | None:
+        """What `save_config` wrote, or None."""
+        if not self.config.exists():
+            return None
+        body: dict[str, Any] = json.loads(self.config.read_text())
+        return body
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file for this user only, whole or not at all."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    Path(temporary).rename(path)

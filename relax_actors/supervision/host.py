@@ -1,0 +1,178 @@
+"""The process of one actor: connects, builds the role, runs its pump, and ends when told or when it must.
+
+Started by the node's supervisor as `python -m relax_actors.supervision.host <run folder> <role> <n>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+import structlog
+
+from broker.bridge import Address, Bridge
+from broker.lease import RunState
+from broker.store import Store
+from broker.streams import ensure_bucket
+from broker.subjects import Subjects
+from broker.table import Table
+from relax_actors.actor import Context, Role, StatefulRole
+from relax_actors.blackbox import BlackBox
+from relax_actors.config import Config
+from relax_actors.errors import ConfigError, FencedError
+from relax_actors.follow import FollowPump
+from relax_actors.journal import Journal
+from relax_actors.mailbox import Mailbox, ask
+from relax_actors.pump import EXIT_CRASHED, PoolPump, Watch
+from relax_actors.roles import deadline, make_role
+from relax_actors.runfolder import RunFolder
+from relax_actors.supervision import logs
+from relax_actors.supervision.processes import EXIT_CONFIG, Status
+
+BEAT_SECONDS = 1.0
+log = structlog.get_logger()
+
+
+class Host:
+    """One life of an actor."""
+
+    def __init__(self, folder: RunFolder, role: str, n: int) -> None:
+        self.status = Status()
+        self.folder, self.role_name, self.n = folder, role, n
+        self.box = BlackBox(folder.box(f"{role}.{n}"))
+        self.stopping = asyncio.Event()
+        self.config: Config = folder.load_config()
+        self.deadline = deadline(self.config, role)
+
+    def run(self) -> None:
+        """Live; returns at an orderly end."""
+        role = make_role(self.config, self.role_name)
+        bridge = Bridge(Address.load(self.folder.address), f"{self.role_name}.{self.n}", deadline=30.0)
+        subjects = Subjects(self.config.run.name)
+        bucket = bridge.call(ensure_bucket(bridge, subjects, self.config.broker.replicas), 30)
+        state = RunState(bridge, bucket)
+        incarnation = bridge.call(state.next_incarnation(self.role_name, self.n), 30)
+        store = Store(self.config.store_path)
+        author = f"{self.role_name}.{self.n}#{incarnation}"
+        table = Table(bridge, subjects, store, author, direct=self.config.broker.replicas == 1)
+        journal = Journal(bridge, subjects, self.role_name, self.n)
+        role.context = Context(
+            config=self.config,
+            folder=self.folder,
+            role=self.role_name,
+            n=self.n,
+            incarnation=incarnation,
+            table=table,
+            state=state,
+            journal=journal,
+            stopping=self.stopping.is_set,
+        )
+        stop = functools.partial(bridge.loop.call_soon_threadsafe, self.stopping.set)
+        signal.signal(signal.SIGTERM, lambda *_: stop())
+        bridge.call(self._live(role), threading.TIMEOUT_MAX)
+        bridge.close()
+
+    async def _live(self, role: Role) -> None:
+        mailbox = Mailbox.start()
+        watch = Watch(role.context, self.box, self.deadline, self._hung)
+        watch.thread_id = await ask(mailbox, threading.get_ident)
+        await ask(mailbox, role.setup)
+        watch.end("its first row")
+        pump: FollowPump | PoolPump
+        if isinstance(role, StatefulRole):
+            pump = FollowPump(role, role.context, mailbox, watch)
+        else:
+            pump = PoolPump(role, role.context, mailbox, watch, self.crash)
+        beating = asyncio.create_task(self._beat(role, watch, pump))
+        self.status.ready()
+        await pump.run(self.stopping)
+        beating.cancel()
+        await ask(mailbox, role.close)
+        await role.context.state.drop_lease(self.role_name, self.n)
+
+    async def _beat(self, role: Role, watch: Watch, pump: FollowPump | PoolPump) -> None:
+        """Signs of life for the supervisor, a lease for the world, numbers for the monitors."""
+        started = time.time()
+        last = (0, 0.0, time.process_time(), time.monotonic())
+        ttl = max(2.0, role.context.config.supervision.heartbeat)
+        while True:
+            watch.check()
+            handled, busy, cpu, now = pump.handled, watch.busy_seconds, time.process_time(), time.monotonic()
+            span = max(now - last[3], 1e-6)
+            reading = self.box.read()
+            role.context.journal.metric(
+                {
+                    "rows": handled,
+                    "rows_per_second": round((handled - last[0]) / span, 2),
+                    "busy": round((busy - last[1]) / span, 3),
+                    "cpu": round((cpu - last[2]) / span, 3),
+                    "cpu_seconds": round(cpu, 3),
+                    "busy_seconds": round(busy, 3),
+                    "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+                    **role.metrics(),
+                }
+            )
+            lease = {
+                "pid": os.getpid(),
+                "incarnation": role.context.incarnation,
+                "since": round(started, 3),
+                "rows": list(reading.rows),
+                "waits_for": reading.waits_for,
+            }
+            try:
+                await role.context.state.renew_lease(self.role_name, self.n, lease, ttl)
+            except Exception as error:  # noqa: BLE001 a lease that is late is no reason to die
+                log.debug("lease_not_renewed", error=str(error))
+            last = (handled, busy, cpu, now)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _hung(self, text: str) -> None:
+        self.status.failed(text)
+
+    def crash(self, error: BaseException) -> None:
+        """End the process as crashed, at once, with the reason for the supervisor."""
+        text = "".join(traceback.format_exception(error))
+        self.status.failed(text)
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        os._exit(EXIT_CRASHED)
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point of an actor's process."""
+    folder, role, n = RunFolder(Path(arguments[0])), arguments[1], int(arguments[2])
+    logs.configure()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    host: Host | None = None
+    try:
+        host = Host(folder, role, n)
+        host.run()
+    except ConfigError as error:
+        (host.status if host else Status()).failed(str(error))
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_CONFIG)
+    except FencedError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_CRASHED)
+    except BaseException as error:  # noqa: BLE001 the process ends here
+        if host is None:
+            Status().failed("".join(traceback.format_exception(error)))
+            traceback.print_exc()
+            os._exit(EXIT_CRASHED)
+        host.crash(error)
+    sys.stderr.flush()
+    # Engines leave threads behind; nothing of theirs needs an orderly end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

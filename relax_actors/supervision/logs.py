@@ -1,0 +1,19 @@
+"""How our own processes log: one line an event, to the file that their output goes to."""
+
+from __future__ import annotations
+
+import sys
+
+import structlog
+
+
+def configure() -> None:
+    """Log to standard error as `timestamp level event key=value ...`."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,164 @@
+"""The supervisor of a machine: one pool a role, one process an actor.
+
+Started by the run's root as `python -m relax_actors.supervision.node <run folder>`. When a pool gives up, all are
+stopped, a last report is written, and the root ends the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import structlog
+
+from broker.bridge import Address, Bridge
+from broker.lease import RunState
+from broker.streams import ensure_bucket
+from broker.subjects import RowId, Subjects
+from relax_actors.blackbox import Reading
+from relax_actors.config import Config
+from relax_actors.errors import RelaxError
+from relax_actors.journal import Journal
+from relax_actors.roles import replicas, role_names
+from relax_actors.runfolder import RunFolder, write_private
+from relax_actors.supervision import logs
+from relax_actors.supervision.processes import EXIT_GAVE_UP, Launch, ProcessTree, Status
+from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.streams import ensure_run_streams
+from relax_actors.supervision.supervisor import GiveUp, Supervisor
+
+log = structlog.get_logger()
+
+
+def pools_of(config: Config, source: random.Random) -> dict[str, Supervisor]:
+    """A supervisor for each role's actors, in the order of their start."""
+    settings = config.supervision
+    return {
+        role: Supervisor(
+            [
+                ChildSpec(f"{role}.{n}", shutdown=settings.shutdown, start_deadline=settings.start_deadline)
+                for n in range(replicas(config, role))
+            ],
+            Strategy.ONE_FOR_ONE,
+            Limits(settings.intensity, settings.period),
+            Backoff(settings.backoff, settings.backoff_max),
+            source,
+        )
+        for role in role_names(config)
+    }
+
+
+def actor_environment(config: Config) -> dict[str, str]:
+    """What the processes of actors find in their environment."""
+    threads = str(config.run.threads)
+    return {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        # Sets and dictionaries of strings must have one order in every life: some task generators depend on it.
+        "PYTHONHASHSEED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class Reporter:
+    """Tells the run what happens to its actors, and counts deaths against the rows that were in hand."""
+
+    def __init__(self, folder: RunFolder, bridge: Bridge, state: RunState, journal: Journal) -> None:
+        self._folder, self._bridge, self._state, self._journal = folder, bridge, state, journal
+        self._details: dict[str, str] = {}
+
+    def started(self, child: str, pid: int, starts: int) -> None:
+        """An actor's process was started."""
+        role, n = split(child)
+        kind = "started" if starts == 1 else "restarted"
+        self._journal.event(kind, role=role, n=n, pid=pid, starts=starts)
+
+    def ready(self, child: str, seconds: float) -> None:
+        """An actor is ready."""
+        role, n = split(child)
+        self._journal.event("ready", role=role, n=n, seconds=round(seconds, 3))
+
+    def ended(self, child: str, outcome: Exit, last: Reading) -> None:
+        """An actor's process is gone."""
+        role, n = split(child)
+        if outcome.normal:
+            self._journal.event("stopped", role=role, n=n)
+            return
+        self._details[child] = outcome.detail or outcome.reason
+        self._journal.event(
+            "crashed",
+            role=role,
+            n=n,
+            reason=outcome.reason,
+            rows=list(last.rows),
+            traceback=outcome.detail[-4000:],
+        )
+        for text in last.rows:
+            row = RowId.parse(text)
+            self._bridge.submit(self._state.count_failure(role, row, outcome.reason, outcome.detail))
+
+    def gave_up(self, pool: str, report: GiveUp) -> None:
+        """A role cannot be kept up."""
+        detail = self._details.get(report.child, "")
+        self._journal.event("gave_up", role=pool, n=split(report.child)[1], reason=report.reason)
+        body = {"role": pool, "child": report.child, "reason": report.reason, "traceback": detail, "time": time.time()}
+        write_private(self._folder.report, json.dumps(body, indent=1))
+
+
+def split(child: str) -> tuple[str, int]:
+    """Role and number of an actor's id."""
+    role, _, n = child.rpartition(".")
+    return role, int(n)
+
+
+def run(folder: RunFolder) -> int:
+    """Supervise until told to stop; gives the process's exit code."""
+    config = folder.load_config()
+    status = Status()
+    bridge = Bridge(Address.load(folder.address), "node", deadline=30.0)
+    subjects = Subjects(config.run.name)
+    bridge.call(ensure_run_streams(bridge, config), 60)
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, config.broker.replicas), 30))
+    reporter = Reporter(folder, bridge, state, Journal(bridge, subjects, "node", 0))
+    environment = actor_environment(config)
+
+    def launch(child: str) -> Launch:
+        role, n = split(child)
+        command = [sys.executable, "-m", "relax_actors.supervision.host", str(folder.root), role, str(n)]
+        return Launch(command, folder.log(child), folder.box(child), environment)
+
+    pools = pools_of(config, random.Random(os.getpid()))  # noqa: S311 jitter
+    tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat)
+    signal.signal(signal.SIGTERM, lambda *_: tree.stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    status.ready()
+    report = tree.run()
+    bridge.close()
+    if report is None:
+        return 0
+    status.failed(f"{report.child}: {report.reason}")
+    return EXIT_GAVE_UP
+
+
+def main() -> None:
+    """Entry point of the node's process."""
+    logs.configure()
+    try:
+        code = run(RunFolder(Path(sys.argv[1])))
+    except RelaxError as error:
+        traceback.print_exc()
+        Status().failed(str(error))
+        code = 1
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

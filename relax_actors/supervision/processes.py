@@ -1,0 +1,304 @@
+"""The interpreter of supervisors: starts processes, watches them, kills what hangs, and reports.
+
+One thread does it all, the one that called `run`; children ask the kernel to die with it. A child tells that it is
+ready, or why it fails, by a pipe; signs of life come through its black box.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from broker.process import kill_group, spawn
+from relax_actors.blackbox import BlackBox, Reading
+from relax_actors.supervision.spec import Exit
+from relax_actors.supervision.supervisor import Action, GiveUp, Phase, Start, Stop, Supervisor
+
+STATUS_FD = "RELAX_STATUS_FD"
+EXIT_CONFIG, EXIT_GAVE_UP = 2, 75
+TICK = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a child is started: the command, where its output goes, and its black box if it has one.
+
+    A child that cannot say by the pipe that it is ready has a `probe`, which is asked again and again.
+    """
+
+    command: list[str]
+    log: Path
+    box: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    probe: Callable[[], bool] | None = None
+
+
+class Observer(Protocol):
+    """Told of everything that happens to children, in the interpreter's thread."""
+
+    def started(self, child: str, pid: int, starts: int) -> None:
+        """A process was started, for the `starts`-th time."""
+
+    def ready(self, child: str, seconds: float) -> None:
+        """A child became ready, `seconds` after its start."""
+
+    def ended(self, child: str, outcome: Exit, last: Reading) -> None:
+        """A process is gone; `last` is what its black box holds."""
+
+    def gave_up(self, pool: str, report: GiveUp) -> None:
+        """A supervisor gave up."""
+
+
+@dataclass(slots=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    pipe: int
+    began: float
+    box: BlackBox | None
+    probe: Callable[[], bool] | None = None
+    text: bytes = b""
+    report: str = ""
+    killed_for: str = ""
+    kill_at: float | None = None
+
+
+class ProcessTree:
+    """Runs the children of several supervisors.
+
+    Args:
+        pools: supervisors by name; when one gives up all are stopped.
+        launch: how to start a child, by its id.
+        observer: told what happens.
+        heartbeat: seconds without a sign of life after which a ready child is killed.
+    """
+
+    def __init__(
+        self, pools: dict[str, Supervisor], launch: Callable[[str], Launch], observer: Observer, heartbeat: float
+    ) -> None:
+        self.pools = pools
+        self.report: GiveUp | None = None
+        self._launch, self._observer, self._heartbeat = launch, observer, heartbeat
+        self._pool_of = {child: pool for pool in pools.values() for child in pool.children}
+        self._running: dict[str, _Running] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, ("wake", ""))
+        self._stop_asked = False
+
+    def stop(self) -> None:
+        """Ask for an orderly end; from any thread or a signal handler."""
+        self._stop_asked = True
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b"x")
+
+    def kill(self, child: str, number: signal.Signals) -> bool:
+        """Signal a child's process; False if there is none."""
+        running = self._running.get(child)
+        if running is None:
+            return False
+        os.kill(running.process.pid, number)
+        return True
+
+    def run(self) -> GiveUp | None:
+        """Start everything and look after it until all has ended; gives the report if a supervisor gave up."""
+        now = time.monotonic()
+        try:
+            for pool in self.pools.values():
+                self._carry_out(pool.start(now))
+            while not all(pool.ended for pool in self.pools.values()):
+                self._wait()
+                now = time.monotonic()
+                if self._stop_asked or self.report is not None:
+                    self._shutdown(now)
+                self._look_after(now)
+                for pool in self.pools.values():
+                    self._carry_out(pool.tick(now))
+        finally:
+            for running in self._running.values():
+                kill_group(running.process)
+                running.process.wait()
+            self._selector.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        return self.report
+
+    def _shutdown(self, now: float) -> None:
+        """Stop pool after pool, the last first."""
+        for pool in reversed(self.pools.values()):
+            self._carry_out(pool.shutdown(now))
+            if not pool.ended:
+                return
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        dues = [due for pool in self.pools.values() if (due := pool.next_due()) is not None]
+        probing = any(running.probe for running in self._running.values())
+        timeout = max(0.0, min([TICK / 10 if probing else TICK, *(due - now for due in dues)]))
+        for key, _ in self._selector.select(timeout):
+            kind, child = key.data
+            if kind == "pipe":
+                self._hear(child)
+            elif kind == "pid":
+                self._bury(child)
+            else:
+                with suppress(BlockingIOError):
+                    os.read(self._wake_read, 1024)
+
+    def _hear(self, child: str) -> None:
+        running = self._running.get(child)
+        if running is None:
+            return
+        data = os.read(running.pipe, 65536)
+        if not data:
+            self._selector.unregister(running.pipe)
+            return
+        running.text += data
+        *lines, running.text = running.text.split(b"\n")
+        for line in lines:
+            self._heard(child, running, line)
+
+    def _heard(self, child: str, running: _Running, line: bytes) -> None:
+        with suppress(ValueError):
+            message: Any = json.loads(line)
+            if message.get("ready"):
+                self._became_ready(child, running)
+            running.report = str(message.get("failed", running.report))
+
+    def _became_ready(self, child: str, running: _Running) -> None:
+        now = time.monotonic()
+        self._pool_of[child].ready(child, now)
+        self._observer.ready(child, now - running.began)
+
+    def _bury(self, child: str) -> None:
+        running = self._running.pop(child)
+        code = running.process.wait()
+        with suppress(KeyError):
+            # What it said last may still be in the pipe.
+            self._selector.get_key(running.pipe)
+            self._running[child] = running
+            os.set_blocking(running.pipe, False)
+            with suppress(BlockingIOError):
+                self._hear(child)
+            del self._running[child]
+        for fd in (running.pidfd, running.pipe):
+            with suppress(KeyError):
+                self._selector.unregister(fd)
+            os.close(fd)
+        with suppress(ProcessLookupError):
+            os.killpg(running.process.pid, signal.SIGKILL)
+        last = running.box.read() if running.box else Reading(0.0)
+        if running.box:
+            running.box.close()
+        outcome = _outcome(code, running.killed_for, running.report)
+        pool = self._pool_of[child]
+        expected = pool.children[child].phase is Phase.STOPPING
+        self._observer.ended(child, outcome if not expected else Exit(normal=True, reason="stopped"), last)
+        self._carry_out(pool.exited(child, outcome, time.monotonic()))
+
+    def _look_after(self, now: float) -> None:
+        for child, running in self._running.items():
+            if running.kill_at is not None and now > running.kill_at:
+                running.killed_for = running.killed_for or "did not stop within its shutdown seconds"
+                kill_group(running.process)
+            state = self._pool_of[child].children[child]
+            if state.phase is Phase.STARTING and running.probe is not None and running.probe():
+                running.probe = None
+                self._became_ready(child, running)
+            if state.phase is Phase.READY and running.box is not None and not running.killed_for:
+                silent = now - max(running.box.read().beat, state.since)
+                if silent > self._heartbeat:
+                    running.killed_for = f"no sign of life for {silent:.1f} s (supervision.heartbeat)"
+                    kill_group(running.process)
+        for pool in self.pools.values():
+            for child in pool.late(now):
+                if (late := self._running.get(child)) is not None and not late.killed_for:
+                    late.killed_for = "not ready in time (supervision.start_deadline)"
+                    kill_group(late.process)
+
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._start(action.child)
+            elif isinstance(action, Stop):
+                running = self._running[action.child]
+                spec = self._pool_of[action.child].children[action.child].spec
+                running.kill_at = time.monotonic() + spec.shutdown
+                with suppress(ProcessLookupError):
+                    os.kill(running.process.pid, signal.SIGTERM)
+                    os.kill(running.process.pid, signal.SIGCONT)
+            else:
+                self.report = self.report or action
+                name = next(name for name, pool in self.pools.items() if action.child in pool.children)
+                self._observer.gave_up(name, action)
+
+    def _start(self, child: str) -> None:
+        launch = self._launch(child)
+        launch.log.parent.mkdir(parents=True, exist_ok=True)
+        box = BlackBox(launch.box) if launch.box else None
+        if box:
+            box.record([], "start")
+        read, write = os.pipe2(os.O_CLOEXEC)
+        environment = os.environ | launch.environment | {STATUS_FD: str(write)}
+        try:
+            with launch.log.open("ab") as log:
+                process = spawn(launch.command, log=log, environment=environment, pass_fds=(write,))
+        finally:
+            os.close(write)
+        pidfd = os.pidfd_open(process.pid)
+        self._running[child] = _Running(process, pidfd, read, time.monotonic(), box, launch.probe)
+        self._selector.register(read, selectors.EVENT_READ, ("pipe", child))
+        self._selector.register(pidfd, selectors.EVENT_READ, ("pid", child))
+        self._observer.started(child, process.pid, self._pool_of[child].children[child].starts)
+
+
+class Status:
+    """The child's end of the pipe."""
+
+    def __init__(self) -> None:
+        fd = os.environ.pop(STATUS_FD, None)
+        self._fd = int(fd) if fd else None
+        if self._fd is not None:
+            os.set_inheritable(self._fd, False)
+
+    def ready(self) -> None:
+        """Say that the child is ready."""
+        self._write({"ready": True})
+
+    def failed(self, text: str) -> None:
+        """Say why it is about to end; the last words count."""
+        self._write({"failed": text[-16000:]})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        if self._fd is not None:
+            with suppress(OSError):
+                os.write(self._fd, json.dumps(message).encode() + b"\n")
+
+
+def _outcome(code: int, killed_for: str, report: str) -> Exit:
+    if code == 0 and not killed_for:
+        return Exit(normal=True, reason="ended")
+    first = report.strip().splitlines()[-1] if report.strip() else ""
+    if killed_for:
+        reason = killed_for
+    elif code < 0:
+        reason = f"killed by {_signal_name(-code)}"
+    else:
+        reason = f"exit code {code}"
+    final = code in (EXIT_CONFIG, EXIT_GAVE_UP)
+    return Exit(normal=False, reason=f"{reason}: {first}" if first else reason, final=final, detail=report)
+
+
+def _signal_name(number: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

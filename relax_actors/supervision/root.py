@@ -1,0 +1,165 @@
+"""The root of a run: the broker, if it is ours, and the node's supervisor, kept up until the run is finished."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from broker.bridge import Address, Bridge
+from broker.server import Server, ServerSettings, answers
+from relax_actors.blackbox import Reading
+from relax_actors.config import Config
+from relax_actors.errors import BrokerError, ConfigError
+from relax_actors.modelfolder import prepare
+from relax_actors.roles import replicas, role_names
+from relax_actors.runfolder import RunFolder
+from relax_actors.supervision.processes import Launch, ProcessTree
+from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.supervisor import GiveUp, Supervisor
+
+log = structlog.get_logger()
+MAY_CHANGE = ("run.steps", "broker", "supervision", "eval", "prompts", "store.path")
+REACH_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run ended before its last step."""
+
+    role: str
+    reason: str
+    traceback: str
+
+
+class _Log:
+    """Tells the log of the root what happens to its two children; the node tells the run of the others."""
+
+    def started(self, child: str, pid: int, starts: int) -> None:
+        """A child was started."""
+        log.info("started", child=child, pid=pid, starts=starts)
+
+    def ready(self, child: str, seconds: float) -> None:
+        """A child is ready."""
+        log.info("ready", child=child, seconds=round(seconds, 3))
+
+    def ended(self, child: str, outcome: Exit, _last: Reading) -> None:
+        """A child is gone."""
+        if not outcome.normal:
+            log.warning("crashed", child=child, reason=outcome.reason)
+
+    def gave_up(self, pool: str, report: GiveUp) -> None:
+        """A child cannot be kept up."""
+        log.error("gave_up", pool=pool, child=report.child, reason=report.reason)
+
+
+class Root:
+    """One run on one machine. Make and run it in the thread that lives as long as the run.
+
+    Args:
+        config: the run's.
+        import_path: folder in which dotted paths are found.
+    """
+
+    def __init__(self, config: Config, import_path: str) -> None:
+        self.config = config
+        self.folder = RunFolder(config.folder)
+        self._lock = self.folder.lock()
+        self._server: Server | None = None
+        try:
+            self._settle(import_path)
+            self.address = self._prepare_broker()
+        except BaseException:
+            self._lock.close()
+            raise
+        self.tree = ProcessTree({"run": self._supervisor()}, self._launch, _Log(), config.supervision.heartbeat)
+
+    def _settle(self, import_path: str) -> None:
+        """Keep the configuration, or see that the folder's run has the same."""
+        saved = self.folder.saved()
+        if saved is not None:
+            changed = sorted(_differences(saved["config"], self.config.model_dump(mode="json")))
+            changed = [key for key in changed if not key.startswith(MAY_CHANGE) and not key.endswith(".replicas")]
+            if changed:
+                msg = (
+                    f"run folder {self.folder.root} holds a run with other settings: {', '.join(changed)}; "
+                    "restore them, set another run.name, or remove the folder"
+                )
+                raise ConfigError(msg)
+        prepare(self.config, self.config.model_path)
+        self.folder.save_config(self.config, import_path)
+        self.folder.report.unlink(missing_ok=True)
+
+    def _prepare_broker(self) -> Address:
+        broker = self.config.broker
+        if broker.url is None:
+            limits = ServerSettings(
+                port=broker.port,
+                max_store=broker.max_bytes + broker.log_bytes + (1 << 30),
+                sync_interval=broker.sync_interval,
+            )
+            self._server = Server(self.folder.broker, limits)
+            try:
+                address = self._server.prepare()
+            except BrokerError as error:
+                raise ConfigError(str(error)) from error
+        else:
+            address = address_of(broker.url, str(broker.credentials) if broker.credentials else None)
+            try:
+                Bridge(address, "check", REACH_SECONDS).close()
+            except BrokerError as error:
+                raise ConfigError(str(error)) from error
+        address.save(self.folder.address)
+        return address
+
+    def _supervisor(self) -> Supervisor:
+        settings = self.config.supervision
+        actors = sum(replicas(self.config, role) for role in role_names(self.config))
+        specs = [ChildSpec("node", shutdown=actors * (settings.shutdown + 1), start_deadline=60)]
+        if self._server is not None:
+            specs.insert(0, ChildSpec("broker", shutdown=10, start_deadline=60))
+        limits = Limits(settings.intensity, settings.period)
+        backoff = Backoff(settings.backoff, settings.backoff_max)
+        return Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
+
+    def _launch(self, child: str) -> Launch:
+        if child == "broker" and self._server is not None:
+            return Launch(self._server.command, self._server.log, probe=partial(answers, self.address))
+        command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
+        return Launch(command, self.folder.log("node"))
+
+    def run(self) -> Failure | None:
+        """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
+        try:
+            report = self.tree.run()
+        finally:
+            self._lock.close()
+        if report is None:
+            return None
+        if self.folder.report.exists():
+            body = json.loads(self.folder.report.read_text())
+            return Failure(body["child"], body["reason"], body["traceback"])
+        return Failure(report.child, report.reason, f"see {self.folder.log(report.child)}")
+
+
+def address_of(url: str, credentials: str | None) -> Address:
+    """An address from `nats://[user:password@]host:port`."""
+    head, at, host = url.rpartition("@")
+    if not at:
+        return Address(url, credentials=credentials)
+    scheme, _, account = head.partition("://")
+    user, _, password = account.partition(":")
+    return Address(f"{scheme}://{host}", user, password, credentials)
+
+
+def _differences(old: object, new: object, at: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in {**old, **new}:
+            found += _differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
+        return found
+    return [] if old == new else [at]

@@ -1,0 +1,122 @@
+"""Text to token ids and back, without torch.
+
+Also makes the tokenizer of single characters that models trained from nothing use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import Regex, decoders, models, pre_tokenizers
+
+from relax_actors.errors import ConfigError, RowError
+
+PAD = "<pad>"
+
+
+class Tokenizer:
+    """The tokenizer of a model folder.
+
+    Raises:
+        ConfigError: the folder has no tokenizer.json that can be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        path = folder / "tokenizer.json"
+        try:
+            self._inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the Rust library raises bare Exception
+            msg = f"{path} is no tokenizer: {error}; model.path must hold a Hugging Face tokenizer.json"
+            raise ConfigError(msg) from error
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a completion, from generation_config.json or config.json."""
+        found: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            path = self._folder / name
+            ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+            found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        return frozenset(found)
+
+    @property
+    def size(self) -> int:
+        """Ids that the tokenizer may give."""
+        return int(self._inner.get_vocab_size())
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a text that is a single token, else None."""
+        whole = self._inner.token_to_id(text)
+        if whole is not None:
+            return int(whole)
+        ids = self._inner.encode(text, add_special_tokens=False).ids
+        return int(ids[0]) if len(ids) == 1 else None
+
+    def encode(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
+        """Token ids of a text, `[len] int32`; with `special`, those that the model wants around every text.
+
+        Raises:
+            RowError: the tokenizer has no token for a part of it.
+        """
+        try:
+            ids = self._inner.encode(text, add_special_tokens=special).ids
+        except Exception as error:  # the Rust library raises bare Exception
+            msg = f"prompt {text[:80]!r} cannot be tokenized: {error}"
+            raise RowError(msg) from error
+        return np.asarray(ids, np.int32)
+
+    def decode(self, tokens: Sequence[int] | NDArray[Any]) -> str:
+        """The text of token ids, without special and stop tokens."""
+        ids = [int(t) for t in tokens if int(t) not in self.stop_ids]
+        return str(self._inner.decode(ids, skip_special_tokens=True))
+
+    @cached_property
+    def has_chat_template(self) -> bool:
+        """Whether the folder brings a chat template."""
+        if (self._folder / "chat_template.jinja").exists():
+            return True
+        path = self._folder / "tokenizer_config.json"
+        return path.exists() and "chat_template" in json.loads(path.read_text())
+
+    def chat(self, messages: list[dict[str, str]]) -> str:
+        """Messages as the model's chat template writes them, ready for its answer."""
+        return str(self._transformers.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    @cached_property
+    def _transformers(self) -> Any:
+        from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 a second to import, only for chats
+
+        return PreTrainedTokenizerFast.from_pretrained(self._folder)
+
+
+def make_character_tokenizer(alphabet: str, end: str, folder: Path) -> dict[str, int]:
+    """Write a tokenizer of single characters to a folder; gives the ids that the model's config needs.
+
+    Raises:
+        ConfigError: a character stands twice, or `end` is not one character of the alphabet.
+    """
+    twice = sorted({c for c in alphabet if alphabet.count(c) > 1})
+    if twice:
+        msg = f"model.tokenizer.alphabet holds {twice} more than once; give each character once"
+        raise ConfigError(msg)
+    if len(end) != 1 or end not in alphabet:
+        msg = f"model.tokenizer.end {end!r} is not one character of the alphabet {alphabet!r}"
+        raise ConfigError(msg)
+    vocabulary = {c: i for i, c in enumerate(alphabet)} | {PAD: len(alphabet)}
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens([PAD])
+    inner.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "pad_token": PAD}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    ids = {"eos_token_id": vocabulary[end], "pad_token_id": vocabulary[PAD]}
+    return ids | {"vocab_size": len(vocabulary)}

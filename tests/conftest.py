@@ -1,0 +1,62 @@
+"""One real nats-server for the whole session; each test its own run name."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from broker.bridge import Address, Bridge
+from broker.server import Server
+from broker.store import Store
+from broker.streams import ensure_streams, log_spec, table_spec
+from broker.subjects import Subjects
+from broker.table import Table
+from hypothesis import settings
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("broker"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def address(server: Server) -> Address:
+    return Address.load(server.folder / "address.json")
+
+
+@pytest.fixture
+def bridge(address: Address) -> Iterator[Bridge]:
+    bridge = Bridge(address, "test")
+    yield bridge
+    bridge.close()
+
+
+@pytest.fixture
+def subjects() -> Subjects:
+    return Subjects(f"t{uuid.uuid4().hex[:12]}")
+
+
+MakeTable = Callable[[Bridge], Table]
+
+
+@pytest.fixture
+def make_table(tmp_path: Path, subjects: Subjects) -> MakeTable:
+    def make(bridge: Bridge) -> Table:
+        bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 28), log_spec(subjects, 1 << 24, 3600)]), 20)
+        return Table(bridge, subjects, Store(tmp_path / "store"), "test.0#1")
+
+    return make
+
+
+@pytest.fixture
+def table(bridge: Bridge, make_table: MakeTable) -> Table:
+    return make_table(bridge)
+
+
+settings.register_profile("relax", deadline=None)
+settings.load_profile("relax")

@@ -1,0 +1,182 @@
+"""The table on a real server: write-once, look-ups, followers, purge, kill -9."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from broker.bridge import Address, Bridge
+from broker.errors import BrokerError, BrokerUnreachableError
+from broker.lease import RunState
+from broker.pull import Follower, StandingPull
+from broker.server import Server, ServerSettings
+from broker.store import Store
+from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, pool_spec, table_spec
+from broker.subjects import RowId, Subjects
+from broker.table import Table
+from relax_actors.messages import Dropped, Reward
+
+ROW = RowId(3, 4)
+
+
+def test_second_write_of_a_cell_is_refused_and_changes_nothing(table: Table) -> None:
+    subject = table.cell(ROW, "dropped")
+    assert table.put(subject, Dropped("no_signal", "first"))
+    assert not table.put(subject, Dropped("no_signal", "second"))
+    assert table.fetch(subject, Dropped) == Dropped("no_signal", "first")
+
+
+def test_many_writers_of_one_cell_have_one_winner(table: Table) -> None:
+    subject = table.cell(ROW, "dropped")
+    assert sum(table.put_all((subject, Dropped("x", str(i))) for i in range(50))) == 1
+
+
+def test_cell_that_is_not_there_is_none(table: Table) -> None:
+    assert table.get(table.cell(ROW, "reward")) is None
+
+
+def test_large_arrays_go_through_the_store_and_come_back_equal(table: Table) -> None:
+    values = np.arange(100_000, dtype=np.float32)
+    subject = table.cell(ROW, "reward")
+    table.put(subject, Reward(values))
+    cell = table.get(subject)
+    assert cell is not None
+    assert len(cell.data) < 1000
+    np.testing.assert_array_equal(table.read(cell.data, Reward).values, values)
+
+
+def test_snapshot_gives_cells_in_the_order_written(table: Table) -> None:
+    for index in (5, 1, 3):
+        table.put(table.cell(RowId(0, index), "dropped"), Dropped("x", ""))
+    table.put(table.cell(RowId(0, 9), "reward"), Reward(np.zeros(1, np.float32)))
+    found = table.snapshot([table.subjects.column("dropped")])
+    assert [cell_id.index for cell_id, _ in found] == [5, 1, 3]
+
+
+def test_snapshot_of_an_empty_table_is_empty(table: Table) -> None:
+    assert table.snapshot([table.subjects.column("dropped")]) == []
+
+
+def test_purge_removes_the_rows_of_a_step_only(table: Table) -> None:
+    for step in (1, 2):
+        table.put(table.cell(RowId(step, 0), "dropped"), Dropped("x", ""))
+    table.purge([f"{table.subjects.prefix}.group.1.>"])
+    assert [c.step for c, _ in table.snapshot([table.subjects.column("dropped")])] == [2]
+
+
+def test_follower_goes_on_where_it_was_after_its_consumer_is_lost(table: Table) -> None:
+    bridge, subjects = table.bridge, table.subjects
+
+    async def work() -> list[int]:
+        follower = Follower(bridge, subjects.table_stream, [subjects.column("dropped")], credit=4)
+        seen: list[int] = []
+        deleted = ""
+        async for batch in follower.batches(tick=0.2):
+            seen += [subjects.parse(m.subject).index for m in batch]
+            if 2 <= len(seen) <= 12 and deleted != follower._consumer:
+                deleted = follower._consumer
+                await bridge.js.delete_consumer(subjects.table_stream, follower._consumer)
+            if len(seen) >= 20:
+                return seen
+        return seen
+
+    table.put_all((table.cell(RowId(0, i), "dropped"), Dropped("x", "")) for i in range(4))
+    future = bridge.submit(work())
+    for i in range(4, 20):
+        table.put(table.cell(RowId(0, i), "dropped"), Dropped("x", ""))
+    seen = future.result(30)
+    assert sorted(seen[:4]) == [0, 1, 2, 3]
+    assert seen[4:] == list(range(4, 20))
+
+
+def test_pool_redelivers_what_an_actor_did_not_acknowledge(table: Table) -> None:
+    bridge, subjects = table.bridge, table.subjects
+    table.put_all((table.cell(RowId(0, i), "dropped"), Dropped("x", "")) for i in range(10))
+
+    async def work() -> tuple[set[str], set[str]]:
+        await ensure_consumer(bridge, subjects.table_stream, pool_spec("pool", [subjects.column("dropped")], 1.0, 100))
+        first = StandingPull(bridge, subjects.table_stream, "pool", 16)
+        await first.start()
+        lost: set[str] = set()
+        while len(lost) < 10:
+            lost |= {m.subject for m in await first.next(16, 5)}
+        await first.close()
+        second = StandingPull(bridge, subjects.table_stream, "pool", 16)
+        await second.start()
+        again: set[str] = set()
+        while len(again) < 10:
+            for message in await second.next(3, 5):
+                assert message.metadata.num_delivered == 2
+                await message.ack_sync()
+                again.add(message.subject)
+        return lost, again
+
+    lost, again = bridge.call(work(), 20)
+    assert lost == again
+
+
+def test_incarnations_are_counted_across_connections(table: Table) -> None:
+    async def work() -> list[int]:
+        state = RunState(table.bridge, await ensure_bucket(table.bridge, table.subjects))
+        return [await state.next_incarnation("trainer", 0) for _ in range(3)]
+
+    assert table.bridge.call(work(), 20) == [1, 2, 3]
+    assert table.bridge.call(work(), 20) == [4, 5, 6]
+
+
+def test_lease_vanishes_when_it_is_not_renewed(table: Table) -> None:
+    async def work() -> tuple[bool, bool]:
+        state = RunState(table.bridge, await ensure_bucket(table.bridge, table.subjects))
+        await state.renew_lease("reward", 0, {"pid": 1}, ttl=1)
+        before = "reward.0" in await state.leases()
+        watcher = await (await ensure_bucket(table.bridge, table.subjects)).watch("lease.>", include_history=False)
+        while (entry := await watcher.updates(timeout=10)) is None or entry.operation is None:
+            pass
+        return before, "reward.0" in await state.leases()
+
+    assert table.bridge.call(work(), 20) == (True, False)
+
+
+def test_cells_and_credentials_survive_kill_of_the_server(tmp_path: Path) -> None:
+    server = Server(tmp_path / "broker")
+    address = server.start()
+    bridge = Bridge(address, "test")
+    subjects = Subjects("killed")
+    bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 26)]), 20)
+    table = Table(bridge, subjects, Store(tmp_path / "store"), "test.0#1")
+    try:
+        for i in range(20):
+            table.put(table.cell(RowId(0, i), "dropped"), Dropped("x", ""))
+        assert server.process is not None
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+        again = Server(tmp_path / "broker")
+        assert again.start() == address
+        server = again
+        assert not table.put(table.cell(RowId(0, 3), "dropped"), Dropped("y", ""))
+        assert len(table.snapshot([subjects.column("dropped")])) == 20
+    finally:
+        bridge.close()
+        server.stop()
+
+
+def test_port_in_use_is_named_with_the_remedy(address: Address, tmp_path: Path) -> None:
+    port = int(address.url.rsplit(":", 1)[1])
+    with pytest.raises(BrokerError, match=rf"port {port} is in use; set broker.port"):
+        Server(tmp_path / "other", ServerSettings(port=port)).start()
+
+
+def test_broker_that_does_not_answer_is_named_with_the_remedy() -> None:
+    with pytest.raises(BrokerUnreachableError, match=r"nats://127\.0\.0\.1:1 does not answer .* set broker\.url"):
+        Bridge(Address("nats://127.0.0.1:1"), "test", deadline=0.5)
+
+
+def test_full_table_is_a_clear_error_and_not_taken_for_a_second_write(bridge: Bridge, tmp_path: Path) -> None:
+    subjects = Subjects("full")
+    bridge.call(ensure_streams(bridge, [table_spec(subjects, 2000)]), 20)
+    table = Table(bridge, subjects, Store(tmp_path), "test.0#1")
+    with pytest.raises(BrokerError, match=r"cannot store .* raise broker\.max_bytes"):
+        for i in range(100):
+            table.put(table.cell(RowId(0, i), "dropped"), Dropped("x", "y" * 50))

@@ -1,0 +1,58 @@
+"""Laws of the cut of a step into micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_actors.algorithms.micro_batches import micro_batches
+
+STEPS = st.integers(1, 64).flatmap(
+    lambda budget: st.tuples(st.lists(st.integers(1, budget), max_size=40), st.just(budget))
+)
+
+
+@given(STEPS)
+def test_every_sequence_is_in_exactly_one_micro_batch(step: tuple[list[int], int]) -> None:
+    lengths, budget = step
+    parts = micro_batches(lengths, token_budget=budget)
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    assert all(parts)
+
+
+@given(STEPS)
+def test_every_padded_micro_batch_fits_the_budget(step: tuple[list[int], int]) -> None:
+    lengths, budget = step
+    for part in micro_batches(lengths, token_budget=budget):
+        assert max(lengths[i] for i in part) * len(part) <= budget
+
+
+@given(STEPS)
+def test_lengths_never_rise_and_ties_keep_their_order(step: tuple[list[int], int]) -> None:
+    lengths, budget = step
+    order = [i for part in micro_batches(lengths, token_budget=budget) for i in part]
+    assert order == sorted(order, key=lambda i: (-lengths[i], i))
+
+
+@given(STEPS)
+def test_no_cut_of_the_sorted_lengths_has_fewer_micro_batches(step: tuple[list[int], int]) -> None:
+    lengths, budget = step
+    longest_first = sorted(lengths, reverse=True)
+    fewest = [0]  # fewest[k]: micro-batches that the k longest sequences need, by trying every last one
+    for end in range(1, len(lengths) + 1):
+        starts = (s for s in range(end) if longest_first[s] * (end - s) <= budget)
+        fewest.append(1 + min(fewest[s] for s in starts))
+    assert len(micro_batches(lengths, token_budget=budget)) == fewest[-1]
+
+
+def test_sequences_of_like_length_share_a_micro_batch() -> None:
+    assert micro_batches([2, 8, 3, 8, 1], token_budget=16) == [[1, 3], [2, 0, 4]]
+    assert micro_batches([], token_budget=1) == []
+
+
+def test_a_sequence_that_can_never_fit_is_named_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match="sequence 1 has length 900, token_budget is 512; raise token_budget to 900"):
+        micro_batches([3, 900], token_budget=512)
+    with pytest.raises(ValueError, match="sequence 0 has length 0; leave"):
+        micro_batches([0, 3], token_budget=512)
