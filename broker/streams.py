@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 from nats.js.api import (
@@ -83,10 +85,14 @@ async def ensure_streams(bridge: Bridge, specs: list[StreamConfig], deadline: fl
 
         async def ensure(spec: StreamConfig = spec) -> None:
             try:
-                await bridge.js.add_stream(spec)
-            except BadRequestError as error:
-                if error.err_code != _NAME_IN_USE:
-                    raise
+                await bridge.js.stream_info(str(spec.name))
+            except NotFoundError:
+                try:
+                    await bridge.js.add_stream(spec)
+                except BadRequestError as error:
+                    if error.err_code != _NAME_IN_USE:
+                        raise
+            else:
                 await bridge.js.update_stream(spec)
 
         try:
@@ -94,6 +100,28 @@ async def ensure_streams(bridge: Bridge, specs: list[StreamConfig], deadline: fl
         except APIError as error:
             msg = f"broker {bridge.address.url} refuses stream {spec.name}: {error.description}"
             raise BrokerError(msg) from error
+
+
+async def wait_for_stream(bridge: Bridge, name: str, deadline: float) -> None:
+    """Wait until somebody has made a stream.
+
+    Raises:
+        BrokerError: nobody did within `deadline` seconds.
+    """
+    end = time.monotonic() + deadline
+
+    async def look() -> bool:
+        try:
+            await bridge.js.stream_info(name)
+        except NotFoundError:
+            return False
+        return True
+
+    while not await bridge.persist(look, f"wait for stream {name}", deadline):
+        if time.monotonic() > end:
+            msg = f"stream {name} was not made within {deadline:g} s"
+            raise BrokerError(msg)
+        await asyncio.sleep(0.1)
 
 
 async def ensure_bucket(bridge: Bridge, subjects: Subjects, replicas: int = 1) -> KeyValue:

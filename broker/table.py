@@ -194,8 +194,10 @@ class Table:
             await self.bridge.persist(request, f"purge {subject}")
 
         async def work() -> None:
-            for subject in filters:
-                await one(subject)
+            pending = list(filters)
+            while pending:
+                await asyncio.gather(*map(one, pending[:32]))
+                del pending[:32]
 
         self.bridge.call(work(), CALL_DEADLINE)
 

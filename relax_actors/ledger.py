@@ -51,6 +51,7 @@ class Ledger:
         self.batches: dict[int, Batch] = {}
         self._states: dict[int, dict[int, RowState]] = {}
         self._owed: dict[RowId, None] = {}
+        self._strangers: dict[RowId, str] = {}
         self._violations: list[str] = []
 
     def observe(self, cell: CellId, value: Batch | Checkpoint | None = None) -> None:
@@ -89,7 +90,8 @@ class Ledger:
         for index in batch.rows:
             state = states.get(index)
             if state is None:
-                self._violations.append(f"group.{step}.{index} was trained but never admitted")
+                # Unless the floor covers it: then its prompt was purged before we read it.
+                self._strangers[RowId(step, index)] = "was trained but never admitted"
             elif state is RowState.DROPPED:
                 self._violations.append(f"group.{step}.{index} was trained after it was dropped")
             states[index] = RowState.TRAINED
@@ -101,6 +103,7 @@ class Ledger:
             self.floor, self.totals = checkpoint.floor, checkpoint.totals
             for step in [s for s in self._states if s < self.floor]:
                 del self._states[step]
+            self._strangers = {row: why for row, why in self._strangers.items() if row.step >= self.floor}
 
     def state(self, row: RowId) -> RowState | None:
         """State of a row above the floor; None if it was never admitted."""
@@ -161,7 +164,7 @@ class Ledger:
         """What breaks the law; empty in every run."""
         account = self.account()
         ended = account.trained + account.dropped + account.quarantined
-        found = list(self._violations)
+        found = self._violations + [f"{row} {why}" for row, why in self._strangers.items()]
         if account.admitted != ended + account.in_flight:
             found.append(f"admitted {account.admitted} is not {ended} ended + {account.in_flight} in flight")
         trained = sum(len(batch.rows) for batch in self.batches.values())

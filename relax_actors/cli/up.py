@@ -20,6 +20,7 @@ from rich.table import Table as RichTable
 from broker.bridge import Address, Bridge
 from broker.pull import Follower
 from broker.store import Store
+from broker.streams import wait_for_stream
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.cli.check import require
@@ -32,10 +33,10 @@ from relax_actors.roles.evaluator import ENDS
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.root import Failure, Root
-from relax_actors.supervision.streams import ensure_run_streams
 
 POLL_SECONDS = 0.25
 LINE_SECONDS = 5.0
+WAIT_SECONDS = 60.0
 
 
 class Watcher(threading.Thread):
@@ -68,7 +69,7 @@ class Watcher(threading.Thread):
         config = self._root.config
         subjects = Subjects(config.run.name)
         table = Table(bridge, subjects, Store(config.store_path), "watcher", direct=config.broker.replicas == 1)
-        bridge.call(ensure_run_streams(bridge, config), 60)
+        bridge.call(wait_for_stream(bridge, subjects.log_stream, WAIT_SECONDS), WAIT_SECONDS + 1)
         following = bridge.submit(self._follow(bridge, subjects))
         display = Live(self.progress, console=self._console, refresh_per_second=4) if self._live else None
         spoke = time.monotonic()

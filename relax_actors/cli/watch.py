@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from broker.table import Table
 from relax_actors.cli.summary import read_ledger
 from relax_actors.errors import CodecError, ConfigError
 from relax_actors.runfolder import RunFolder
+from relax_actors.supervision import logs
 
 FOREVER = 1e9
 
@@ -47,6 +49,7 @@ def tail(subject: str, run: str | None, *, history: bool, count: int) -> None:
     if run is None and (len(parts) < 3 or parts[0] != "relax" or "*" in parts[1] or ">" in parts[1]):  # noqa: PLR2004
         msg = f"subject {subject!r} names no run; write relax.<run>.event.> or the like, or give --run"
         raise ConfigError(msg)
+    logs.configure(logging.WARNING)
     folder = find(run or parts[1])
     bridge = Bridge(Address.load(folder.address), "tail", deadline=5.0)
     seen = 0
@@ -112,6 +115,7 @@ def _plain(value: Any) -> Any:
 
 def status(run: str, *, as_json: bool) -> None:
     """Print where a run stands."""
+    logs.configure(logging.WARNING)
     folder = find(run)
     config = folder.load_config()
     bridge = Bridge(Address.load(folder.address), "status", deadline=5.0)

@@ -62,14 +62,15 @@ class Publisher:
     def purge(self, old: int, floor: int) -> None:
         """Let the rows of the steps from `old` up to `floor` go; their quarantined cells stay to be looked at."""
         table = self._context.table
+        fields = ("prompt", "trajectory", "reward", "reference", "actor_fwd", "advantage", "dropped")
+        columns = (*fields, *self._context.config.roles)
+        kept = {cell.step for cell, _ in table.snapshot([table.subjects.column("quarantined")], headers_only=True)}
+        filters: list[str] = []
         for step in range(old, floor):
-            fields = ("prompt", "trajectory", "reward", "reference", "actor_fwd", "advantage", "dropped")
-            custom = tuple(self._context.config.roles)
-            kept = f"{table.subjects.prefix}.group.{step}.*"
-            if table.count(f"{kept}.quarantined"):
-                table.purge(f"{kept}.{field}" for field in (*fields, *custom))
-            else:
-                table.purge([f"{table.subjects.prefix}.group.{step}.>"])
+            head = f"{table.subjects.prefix}.group.{step}"
+            filters += [f"{head}.*.{column}" for column in columns] if step in kept else [f"{head}.>"]
+        table.purge(filters)
+        for step in range(old, floor):
             table.store.remove(f"group/{step}")
 
     def export(self) -> None:

@@ -100,10 +100,12 @@ class Trainer(StatefulRole):
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Load the last checkpoint, step through the batches after it, go on."""
         last: Checkpoint | None = None
+        purged = 0
         for cell_id, cell in cells:
             self._take(cell_id, cell)
             if cell_id.kind == "checkpoint":
                 found = self.context.table.read(cell.data, Checkpoint)
+                purged = last.floor if last is not None else 0
                 last = found if last is None or found.version > last.version else last
                 self._checkpoints.append(found.version)
         if last is None:
@@ -118,6 +120,8 @@ class Trainer(StatefulRole):
             if (found_print := self._engine.fingerprint()) != last.fingerprint:
                 msg = f"checkpoint {folder} is corrupt: its fingerprint is {found_print}, announced {last.fingerprint}"
                 raise ConfigError(msg)
+            # The life that raised the floor may have ended before it had let all rows go.
+            self._publisher.purge(purged, last.floor)
         replayed = 0
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])
