@@ -35,6 +35,7 @@ class StandingPull:
     def __init__(self, bridge: Bridge, stream: str, consumer: str, credit: int) -> None:
         self.credit = credit
         self.gone = False
+        self._woken = False
         self._bridge = bridge
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = bridge.nc.new_inbox()
@@ -76,7 +77,7 @@ class StandingPull:
         await self._bridge.nc.publish(self._next, request, reply=self._inbox)
 
     async def next(self, limit: int, timeout: float, linger: float = 0.0) -> list[Msg]:
-        """Up to `limit` messages, as soon as there is one; none after `timeout` seconds or when `gone`.
+        """Up to `limit` messages, as soon as there is one; none after `timeout` seconds, when `gone` or woken up.
 
         Args:
             limit: at most so many.
@@ -84,7 +85,7 @@ class StandingPull:
             linger: seconds to wait for more once the first is there.
         """
         end = time.monotonic() + timeout
-        while not self._waiting and not self.gone and (left := end - time.monotonic()) > 0:
+        while not (self._waiting or self.gone or self._woken) and (left := end - time.monotonic()) > 0:
             await self._refill()
             self._arrived.clear()
             try:
@@ -103,6 +104,11 @@ class StandingPull:
         if not self.gone:
             await self._refill()
         return taken
+
+    def wake(self) -> None:
+        """Let `next` return from now on without waiting."""
+        self._woken = True
+        self._arrived.set()
 
     @property
     def waiting(self) -> list[Msg]:
@@ -156,6 +162,13 @@ class Follower:
         self._pull: StandingPull | None = None
         self._consumer = ""
         self._delivered = 0
+        self._woken = False
+
+    def wake(self) -> None:
+        """Let `batches` yield from now on without waiting."""
+        self._woken = True
+        if self._pull is not None:
+            self._pull.wake()
 
     async def _open(self) -> StandingPull:
         spec = ConsumerConfig(
@@ -196,6 +209,8 @@ class Follower:
             while True:
                 if self._pull is None:
                     self._pull = await self._open()
+                    if self._woken:
+                        self._pull.wake()
                 taken = await self._pull.next(limit, tick)
                 good = []
                 for message in taken:

@@ -26,11 +26,16 @@ class FollowPump:
     ) -> None:
         self.role, self.context, self.mailbox, self.watch = role, context, mailbox, watch
         self.handled = 0
+        table = context.table
+        self._follower = Follower(table.bridge, table.subjects.table_stream, role.follows())
+
+    def wake(self) -> None:
+        """Look at `stopping` now."""
+        self._follower.wake()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Recover, then follow until told to stop."""
-        table = self.context.table
-        follower = Follower(table.bridge, table.subjects.table_stream, self.role.follows())
+        follower = self._follower
         history: list[tuple[CellId, Cell]] | None = []
         seen = 0
         async for messages in follower.batches(tick=TICK):

@@ -106,9 +106,15 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """Column `reward`: `values [n] float32`, finite, higher is better."""
+    """Column `reward`: `values [n] float32`, finite, higher is better; iterate over it for plain floats."""
 
     values: Array
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.values.tolist())
+
+    def __len__(self) -> int:
+        return len(self.values)
 
 
 @dataclass(frozen=True, slots=True)

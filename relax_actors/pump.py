@@ -121,6 +121,7 @@ class PoolPump:
         self.table = context.table
         self.handled = 0
         self._floor = 0
+        self._pull: StandingPull | None = None
         self._held: list[Msg] = []
         self._inputs = role.inputs()
         self._wakes = waking(self._inputs)
@@ -139,6 +140,7 @@ class PoolPump:
             await ensure_consumer(bridge, subjects.table_stream, spec)
             pull = StandingPull(bridge, subjects.table_stream, self.context.role, max(4, 2 * together))
             await pull.start()
+            self._pull = pull
             renewing = asyncio.create_task(self._renew(pull))
             try:
                 self.watch.end(self._waits_for)
@@ -151,6 +153,11 @@ class PoolPump:
                 await pull.close()
                 for message in pull.drain():
                     await self._quietly(message.nak())
+
+    def wake(self) -> None:
+        """Look at `stopping` now."""
+        if self._pull is not None:
+            self._pull.wake()
 
     async def _on_checkpoint(self, message: Msg) -> None:
         try:

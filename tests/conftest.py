@@ -15,6 +15,8 @@ from broker.subjects import Subjects
 from broker.table import Table
 from hypothesis import settings
 
+from tests.support.running import TINY, Run
+
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -60,3 +62,17 @@ def table(bridge: Bridge, make_table: MakeTable) -> Table:
 
 settings.register_profile("relax", deadline=None)
 settings.load_profile("relax")
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def make(name: str, *settings: str, config: Path = TINY) -> Run:
+        run = Run(tmp_path, name, list(settings), config)
+        runs.append(run)
+        return run
+
+    yield make
+    for run in runs:
+        run.stop()

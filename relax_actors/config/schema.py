@@ -137,10 +137,20 @@ class RolloutSection(PoolSection):
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_tokens: Positive = 64
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    """Nothing stops a sample before it has so many tokens."""
     stop: list[str] = Field(default_factory=list)
     """Strings that end a sample, besides the end-of-sequence token; each must be a single token."""
     rows_together: Positive = 16
     """Prompts generated as one batch; 1 when run.deterministic."""
+
+
+    @model_validator(mode="after")
+    def _order(self) -> RolloutSection:
+        if self.min_tokens > self.max_tokens:
+            msg = f"rollout.min_tokens = {self.min_tokens} is more than rollout.max_tokens = {self.max_tokens}"
+            raise ValueError(msg)
+        return self
 
 
 class RewardSection(PoolSection):

@@ -80,6 +80,7 @@ class Rollout(Role):
             max_tokens=settings.max_tokens,
             stop_ids=self._stops,
             greedy=greedy,
+            min_tokens=settings.min_tokens,
         )
 
     def _trajectory(self, prompt: Prompt, samples: list[Generation]) -> Trajectory:

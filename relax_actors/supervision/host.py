@@ -48,6 +48,7 @@ class Host:
         self.folder, self.role_name, self.n = folder, role, n
         self.box = BlackBox(folder.box(f"{role}.{n}"))
         self.stopping = asyncio.Event()
+        self._pump: FollowPump | PoolPump | None = None
         self.config: Config = folder.load_config()
         self.deadline = deadline(self.config, role)
 
@@ -74,7 +75,7 @@ class Host:
             journal=journal,
             stopping=self.stopping.is_set,
         )
-        stop = functools.partial(bridge.loop.call_soon_threadsafe, self.stopping.set)
+        stop = functools.partial(bridge.loop.call_soon_threadsafe, self._stop)
         signal.signal(signal.SIGTERM, lambda *_: stop())
         bridge.call(self._live(role), threading.TIMEOUT_MAX)
         bridge.close()
@@ -92,6 +93,9 @@ class Host:
             pump = PoolPump(role, role.context, mailbox, watch, self.crash)
         beating = asyncio.create_task(self._beat(role, watch, pump))
         self.status.ready()
+        self._pump = pump
+        if self.stopping.is_set():
+            pump.wake()
         await pump.run(self.stopping)
         beating.cancel()
         await ask(mailbox, role.close)
@@ -132,6 +136,11 @@ class Host:
                 log.debug("lease_not_renewed", error=str(error))
             last = (handled, busy, cpu, now)
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _stop(self) -> None:
+        self.stopping.set()
+        if self._pump is not None:
+            self._pump.wake()
 
     def _hung(self, text: str) -> None:
         self.status.failed(text)

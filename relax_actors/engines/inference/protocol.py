@@ -21,7 +21,7 @@ class GenerationRequest:
     """A prompt and how to sample from it.
 
     `tokens [prompt_len] int32`; the random numbers of its `samples` come from `seed` alone. With `greedy` the
-    likeliest token is taken and temperature is only used for the log-probs.
+    likeliest token is taken and temperature is only used for the log-probs. Stop tokens are not chosen before `min_tokens`.
     """
 
     tokens: NDArray[Any]
@@ -32,6 +32,7 @@ class GenerationRequest:
     max_tokens: int
     stop_ids: frozenset[int]
     greedy: bool = False
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,8 @@ class _Batch:
         self._temperature = each([r.temperature for r in requests], torch.float32)[:, None]
         self._top_p = each([r.top_p for r in requests], torch.float32)[:, None]
         self._greedy = each([r.greedy for r in requests], torch.bool)
+        self._least = each([r.min_tokens for r in requests], torch.long)
+        self._may_refuse = any(r.min_tokens for r in requests)
         self._limit = each([r.max_tokens for r in requests], torch.long)
         width = max(r.max_tokens for r in requests)
         self._uniforms = torch.from_numpy(np.concatenate([_uniforms(r) for r in requests])).to(device)
@@ -142,8 +144,9 @@ class _Batch:
         alive = self._alive
         scaled = logits.float() / self._temperature[alive]
         logprobs = scaled.log_softmax(-1)
-        choice = _choose(logprobs, self._top_p[alive], self._uniforms[alive, self._step])
-        tokens = torch.where(self._greedy[alive], logprobs.argmax(-1), choice)
+        allowed = self._allowed(logprobs)
+        choice = _choose(allowed, self._top_p[alive], self._uniforms[alive, self._step])
+        tokens = torch.where(self._greedy[alive], allowed.argmax(-1), choice)
         going = self._going
         rows = alive[going]
         self._tokens[rows, self._step] = tokens[going].int()
@@ -156,6 +159,15 @@ class _Batch:
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
         self.positions = self.positions + 1
         return tokens
+
+    def _allowed(self, logprobs: Tensor) -> Tensor:
+        """Log-probs with the stop tokens taken out where it is too early for them."""
+        if not self._may_refuse:
+            return logprobs
+        early = (self._least[self._alive] > self._step)[:, None]
+        stops = torch.zeros(logprobs.shape[1], dtype=torch.bool, device=logprobs.device)
+        stops[self._stops] = True
+        return logprobs.masked_fill(early & stops, float("-inf"))
 
     @property
     def finished(self) -> bool:

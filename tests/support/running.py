@@ -1,0 +1,147 @@
+"""Runs of `relax up` as a user starts them: a process of its own, watched through its broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.bridge import Address, Bridge
+from broker.errors import BrokerError
+from broker.store import Store
+from broker.subjects import Subjects
+from broker.table import Table
+from relax_actors.cli.summary import read_ledger
+from relax_actors.ledger import Ledger
+from relax_actors.runfolder import RunFolder
+
+SUPPORT = Path(__file__).parent
+TINY = SUPPORT / "tiny.toml"
+DEADLINE = 240.0
+
+
+def wait_until(holds: Callable[[], Any], what: str, deadline: float = 60.0) -> Any:
+    """Poll until something holds, and give it."""
+    end = time.monotonic() + deadline
+    while not (value := holds()):
+        assert time.monotonic() < end, f"no {what} within {deadline} s"
+        time.sleep(0.01)
+    return value
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Living processes whose command line or working files name a run's folder."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                command = (path / "cmdline").read_bytes()
+                state = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if str(folder).encode() in command and state != "Z" and int(path.name) != os.getpid():
+                found.append(int(path.name))
+    return found
+
+
+@dataclass
+class Run:
+    """One `relax up`; start it again to resume."""
+
+    cwd: Path
+    name: str
+    settings: list[str] = field(default_factory=list)
+    config: Path = TINY
+    process: subprocess.Popen[str] | None = None
+    _bridge: Bridge | None = None
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.cwd / "runs" / self.name)
+
+    def start(self, *more: str) -> Run:
+        command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(self.config), f"run.name={self.name}"]
+        command += [*self.settings, *more, "--json", "--quiet"]
+        self.process = subprocess.Popen(
+            command, cwd=self.cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        return self
+
+    def finish(self, deadline: float = DEADLINE) -> tuple[int, dict[str, Any], str]:
+        """Wait for the end: exit code, the last line's JSON, and what it said."""
+        assert self.process is not None
+        try:
+            out, err = self.process.communicate(timeout=deadline)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGTERM)
+            out, err = self.process.communicate(timeout=60)
+            logs = "\n".join(f"== {p.name}\n{p.read_text()[-1500:]}" for p in (self.folder.root / "logs").glob("*"))
+            raise AssertionError(f"the run was not over within {deadline} s\n{out}\n{err}\n{logs}") from None
+        lines = out.strip().splitlines()
+        result = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+        return self.process.returncode, result, out + err
+
+    def complete(self, deadline: float = DEADLINE) -> dict[str, Any]:
+        """Start, wait, and give the result of a run that must succeed."""
+        code, result, said = self.start().finish(deadline)
+        assert code == 0, said
+        return result
+
+    @property
+    def bridge(self) -> Bridge:
+        """A connection to the living run."""
+        if self._bridge is None:
+            wait_until(self.folder.address.exists, "broker.json")
+
+            def connect() -> Bridge | None:
+                try:
+                    return Bridge(Address.load(self.folder.address), "test", deadline=2.0)
+                except BrokerError:
+                    return None
+
+            self._bridge = wait_until(connect, "broker")
+        return self._bridge
+
+    @property
+    def table(self) -> Table:
+        return Table(self.bridge, Subjects(self.name), Store(self.folder.root / "store"), "test")
+
+    def ledger(self) -> Ledger:
+        return read_ledger(self.table, self.folder.load_config())
+
+    def disconnect(self) -> None:
+        if self._bridge is not None:
+            self._bridge.close()
+            self._bridge = None
+
+    def pid_of(self, actor: str) -> int | None:
+        """Process of an actor, by its command line; None between two lives."""
+        role, n = actor.rsplit(".", 1)
+        for pid in processes_of(self.folder.root):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if command[-4:] == [str(self.folder.root).encode(), role.encode(), n.encode(), b""]:
+                return pid
+        return None
+
+    def kill(self, actor: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal an actor as soon as it has a process."""
+        pid = wait_until(lambda: self.pid_of(actor), f"process of {actor}")
+        os.kill(pid, number)
+        return pid
+
+    def stop(self) -> None:
+        """End whatever is left, as a fixture's last act."""
+        self.disconnect()
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.communicate(timeout=60)

@@ -1,0 +1,88 @@
+"""Tasks and rewards of the tests' tiny runs, bad ones among them."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+
+from relax_actors import Role, Row
+from relax_actors.envs.tasks import Task
+from relax_actors.messages import Prompt
+
+
+def make(*, size: int | None, seed: int) -> list[Task]:
+    return [Task(f"{i % 10}{i // 10 % 10}>", str(i), {"i": i}) for i in range(size or 100)]
+
+
+def with_long_prompts(*, size: int | None, seed: int) -> list[Task]:
+    """Every fifth prompt does not fit the context."""
+    return [Task("1" * 100 if i % 5 == 0 else f"{i % 10}>", "1") for i in range(size or 100)]
+
+
+def share_of_sevens(completion: str, prompt: Prompt) -> float:
+    return completion.count("7") / max(1, len(completion))
+
+
+def is_poison(prompt: Prompt) -> bool:
+    return int(prompt.metadata["i"]) % 11 == 0
+
+
+def poison_nan(completion: str, prompt: Prompt) -> float:
+    return float("nan") if is_poison(prompt) else share_of_sevens(completion, prompt)
+
+
+def poison_string(completion: str, prompt: Prompt) -> object:
+    return "good" if is_poison(prompt) else share_of_sevens(completion, prompt)
+
+
+def poison_raise(completion: str, prompt: Prompt) -> float:
+    if is_poison(prompt):
+        msg = "this reward cannot"
+        raise RuntimeError(msg)
+    return share_of_sevens(completion, prompt)
+
+
+def poison_exit(completion: str, prompt: Prompt) -> float:
+    if is_poison(prompt):
+        sys.exit(3)
+    return share_of_sevens(completion, prompt)
+
+
+def poison_segfault(completion: str, prompt: Prompt) -> float:
+    if is_poison(prompt):
+        ctypes.string_at(0)
+    return share_of_sevens(completion, prompt)
+
+
+def poison_hang(completion: str, prompt: Prompt) -> float:
+    if is_poison(prompt):
+        threading.Event().wait()
+    return share_of_sevens(completion, prompt)
+
+
+def poison_spin(completion: str, prompt: Prompt) -> float:
+    """Hangs without ever giving the interpreter lock up for long."""
+    while is_poison(prompt):
+        time.monotonic()
+    return share_of_sevens(completion, prompt)
+
+
+class Onlooker(Role):
+    """A role that writes nothing the trainer needs, and fails on every third row."""
+
+    reads = ("trajectory",)
+    writes = "looked"
+
+    def handle(self, row: Row) -> int:
+        if row.id.index % 3 == 0:
+            msg = "not this one"
+            raise ValueError(msg)
+        return len(row.trajectory.tokens)
+
+
+def slow_share_of_sevens(completion: str, prompt: Prompt) -> float:
+    """As `share_of_sevens`, a little later: gives kills time to meet a row in hand."""
+    threading.Event().wait(0.02)
+    return share_of_sevens(completion, prompt)
