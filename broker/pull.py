@@ -11,13 +11,14 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from broker.bridge import Bridge
 
@@ -205,28 +206,32 @@ class Follower:
 
     async def batches(self, limit: int = 256, tick: float = 5.0) -> AsyncIterator[list[Msg]]:
         """Yield messages as they come, in order; an empty list after `tick` seconds without any."""
-        try:
-            while True:
-                if self._pull is None:
-                    self._pull = await self._open()
-                    if self._woken:
-                        self._pull.wake()
-                taken = await self._pull.next(limit, tick)
-                good = []
-                for message in taken:
-                    sequence = message.metadata.sequence
-                    if sequence is None or sequence.consumer != self._delivered + 1:
-                        self._pull.gone = True
-                        break
-                    self._delivered += 1
-                    self._next = sequence.stream + 1
-                    good.append(message)
-                if good or not taken:
-                    yield good
-                if self._pull.gone or (not taken and not await self._alive()):
-                    await self._pull.close()
-                    self._pull = None
-                    await asyncio.sleep(0.05)
-        finally:
-            if self._pull is not None:
-                await self._pull.close()
+        while True:
+            if self._pull is None:
+                self._pull = await self._open()
+                if self._woken:
+                    self._pull.wake()
+            taken = await self._pull.next(limit, tick)
+            good = []
+            for message in taken:
+                sequence = message.metadata.sequence
+                if sequence is None or sequence.consumer != self._delivered + 1:
+                    self._pull.gone = True
+                    break
+                self._delivered += 1
+                self._next = sequence.stream + 1
+                good.append(message)
+            if good or not taken:
+                yield good
+            if self._pull.gone or (not taken and not await self._alive()):
+                await self.close()
+                await asyncio.sleep(0.05)
+
+    async def close(self) -> None:
+        """Let the consumer go; without it the server would keep it for a minute."""
+        if self._pull is None:
+            return
+        await self._pull.close()
+        self._pull = None
+        with suppress(nats.errors.Error, APIError, TimeoutError):
+            await self._bridge.js.delete_consumer(self._stream, self._consumer)

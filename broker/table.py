@@ -173,13 +173,16 @@ class Table:
         async def work() -> list[tuple[CellId, Cell]]:
             follower = Follower(self.bridge, self.subjects.table_stream, filters, headers_only=headers_only)
             found: list[tuple[CellId, Cell]] = []
-            async for batch in follower.batches(tick=0.5):
-                for message in batch:
-                    sequence = message.metadata.sequence
-                    cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
-                    found.append((self.subjects.parse(message.subject), cell))
-                if len(found) >= (follower.backlog or 0) or (batch and batch[-1].metadata.num_pending == 0):
-                    break
+            try:
+                async for batch in follower.batches(tick=0.5):
+                    for message in batch:
+                        sequence = message.metadata.sequence
+                        cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
+                        found.append((self.subjects.parse(message.subject), cell))
+                    if len(found) >= (follower.backlog or 0) or (batch and batch[-1].metadata.num_pending == 0):
+                        break
+            finally:
+                await follower.close()
             return found
 
         return self.bridge.call(work(), CALL_DEADLINE)

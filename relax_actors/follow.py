@@ -40,6 +40,7 @@ class FollowPump:
         seen = 0
         async for messages in follower.batches(tick=TICK):
             if stopping.is_set():
+                await follower.close()
                 return
             cells = [self._cell(m) for m in messages]
             seen += len(cells)

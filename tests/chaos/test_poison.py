@@ -1,0 +1,81 @@
+"""Rows that hurt whoever handles them: quarantined, replaced, and every step still has its full number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from relax_actors.messages import Quarantined
+
+from tests.support.running import Run, wait_until
+
+MakeRun = Callable[..., Run]
+QUICK = (
+    "supervision.ack_wait=1",
+    "supervision.intensity=100",
+    "supervision.max_failures=2",
+    "supervision.backoff_max=0.2",
+    "run.steps=4",
+)
+
+
+def finished_with_quarantine(run: Run) -> list[Quarantined]:
+    """Let a run end; gives what was quarantined on the way."""
+    run.start()
+    found: dict[str, Quarantined] = {}
+    column = run.table.subjects.column("quarantined")
+
+    def over() -> bool:
+        assert run.process is not None
+        if run.process.poll() is not None:
+            return True
+        if run.table.get(f"relax.{run.name}.checkpoint.4") is None:
+            found.update({str(c.row): run.table.read(cell.data, Quarantined) for c, cell in run.table.snapshot([column])})
+            return False
+        return True
+
+    wait_until(over, "end of the run", 120)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 16
+    assert result["quarantined"] >= 1
+    assert result["admitted"] == result["trained"] + result["quarantined"] + result["dropped"]
+    return list(found.values())
+
+
+@pytest.mark.parametrize(
+    ("reward", "error"),
+    [
+        ("poison_nan", "nan"),
+        ("poison_string", "good"),
+        ("poison_raise", "RuntimeError: this reward cannot"),
+        ("poison_exit", "SystemExit"),
+        ("poison_segfault", "SIGSEGV"),
+        ("poison_hang", "no progress"),
+        ("poison_spin", "no progress"),
+    ],
+)
+def test_a_reward_that_fails_quarantines_its_rows_and_the_run_goes_on(
+    make_run: MakeRun, reward: str, error: str
+) -> None:
+    run = make_run(reward, *QUICK, f"reward.function=tiny_tasks.{reward}", "reward.deadline=1")
+    quarantined = finished_with_quarantine(run)
+    assert quarantined
+    assert all(q.role == "reward" for q in quarantined)
+    assert all(error in q.error + q.traceback for q in quarantined), quarantined
+
+
+def test_prompts_that_do_not_fit_are_quarantined_by_name(make_run: MakeRun) -> None:
+    run = make_run("long", *QUICK, "data.function=tiny_tasks.with_long_prompts", "data.size=40")
+    quarantined = finished_with_quarantine(run)
+    assert any("100 tokens" in q.error and "rollout.max_tokens" in q.error for q in quarantined)
+
+
+def test_a_role_that_only_looks_on_cannot_hold_the_run_up(make_run: MakeRun) -> None:
+    run = make_run("onlooker", *QUICK, "roles.onlooker.actor=tiny_tasks.Onlooker")
+    run.start()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 16
+    assert result["admitted"] == result["trained"] + result["quarantined"] + result["dropped"] + result["in_flight"]

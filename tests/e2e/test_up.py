@@ -1,0 +1,206 @@
+"""`relax up` as a user meets it: to the end, interrupted, resumed, watched, and refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker.bridge import Address
+from broker.server import Server
+
+from tests.support.running import SUPPORT, TINY, Run, processes_of, wait_until
+
+MakeRun = Callable[..., Run]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def relax(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "relax_actors.cli.main", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
+
+
+def test_a_run_trains_to_the_end_and_leaves_a_model_and_nothing_else(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("whole")
+    before = set(Path("/dev/shm").iterdir())  # noqa: S108 looked at only
+    result = run.complete()
+    assert result["steps"] == 8
+    assert (result["admitted"], result["trained"]) == (32, 32)
+    assert {p.name for p in tmp_path.iterdir()} == {"runs"}
+    assert processes_of(run.folder.root) == []
+    assert set(Path("/dev/shm").iterdir()) <= before  # noqa: S108
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(run.folder.model)
+    tokenizer = AutoTokenizer.from_pretrained(run.folder.model)
+    ids = tokenizer("12>", return_tensors="pt").input_ids
+    assert model(ids).logits.shape == (1, 3, 13)
+    assert run.folder.picture.read_bytes().startswith(b"\x89PNG")
+    again = run.complete()
+    assert again["weights_fingerprint"] == result["weights_fingerprint"]
+    refused = relax("up", str(TINY), "run.name=whole", "trainer.rows=8", "run.steps=20", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "trainer.rows" in refused.stderr
+    assert "set another run.name" in refused.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_in_order_and_resumes_where_it_stood(
+    make_run: MakeRun, number: signal.Signals
+) -> None:
+    run = make_run(f"stopped{number}", "run.steps=300").start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.5"), "batch.5", 90)
+    port = int(Address.load(run.folder.address).url.rsplit(":", 1)[1])
+    run.disconnect()
+    assert run.process is not None
+    run.process.send_signal(number)
+    code, _, said = run.finish(30)
+    assert code == 0, said
+    assert "goes on from there" in said
+    assert processes_of(run.folder.root) == []
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+    code, result, said = run.start("run.steps=12").finish()
+    assert code == 0, said
+    assert result["steps"] >= 12
+    assert result["trained"] == result["steps"] * 4
+
+
+def test_a_live_run_is_readable_from_outside_by_status_tail_and_any_client(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("watched", "run.steps=400").start()
+    wait_until(lambda: run.table.get("relax.watched.batch.3"), "batch.3", 90)
+    shown = json.loads(relax("status", "watched", "--json", cwd=tmp_path).stdout)
+    assert shown["steps"] == 400
+    assert shown["violations"] == []
+    assert set(shown["actors"]) == {"prompts.0", "rollout.0", "reward.0", "advantages.0", "trainer.0"}
+    events = relax("tail", "relax.watched.event.>", "--history", "--count", "10", cwd=tmp_path).stdout.splitlines()
+    kinds = {json.loads(line.split(" ", 1)[1])["kind"] for line in events}
+    assert {"started", "ready"} <= kinds
+    cell = relax("tail", "relax.watched.group.*.*.trajectory", "--count", "1", cwd=tmp_path).stdout
+    assert "Trajectory by rollout.0#1" in cell
+    assert "logprobs" in cell
+
+    async def listen() -> dict[str, Any]:
+        import nats
+
+        address = Address.load(run.folder.address)
+        client = await nats.connect(address.url, user=address.user, password=address.password)
+        subscription = await client.subscribe("relax.watched.metric.trainer.*")
+        message = await subscription.next_msg(timeout=10)
+        await client.close()
+        return dict(json.loads(message.data))
+
+    import asyncio
+
+    assert asyncio.run(listen())["role"] == "trainer"
+
+
+def test_a_broker_of_the_users_is_used_and_left_running(make_run: MakeRun, tmp_path: Path) -> None:
+    server = Server(tmp_path / "elsewhere")
+    address = server.start()
+    try:
+        url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
+        result = make_run("guest", f"broker.url={url}").complete()
+        assert result["trained"] == 32
+        assert server.process is not None
+        assert server.process.poll() is None
+    finally:
+        server.stop()
+
+
+def test_the_custom_role_example_trains_on_its_shaped_rewards(make_run: MakeRun) -> None:
+    result = make_run("custom", config=EXAMPLES / "custom_role" / "custom_role.toml").complete()
+    assert result["trained"] == 120 * 8
+    assert result["reward_last"] > result["reward_first"] + 0.1
+
+
+def test_a_role_that_can_never_start_ends_the_run_with_one_report(make_run: MakeRun) -> None:
+    run = make_run("hopeless", "supervision.intensity=1", "trainer.device=nonsense")
+    code, _, said = run.start().finish(90)
+    assert code == 1
+    assert "supervision gave up: trainer.0" in said
+    assert "nonsense" in said
+    assert processes_of(run.folder.root) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["trainer.lerning_rate=1"], "did you mean 'learning_rate'"),
+        (["trainer.rows=many"], "trainer.rows"),
+        (["roles.shape.actor=nowhere.Role"], "roles.shape.actor"),
+        (["data.function=tiny_tasks.makes"], "data.function"),
+        (["reward.function=tiny_tasks.no_such_reward"], "reward.function"),
+        (["rollout.max_tokens=100"], "context of 64"),
+        (["trainer.token_budget=5"], "trainer.token_budget"),
+        (["broker.url=nats://127.0.0.1:9"], "broker nats://127.0.0.1:9 does not answer"),
+        (["advantages.reads=nothing"], "advantages.reads"),
+        (["trainer.warmup_steps=99"], "trainer.warmup_steps"),
+        (["run.name=a.b"], "run name 'a.b'"),
+        (["rollout.stop=['12']"], "not a single token"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_starts(settings: list[str], message: str, tmp_path: Path) -> None:
+    done = relax("up", str(TINY), *settings, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("*.log"))
+
+
+def test_a_model_folder_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    text = TINY.read_text()
+    start, end = text.index("[model.architecture]"), text.index("[data]")
+    config = SUPPORT / "no_model.toml"
+    config = tmp_path / "no_model.toml"
+    config.write_text(text[:start] + '[model]\npath = "nothing"\n\n' + text[end:])
+    (tmp_path / "tiny_tasks.py").write_text((SUPPORT / "tiny_tasks.py").read_text())
+    done = relax("check", str(config), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is no model folder: it has no config.json" in done.stderr
+
+
+def test_a_port_in_use_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = relax("up", str(TINY), f"broker.port={port}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"port {port} is in use; set broker.port" in done.stderr
+
+
+def test_a_data_file_without_the_prompt_field_is_refused_and_a_bad_line_noted(tmp_path: Path) -> None:
+    text = TINY.read_text().replace('kind = "python"', 'kind = "jsonl"\npath = "data.jsonl"')
+    text = text.replace('function = "tiny_tasks.make"\nsize = 500\n', "")
+    (tmp_path / "tiny_tasks.py").write_text((SUPPORT / "tiny_tasks.py").read_text())
+    (tmp_path / "config.toml").write_text(text)
+    (tmp_path / "data.jsonl").write_text('{"question": "12>"}\n{"question": "3>"}\n')
+    done = relax("check", "config.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "data.prompt_field" in done.stderr
+    (tmp_path / "data.jsonl").write_text('{"prompt": "12>", "answer": "1"}\n{"question": "3>"}\n')
+    done = relax("check", "config.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 of the first 2 rows will be quarantined" in done.stderr
+
+
+def test_two_runs_cannot_share_a_folder(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("shared", "run.steps=300").start()
+    wait_until(run.folder.address.exists, "start", 30)
+    done = relax("up", str(TINY), "run.name=shared", "run.steps=300", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is in use by process" in done.stderr
+
+
+def test_check_prints_the_resolved_configuration_and_starts_nothing(tmp_path: Path) -> None:
+    done = relax("check", str(EXAMPLES / "demo" / "demo.toml"), "run.steps=7", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["run"]["steps"] == 7
+    assert "128 completions" in done.stderr
+    assert list(tmp_path.iterdir()) == []
