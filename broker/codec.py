@@ -92,7 +92,7 @@ def encode(value: Any, author: str, place: Place | None = None) -> bytes:
     if len(data) > MAX_CELL_BYTES:
         msg = f"{name} is {len(data)} bytes long, a cell holds at most {MAX_CELL_BYTES}; pass large data as arrays"
         raise CodecError(msg)
-    return typing.cast(bytes, data)
+    return typing.cast("bytes", data)
 
 
 def open_envelope(data: bytes, resolve: Resolver | None = None) -> Envelope:
@@ -138,7 +138,8 @@ def decode_fields(envelope: Envelope, expected: type[T]) -> T:
     if envelope.type != expected.__name__:
         msg = f"cell holds a {envelope.type}, expected a {expected.__name__}"
         raise CodecError(msg)
-    return typing.cast(T, _decoder(expected)(envelope.fields, expected.__name__))
+    decoder: Decoder = _decoder(typing.cast("Any", expected))
+    return typing.cast("T", decoder(envelope.fields, expected.__name__))
 
 
 def decode(data: bytes, expected: type[T], resolve: Resolver | None = None) -> T:
@@ -210,12 +211,12 @@ Decoder = Callable[[Any, str], Any]
 
 
 @cache
-def _decoder(expected: Any) -> Decoder:
+def _decoder(expected: Any) -> Decoder:  # noqa: PLR0911 one return a kind of type
     """A function `(value, place) -> decoded` for a type annotation; built once a type."""
     if expected is Any:
         return lambda value, _: value
     if dataclasses.is_dataclass(expected) and expected is not TensorRef:
-        return _dataclass_decoder(typing.cast(type, expected))
+        return _dataclass_decoder(typing.cast("type", expected))
     origin, args = typing.get_origin(expected), typing.get_args(expected)
     if origin in (types.UnionType, typing.Union):
         return _optional_decoder(args)

@@ -77,15 +77,15 @@ class StandingPull:
         request = json.dumps({"batch": wanted, "expires": int(EXPIRES * 1e9)}).encode()
         await self._bridge.nc.publish(self._next, request, reply=self._inbox)
 
-    async def next(self, limit: int, timeout: float, linger: float = 0.0) -> list[Msg]:
-        """Up to `limit` messages, as soon as there is one; none after `timeout` seconds, when `gone` or woken up.
+    async def next(self, limit: int, patience: float, linger: float = 0.0) -> list[Msg]:
+        """Up to `limit` messages, as soon as there is one; none after `patience` seconds, when `gone` or woken up.
 
         Args:
             limit: at most so many.
-            timeout: seconds to wait for the first.
+            patience: seconds to wait for the first.
             linger: seconds to wait for more once the first is there.
         """
-        end = time.monotonic() + timeout
+        end = time.monotonic() + patience
         while not (self._waiting or self.gone or self._woken) and (left := end - time.monotonic()) > 0:
             await self._refill()
             self._arrived.clear()

@@ -29,7 +29,7 @@ class ServerSettings:
     """What may be set of the embedded server.
 
     `port` 0 takes a free one. `max_store` and `max_memory` bound JetStream, in bytes. `sync_interval` is how often
-    files are forced to the disk: a killed server loses nothing whatever it is, a machine without power loses what is younger.
+    files are forced to the disk: a killed server loses nothing whatever it is, a machine without power what is younger.
     """
 
     port: int = 0

@@ -97,9 +97,13 @@ class Store:
             temporary.unlink(missing_ok=True)
         return result
 
-    def segment(self, row: RowId, field: str) -> SegmentWriter:
-        """A writer for the arrays of one cell."""
-        return SegmentWriter(self, f"{row.kind}/{row.step}/{row.index}.{field}.safetensors")
+    def segment(self, row: RowId, field: str, author: str) -> SegmentWriter:
+        """A writer for the arrays of one cell as one author writes it.
+
+        The author is part of the name: of two that write one cell, the one refused must not have touched the other's.
+        """
+        by = author.replace("#", "-")
+        return SegmentWriter(self, f"{row.kind}/{row.step}/{row.index}.{field}.{by}.safetensors")
 
     def remove(self, uri: str) -> None:
         """Remove a file or a folder of the store; nothing happens if it is not there."""
@@ -150,7 +154,9 @@ class SegmentWriter:
         for i, array in enumerate(self._arrays):
             shape = ",".join(map(str, array.shape))
             ends = f"[{offset},{offset + array.nbytes}]"
-            entries.append(f'"{i}":{{"dtype":"{_SAFETENSORS[array.dtype.name]}","shape":[{shape}],"data_offsets":{ends}}}')
+            entries.append(
+                f'"{i}":{{"dtype":"{_SAFETENSORS[array.dtype.name]}","shape":[{shape}],"data_offsets":{ends}}}'
+            )
             offset += array.nbytes
             if pad := -array.nbytes % _ALIGN:  # the format allows no gap between tensors
                 entries.append(f'"pad{i}":{{"dtype":"U8","shape":[{pad}],"data_offsets":[{offset},{offset + pad}]}}')

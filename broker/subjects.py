@@ -1,12 +1,12 @@
 """Every subject of a run, built and parsed in one place.
 
-    relax.<run>.group.<step>.<index>.<field>     a cell of a training row
-    relax.<run>.eval.<version>.<index>.<field>   a cell of an evaluation row
-    relax.<run>.batch.<step>                     rows that a step consumes
-    relax.<run>.weights.<version>                where a set of weights lies
-    relax.<run>.checkpoint.<version>             a durable checkpoint
-    relax.<run>.event.<role>.<n>.<kind>          supervision, JSON
-    relax.<run>.metric.<role>.<n>                measurements, JSON
+relax.<run>.group.<step>.<index>.<field>     a cell of a training row
+relax.<run>.eval.<version>.<index>.<field>   a cell of an evaluation row
+relax.<run>.batch.<step>                     rows that a step consumes
+relax.<run>.weights.<version>                where a set of weights lies
+relax.<run>.checkpoint.<version>             a durable checkpoint
+relax.<run>.event.<role>.<n>.<kind>          supervision, JSON
+relax.<run>.metric.<role>.<n>                measurements, JSON
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Table:
         cell = self.subjects.parse(subject)
         if not cell.field:
             return encode(value, self.author)
-        segment = self.store.segment(cell.row, cell.field)
+        segment = self.store.segment(cell.row, cell.field, self.author)
         data = encode(value, self.author, segment.place)
         segment.close()
         return data

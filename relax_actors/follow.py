@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 import pykka
 from nats.aio.msg import Msg
@@ -21,9 +23,7 @@ TICK = 0.5
 class FollowPump:
     """Feeds one stateful actor; see `PoolPump` for the arguments. An exception of the role ends the process."""
 
-    def __init__(
-        self, role: StatefulRole, context: Context, mailbox: pykka.ActorRef[Mailbox], watch: Watch
-    ) -> None:
+    def __init__(self, role: StatefulRole, context: Context, mailbox: pykka.ActorRef[Mailbox], watch: Watch) -> None:
         self.role, self.context, self.mailbox, self.watch = role, context, mailbox, watch
         self.handled = 0
         table = context.table
@@ -50,16 +50,16 @@ class FollowPump:
                 if seen < (follower.backlog or 0) and not drained:
                     continue
                 cells, history = history, None
-                await self._run(lambda cells=cells: self.role.recover(cells))  # type: ignore[misc]
+                await self._run(partial(self.role.recover, cells))
             elif cells:
-                await self._run(lambda cells=cells: self.role.on_cells(cells))  # type: ignore[misc]
+                await self._run(partial(self.role.on_cells, cells))
             self.handled += len(cells)
 
-    async def _run(self, work: object) -> None:
+    async def _run(self, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self.watch.begin([])
         start = loop.time()
-        await ask(self.mailbox, work)  # type: ignore[arg-type]
+        await ask(self.mailbox, work)
         self.watch.busy_seconds += loop.time() - start
         self.watch.busy = False
 

@@ -1,7 +1,7 @@
 """The role's thread: a pykka actor whose inbox the pump feeds, one request at a time.
 
-pykka lets an actor live through an exception in an `ask` and gives it to the caller; `SystemExit` would stop every actor
-of the process without an answer, so it is turned into an answer here.
+pykka stops every actor of the process without an answer when one raises `SystemExit`, so every outcome of a handler is
+turned into an answer here.
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ async def ask(ref: pykka.ActorRef[Mailbox], work: Callable[[], Any]) -> Any:
             answer.set_exception(error)
 
     def call() -> None:
+        result: Any = None
+        error: BaseException | None = None
         try:
-            result, error = work(), None
-        except (SystemExit, KeyboardInterrupt) as exit_:
-            result, error = None, ExitRequestedError(f"handler raised {type(exit_).__name__}({exit_})")
-            error.__cause__ = exit_
+            result = work()
+        except (SystemExit, KeyboardInterrupt) as raised:
+            error = ExitRequestedError(f"handler raised {type(raised).__name__}({raised})")
+            error.__cause__ = raised
         except BaseException as raised:  # noqa: BLE001 handed to the caller
-            result, error = None, raised
+            error = raised
         loop.call_soon_threadsafe(settle, result, error)
 
-    ref.tell(call)  # type: ignore[arg-type]
+    ref.tell(call)
     return await answer
 
 

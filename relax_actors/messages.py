@@ -68,9 +68,9 @@ class Sample:
 class Trajectory:
     """Column `trajectory`: the n samples generated for a prompt.
 
-    `prompt_tokens [prompt_len] int32`; `lengths [n] int32`; `tokens [total] int32`; `logprobs [total] float32`,
-    natural log, of the softmax at the sampling temperature (top-p narrows the choice, not these numbers); `versions [total] int32`, the version
-    that wrote each token; `texts`, `finish_reasons` one a sample; `fingerprint` of the weights that wrote the last.
+    `prompt_tokens [prompt_len] int32`; `lengths [n] int32`; `tokens [total] int32`; `logprobs [total] float32`, natural
+    log, of the softmax at the sampling temperature (top-p narrows the choice, not these numbers); `versions [total]
+    int32`, the version that wrote each token; `texts`, `finish_reasons` one a sample; `fingerprint` of the weights.
     """
 
     prompt_tokens: Array

@@ -93,7 +93,9 @@ class Watch:
         if self.busy and silent > self._deadline:
             rows = ", ".join(self._box.read().rows)
             stack = stack_of(self.thread_id)
-            self._report(f"no progress for {silent:.1f} s (deadline {self._deadline:g} s) with {rows}; it was at:\n{stack}")
+            self._report(
+                f"no progress for {silent:.1f} s (deadline {self._deadline:g} s) with {rows}; it was at:\n{stack}"
+            )
             os._exit(EXIT_HUNG)
         self._box.beat()
 
@@ -237,10 +239,7 @@ class PoolPump:
                 msg = f"{type(self.role).__name__}.handle_many gave {len(results)} values for {len(rows)} rows"
                 raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role
         except Exception as error:  # noqa: BLE001 one bad row must not take its neighbours along
-            if len(rows) == 1:
-                results = [error]
-            else:
-                results = [self._alone(row) for row in rows]
+            results = [error] if len(rows) == 1 else [self._alone(row) for row in rows]
         for job, result in zip(jobs, results, strict=True):
             try:
                 self._encode(job, result)
@@ -273,7 +272,9 @@ class PoolPump:
             written = await self.table.put_async(self.table.cell(job.row, job.field), job.data)
             if written and job.field == "dropped":
                 dropped = self.table.read(job.data, Dropped)
-                self.context.journal.event("row_dropped", row=str(job.row), reason=dropped.reason, detail=dropped.detail)
+                self.context.journal.event(
+                    "row_dropped", row=str(job.row), reason=dropped.reason, detail=dropped.detail
+                )
         self.handled += 1
         await self._quietly(job.message.ack())
 

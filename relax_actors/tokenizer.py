@@ -19,6 +19,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from relax_actors.errors import ConfigError, RowError
 
 PAD = "<pad>"
+UNKNOWN = "<unknown>"
 
 
 class Tokenizer:
@@ -111,7 +112,7 @@ def make_character_tokenizer(alphabet: str, end: str, folder: Path) -> dict[str,
         msg = f"model.tokenizer.end {end!r} is not one character of the alphabet {alphabet!r}"
         raise ConfigError(msg)
     vocabulary = {c: i for i, c in enumerate(alphabet)} | {PAD: len(alphabet)}
-    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens([PAD])

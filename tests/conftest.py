@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
 from broker.bridge import Address, Bridge
 from broker.server import Server
 from broker.store import Store
 from broker.streams import ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
 from broker.table import Table
-from hypothesis import settings
-
 from tests.support.running import TINY, Run
 
 

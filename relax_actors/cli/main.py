@@ -31,7 +31,7 @@ def up(
 ) -> None:
     """Train: start a run, or resume it where it stood.
 
-    Exit code 0 when it is finished or was interrupted in order, 1 when supervision gave up, 2 for a configuration error.
+    Exit code 0 when it is finished or was stopped in order, 1 when supervision gave up, 2 for a configuration error.
     """
     from relax_actors.cli.up import up as run_up
 
@@ -64,10 +64,51 @@ def status(
     run: RunName,
     json: Annotated[bool, typer.Option("--json", help="as one line of JSON")] = False,
 ) -> None:
-    """Show where a live run stands, read through the broker only."""
-    from relax_actors.cli.watch import status as run_status
+    """Show where a run stands, read through its broker only."""
+    from relax_actors.cli.inspect import status as run_status
 
     run_status(run, as_json=json)
+
+
+@app.command()
+def ledger(
+    run: RunName,
+    json: Annotated[bool, typer.Option("--json", help="as one line of JSON")] = False,
+) -> None:
+    """Account for every row of a run, live or over: exit code 1 if one is lost or trained twice."""
+    from relax_actors.cli.inspect import ledger as run_ledger
+
+    raise typer.Exit(run_ledger(run, as_json=json))
+
+
+@app.command()
+def tree(run: RunName) -> None:
+    """Show the supervision tree: who lives since when, and what each waits for."""
+    from relax_actors.cli.inspect import tree as run_tree
+
+    run_tree(run)
+
+
+@app.command()
+def quarantine(
+    run: RunName,
+    row: Annotated[str | None, typer.Argument(help="a row, e.g. group.12.3, to see with inputs and traceback")] = None,
+    json: Annotated[bool, typer.Option("--json", help="one line of JSON a row")] = False,
+) -> None:
+    """List the rows that were quarantined, or show one."""
+    from relax_actors.cli.inspect import quarantine as run_quarantine
+
+    run_quarantine(run, row, as_json=json)
+
+
+@app.command()
+def fingerprint(
+    path: Annotated[Path, typer.Argument(help="checkpoint, model folder or safetensors file")],
+) -> None:
+    """Print the digest that says whether two runs ended with the same weights."""
+    from relax_actors.cli.inspect import fingerprint as run_fingerprint
+
+    typer.echo(run_fingerprint(path))
 
 
 def run() -> None:

@@ -108,13 +108,15 @@ def draw(curves: Curves, path: Path, title: str) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
     steps, rewards = [s for s, _ in curves.rewards], [r for _, r in curves.rewards]
     axes.plot(steps, rewards, color="tab:blue", alpha=0.25, linewidth=0.8)
     window = max(1, len(rewards) // 50)
-    smooth = [sum(rewards[max(0, i - window) : i + 1]) / len(rewards[max(0, i - window) : i + 1]) for i in range(len(rewards))]
+    smooth = [
+        sum(rewards[max(0, i - window) : i + 1]) / len(rewards[max(0, i - window) : i + 1]) for i in range(len(rewards))
+    ]
     axes.plot(steps, smooth, color="tab:blue", label="reward of the step")
     if curves.evals:
         axes.plot(*zip(*curves.evals, strict=True), color="tab:orange", marker="o", label="held-out reward, greedy")
@@ -123,4 +125,4 @@ def draw(curves: Curves, path: Path, title: str) -> None:
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path)
-    pyplot.close(figure)
+    plt.close(figure)

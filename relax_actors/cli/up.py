@@ -125,8 +125,8 @@ def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
         _show(console, done, folder, as_json=as_json)
         return 0
     require(config)
-    _log_to(folder)
     root = Root(config, str(path.resolve().parent))
+    _log_to(folder)
     live = console.is_terminal and not quiet
     watcher = Watcher(root, console, live=live, lines=not quiet)
     interrupted = threading.Event()
@@ -149,7 +149,7 @@ def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
         return 1
     if watcher.result is None:
         where = f"step {watcher.progress.step} of {config.run.steps}"
-        console.print(f"stopped at {where}; `relax up {path}` goes on from there", highlight=False)
+        console.print(f"stopped at {where}; `relax up {path}` goes on from there", highlight=False, soft_wrap=True)
         return 0 if interrupted.is_set() else 1
     summary = replace(watcher.result[0], seconds_to_first_step=watcher.first_step_after)
     draw(watcher.result[1], folder.picture, f"{config.run.name}: reward by step")
@@ -176,11 +176,13 @@ def _log_to(folder: RunFolder) -> None:
 
 def _explain(console: Console, failure: Failure, folder: RunFolder) -> None:
     console.print(f"[bold red]supervision gave up: {failure.role}[/]", highlight=False)
-    console.print(failure.reason, highlight=False, markup=False)
+    console.print(failure.reason, highlight=False, markup=False, soft_wrap=True)
     if failure.traceback and failure.traceback != failure.reason:
-        console.print(failure.traceback.strip(), highlight=False, markup=False, style="dim")
+        console.print(failure.traceback.strip(), highlight=False, markup=False, soft_wrap=True, style="dim")
     log = folder.log(failure.role)
-    console.print(f"its log: {log}; mend the cause, then `relax up` again goes on", highlight=False, markup=False)
+    console.print(
+        f"its log: {log}; mend the cause, then `relax up` again goes on", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _show(console: Console, summary: Summary, folder: RunFolder, *, as_json: bool) -> None:

@@ -46,7 +46,7 @@ def validate(tree: dict[str, Any], source: str) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(source, e, tree) for e in error.errors())) from error
+        raise ConfigError("\n".join(_explain(source, e) for e in error.errors())) from error
     return config
 
 
@@ -88,7 +88,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     table[names[-1]] = value
 
 
-def _explain(source: str, error: Any, tree: dict[str, Any]) -> str:
+def _explain(source: str, error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         section: Any = Config

@@ -144,7 +144,6 @@ class RolloutSection(PoolSection):
     rows_together: Positive = 16
     """Prompts generated as one batch; 1 when run.deterministic."""
 
-
     @model_validator(mode="after")
     def _order(self) -> RolloutSection:
         if self.min_tokens > self.max_tokens:

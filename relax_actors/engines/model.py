@@ -12,8 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from relax_actors.errors import ConfigError
 
 
-def build(path: Path, *, seed: int | None = None, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The model of a folder's config.json; random weights drawn from `seed`.
+def build(
+    path: Path, *, seed: int | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """The model of a folder's config.json; random weights drawn from `seed` on the CPU, then moved to `device`.
 
     Raises:
         ConfigError: the folder holds no model that transformers can build.
@@ -22,10 +24,13 @@ def build(path: Path, *, seed: int | None = None, dtype: torch.dtype = torch.flo
         config = AutoConfig.from_pretrained(path)
         if seed is not None:
             torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation="sdpa", dtype=dtype
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         msg = f"model.path {path} holds no model that can be built: {error}"
         raise ConfigError(msg) from error
+    model.to(device)  # type: ignore[arg-type]
     return model
 
 

@@ -20,7 +20,7 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         data = tensor.detach().contiguous().cpu()
         hasher.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
-        hasher.update(data.view(torch.uint8).numpy() if data.dim() else data.reshape(1).view(torch.uint8).numpy())
+        hasher.update(data.reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 

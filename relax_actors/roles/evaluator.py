@@ -24,6 +24,15 @@ def is_evaluated(config: Config, version: int) -> bool:
     return version in (0, config.run.steps) or (every > 0 and version % every == 0)
 
 
+def last_evaluated(config: Config, version: int) -> set[int]:
+    """The last two versions to evaluate, up to `version`."""
+    if config.eval is None:
+        return set()
+    every = config.eval.every or config.run.steps
+    last = config.run.steps if version == config.run.steps else version - version % every
+    return {last, last - 1 - (last - 1) % every} if last > 0 else {0}
+
+
 class Evaluator(StatefulRole):
     """Owns the evaluation rows `eval.<version>.<index>`, answered greedily by just that version."""
 

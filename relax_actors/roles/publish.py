@@ -10,7 +10,7 @@ from relax_actors.actor import Context
 from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import FencedError
 from relax_actors.messages import Shard, Weights
-from relax_actors.roles.evaluator import is_evaluated
+from relax_actors.roles.evaluator import last_evaluated
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
@@ -33,7 +33,8 @@ class Publisher:
         subject = table.subjects.numbered("weights", version)
         known = table.fetch(subject, Weights) if context.incarnation > 1 else None
         if known is None:
-            uri = _uri(version)
+            # Each life writes files of its own: one that was replaced must not touch what its successor announced.
+            uri = f"weights/{version}.{context.incarnation}.safetensors"
             fingerprint = table.store.write(uri, self._engine.announce)
             size = table.store.path(uri).stat().st_size
             cell = Weights(version, fingerprint, [Shard(uri, size, fingerprint)], context.incarnation)
@@ -53,10 +54,10 @@ class Publisher:
         """Remove weights that nobody will ask for: all but the last few, and the last two evaluated versions."""
         config = self._context.config
         recent = version - config.staleness.max - 3
-        evaluated = [v for v in range(version + 1) if is_evaluated(config, v)][-2:]
-        folder = self._context.table.store.path("weights")
-        for path in folder.glob("*.safetensors"):
-            if path.stem.isdigit() and int(path.stem) < recent and int(path.stem) not in evaluated:
+        evaluated = last_evaluated(config, version)
+        for path in self._context.table.store.path("weights").glob("*.safetensors"):
+            number = path.name.split(".", 1)[0]
+            if number.isdigit() and int(number) < recent and int(number) not in evaluated:
                 path.unlink(missing_ok=True)
 
     def purge(self, old: int, floor: int) -> None:
@@ -84,7 +85,3 @@ class Publisher:
                     shutil.copy(source / name, folder / name)
 
         checkpoints.write(self._context.folder.model, save)
-
-
-def _uri(version: int) -> str:
-    return f"weights/{version}.safetensors"

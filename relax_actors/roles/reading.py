@@ -12,7 +12,7 @@ from relax_actors.messages import Batch, Checkpoint
 
 def observe(ledger: Ledger, context: Context, cell_id: CellId, cell: Cell) -> None:
     """Let a ledger take a cell in; a malformed one is named in an event and left out."""
-    kinds: dict[str, type[Batch] | type[Checkpoint]] = {"batch": Batch, "checkpoint": Checkpoint}
+    kinds: dict[str, type[Batch | Checkpoint]] = {"batch": Batch, "checkpoint": Checkpoint}
     expected = kinds.get(cell_id.kind)
     try:
         value = context.table.read(cell.data, expected) if expected else None

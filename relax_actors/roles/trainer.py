@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class Trainer(StatefulRole):
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
         self._ready: dict[int, dict[int, bytes]] = {}
-        self._checkpoints: list[int] = []
+        self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
 
@@ -107,7 +108,7 @@ class Trainer(StatefulRole):
                 found = self.context.table.read(cell.data, Checkpoint)
                 purged = last.floor if last is not None else 0
                 last = found if last is None or found.version > last.version else last
-                self._checkpoints.append(found.version)
+                self._checkpoints[found.version] = found.path
         if last is None:
             self._begin()
         else:
@@ -271,7 +272,7 @@ class Trainer(StatefulRole):
         version = self._version
         if version in self._checkpoints:
             return
-        path = self.context.folder.checkpoints / str(version)
+        path = self.context.folder.checkpoints / f"{version}.{self.context.incarnation}"
         checkpoints.write(path, self._engine.save)
         self.progress()
         old, floor = self._ledger.floor, self._ledger.next_floor(version)
@@ -292,11 +293,11 @@ class Trainer(StatefulRole):
                 raise FencedError(msg)
             cell = found
         self._ledger.observe(CellId("checkpoint", version), cell)
-        self._checkpoints = sorted({*self._checkpoints, version})
+        self._checkpoints[version] = cell.path
         self.context.journal.event("checkpoint", version=version, floor=cell.floor, path=cell.path)
         self._publisher.purge(old, cell.floor)
-        kept = self._checkpoints[-self._settings.keep_checkpoints :]
-        checkpoints.remove_others(self.context.folder.checkpoints, map(str, kept))
+        kept = sorted(self._checkpoints)[-self._settings.keep_checkpoints :]
+        checkpoints.remove_others(self.context.folder.checkpoints, [Path(self._checkpoints[v]).name for v in kept])
         self.progress()
 
     def _report(

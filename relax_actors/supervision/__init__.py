@@ -1,1 +1,1 @@
-"""Supervision: child specs as data, decisions as pure functions, and one interpreter that starts and kills processes."""
+"""Supervision: child specs as data, decisions as pure functions, one interpreter that starts and kills processes."""

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+
 import structlog
 
 from broker.bridge import Address, Bridge

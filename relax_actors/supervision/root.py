@@ -71,15 +71,18 @@ class Root:
         self._lock = self.folder.lock()
         self._server: Server | None = None
         try:
-            self._settle(import_path)
+            self._check_same_run()
             self.address = self._prepare_broker()
+            prepare(config, config.model_path)
+            self.folder.save_config(config, import_path)
+            self.folder.report.unlink(missing_ok=True)
         except BaseException:
             self._lock.close()
             raise
         self.tree = ProcessTree({"run": self._supervisor()}, self._launch, _Log(), config.supervision.heartbeat)
 
-    def _settle(self, import_path: str) -> None:
-        """Keep the configuration, or see that the folder's run has the same."""
+    def _check_same_run(self) -> None:
+        """See that a run that was begun in the folder has the same settings."""
         saved = self.folder.saved()
         if saved is not None:
             changed = sorted(_differences(saved["config"], self.config.model_dump(mode="json")))
@@ -90,9 +93,6 @@ class Root:
                     "restore them, set another run.name, or remove the folder"
                 )
                 raise ConfigError(msg)
-        prepare(self.config, self.config.model_path)
-        self.folder.save_config(self.config, import_path)
-        self.folder.report.unlink(missing_ok=True)
 
     def _prepare_broker(self) -> Address:
         broker = self.config.broker

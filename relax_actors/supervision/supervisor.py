@@ -1,8 +1,8 @@
 """The supervisor's decisions, as a pure state machine: events in, actions out, the clock and chance passed in.
 
-It follows OTP's supervisor, with two differences that processes which load models call for: restarts wait (back-off with
-jitter), and the window of the restart intensity stands still while a child starts, so that a child which takes a minute
-to fail is not forgotten before it fails again.
+It follows OTP's supervisor, with two differences that processes which load models call for: restarts wait (back-off
+with jitter), and the window of the restart intensity stands still while a child starts, so that a child which takes a
+minute to fail is not forgotten before it fails again.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Supervisor:
         if len(self._failures) > self._limits.intensity:
             self._enter(child, Phase.ENDED, now)
             reason = (
-                f"{len(self._failures)} failures within {self._limits.period:g} s, {self._limits.intensity} are allowed "
-                f"(supervision.intensity, supervision.period); the last: {outcome.reason}"
+                f"{len(self._failures)} failures within {self._limits.period:g} s, allowed are "
+                f"{self._limits.intensity} (supervision.intensity, supervision.period); the last: {outcome.reason}"
             )
             return self._give_up(child.spec.id, reason, now)
         # A quiet time makes an earlier failure count no more for the wait.

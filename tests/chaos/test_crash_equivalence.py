@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from relax_actors.messages import Trajectory
 
+from relax_actors.messages import Trajectory
 from tests.support.running import Run, processes_of, wait_until
 
 MakeRun = Callable[..., Run]
@@ -52,7 +52,9 @@ def test_a_crash_of_the_trainer_rolls_nothing_out_again(make_run: MakeRun) -> No
         kill_at(run, "trainer.0", f"batch.{step}")
         for cell_id, cell in run.table.snapshot([run.table.subjects.column("trajectory")]):
             fingerprint = run.table.read(cell.data, Trajectory).fingerprint
-            assert seen.setdefault(str(cell_id.row), f"{cell.sequence} {fingerprint}") == f"{cell.sequence} {fingerprint}"
+            assert (
+                seen.setdefault(str(cell_id.row), f"{cell.sequence} {fingerprint}") == f"{cell.sequence} {fingerprint}"
+            )
     wait_until(lambda: written(run, "weights.6"), "weights.6", 120)
     ledger = run.ledger()
     assert ledger.violations() == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from relax_actors.messages import Quarantined
 
+from relax_actors.messages import Quarantined
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -30,7 +30,9 @@ def finished_with_quarantine(run: Run) -> list[Quarantined]:
         if run.process.poll() is not None:
             return True
         if run.table.get(f"relax.{run.name}.checkpoint.4") is None:
-            found.update({str(c.row): run.table.read(cell.data, Quarantined) for c, cell in run.table.snapshot([column])})
+            found.update(
+                {str(c.row): run.table.read(cell.data, Quarantined) for c, cell in run.table.snapshot([column])}
+            )
             return False
         return True
 

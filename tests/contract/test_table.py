@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from broker.bridge import Address, Bridge
 from broker.errors import BrokerError, BrokerUnreachableError
 from broker.lease import RunState

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from broker.bridge import Address
 from broker.server import Server
-
 from tests.support.running import SUPPORT, TINY, Run, processes_of, wait_until
 
 MakeRun = Callable[..., Run]
@@ -51,9 +51,7 @@ def test_a_run_trains_to_the_end_and_leaves_a_model_and_nothing_else(make_run: M
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_in_order_and_resumes_where_it_stood(
-    make_run: MakeRun, number: signal.Signals
-) -> None:
+def test_an_interrupted_run_ends_in_order_and_resumes_where_it_stood(make_run: MakeRun, number: signal.Signals) -> None:
     run = make_run(f"stopped{number}", "run.steps=300").start()
     wait_until(lambda: run.table.get(f"relax.{run.name}.batch.5"), "batch.5", 90)
     port = int(Address.load(run.folder.address).url.rsplit(":", 1)[1])

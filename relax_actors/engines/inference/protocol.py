@@ -1,7 +1,7 @@
 """What a rollout actor needs of an engine.
 
-The shape fits an in-process model as well as servers behind HTTP: weights come as a version with files to load, requests
-go by token ids, and a long generation says that it goes on through `progress`.
+The shape fits an in-process model as well as servers behind HTTP: weights come as a version with files to load,
+requests go by token ids, and a long generation says that it goes on through `progress`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class GenerationRequest:
     """A prompt and how to sample from it.
 
     `tokens [prompt_len] int32`; the random numbers of its `samples` come from `seed` alone. With `greedy` the
-    likeliest token is taken and temperature is only used for the log-probs. Stop tokens are not chosen before `min_tokens`.
+    likeliest token is taken and temperature only used for the log-probs. No stop token is chosen before `min_tokens`.
     """
 
     tokens: NDArray[Any]
@@ -66,9 +66,7 @@ class InferenceEngine(Protocol):
             StoreError: their fingerprint is not `fingerprint`; the engine then serves nothing.
         """
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], progress: Callable[[], None]
-    ) -> list[list[Generation]]:
+    def generate(self, requests: Sequence[GenerationRequest], progress: Callable[[], None]) -> list[list[Generation]]:
         """Generate all samples of all requests; one list a request, in order."""
 
     def close(self) -> None:

@@ -35,7 +35,8 @@ class TransformersEngine:
 
     def __init__(self, path: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self._device = torch.device(device)
-        self._model = build(path, dtype=dtype).to(self._device).eval()
+        self._model = build(path, dtype=dtype, device=self._device)
+        self._model.train(mode=False)
         self._version: int | None = None
         pad = self._model.config.pad_token_id
         self._pad = 0 if pad is None else int(pad)
@@ -212,7 +213,7 @@ def _choose(logprobs: Tensor, top_p: Tensor, uniforms: Tensor) -> Tensor:
     """Sample by inverting the distribution function: `[batch]` token ids from one uniform number each."""
     probs = logprobs.double().exp()
     if bool((top_p < 1).any()):
-        ordered, order = probs.sort(-1, descending=True, stable=True)
+        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         # The smallest set that reaches top_p: a token is in it if those before it do not reach it yet.
         ordered = ordered * (ordered.cumsum(-1) - ordered < top_p)
         probs = torch.zeros_like(probs).scatter(1, order, ordered)

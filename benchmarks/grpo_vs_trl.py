@@ -1,0 +1,178 @@
+"""GRPO on one machine without an accelerator: completions a second and memory, beside TRL's GRPOTrainer.
+
+    python benchmarks/grpo_vs_trl.py                          # makes TRL's environment first, 2 GB
+    python benchmarks/grpo_vs_trl.py --trl-python PYTHON --json
+
+Compared, in one invocation and in turns: `relax up` as a user runs it (broker, supervisor and six actor processes)
+and TRL's trainer in its one process. Both get the same model (Qwen3, hidden 128, 4 layers, 0.8 M parameters, float32,
+the same random weights), the same tokenizer, the same prompts (8 a step, 16 tokens each), 8 samples a prompt of
+exactly 32 new tokens (the end token is masked out), the same reward, AdamW at 1e-3, no KL term, one torch thread a
+process. A run's figure is completions a second from the end of step `--warm-up` to the end of the last step but one:
+generation, reward, advantages, training, weight transfer, messages and logging are in it; start, warm-up, and what
+ours writes at the end (checkpoint, exported model) are not. Memory is the peak of the summed PSS of all processes of
+a side over its whole life, broker and supervisor included, sampled each half second.
+
+Not compared: quality of learning (the rewards are printed as a check that both learn), models and batches of a useful
+size, GPUs, TRL with vLLM, more threads (TRL with 2 threads is slower on 2 cores). By default ours generates a step
+ahead of the weights (`staleness.max = 1`) and so has two cores to use where TRL, synchronous, has one;
+`--staleness 0` is on-policy like TRL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_relax_side import Steps, write_toml
+from grpo_workload import Workload
+from process_memory import PeakMemory
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+RUN_SECONDS = 420.0
+REQUIREMENTS = ("torch==2.13.0", "trl==1.16.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run of one side. `times` are Unix seconds, one a step; `extra` is shown as it is."""
+
+    times: list[float]
+    rewards: list[float]
+    peak_mib: float
+    processes: int
+    extra: dict[str, Any]
+
+    def completions_per_second(self, work: Workload, warm_up: int) -> float:
+        """From the end of the warm-up to the end of the last step but one."""
+        counted = self.times[warm_up - 1 : -1]
+        return (len(counted) - 1) * work.completions / (counted[-1] - counted[0])
+
+
+def trl_python(folder: Path) -> Path:
+    """Return the interpreter of TRL's environment in `folder`, made if it is not there."""
+    python = folder / "bin" / "python"
+    done = folder / "installed"
+    if not done.exists():
+        venv.create(folder, with_pip=True, clear=True)
+        for requirement in REQUIREMENTS:  # torch by itself first: pip then keeps this version of it
+            subprocess.run([python, "-m", "pip", "install", "--quiet", requirement], check=True)
+        done.touch()
+    return python
+
+
+def measured(command: list[str], work: Workload, log: Path) -> PeakMemory:
+    """Run a side's command to its end, its output in `log`; gives the memory that it took."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "PYTHONPATH": str(HERE)}
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=work.folder)
+        memory = PeakMemory(process.pid)
+        memory.start()
+        try:
+            code = process.wait(RUN_SECONDS)
+        finally:
+            process.terminate()
+            memory.stop()
+    if code:
+        sys.exit(f"{command[0]} ended with {code}; the end of {log}:\n{log.read_text()[-2000:]}")
+    return memory
+
+
+def run_ours(work: Workload, turn: int, staleness: int) -> Result:
+    """Train with `relax up`."""
+    name = f"ours-{turn}"
+    steps = Steps(work, name)
+    steps.start()
+    relax = Path(sys.executable).with_name("relax")
+    toml = write_toml(work, name, staleness)
+    memory = measured([str(relax), "up", str(toml), "--json", "--quiet"], work, toml.with_suffix(".log"))
+    steps.join(10)
+    seen = steps.steps
+    wanted = work.completions * work.new_tokens
+    if [s["step"] for s in seen] != list(range(work.steps)) or any(s["tokens"] != wanted for s in seen):
+        sys.exit(
+            f"{name}: the metrics of {len(seen)} of {work.steps} steps came, of {wanted} tokens each; {steps.error}"
+        )
+    extra = {key: statistics.median(s[key] for s in seen) for key in ("waited_seconds", "train_seconds", "age")}
+    return Result([s["time"] for s in seen], [s["reward"] for s in seen], memory.peak, memory.processes, extra)
+
+
+def run_trl(work: Workload, turn: int, python: Path) -> Result:
+    """Train with TRL."""
+    result = Path(work.folder) / f"trl-{turn}.json"
+    command = [str(python), str(HERE / "grpo_trl_side.py"), str(work.save()), str(result)]
+    memory = measured(command, work, result.with_suffix(".log"))
+    body = json.loads(result.read_text())
+    if set(body["lengths"]) != {float(work.new_tokens)} or len(body["times"]) != work.steps:
+        sys.exit(f"trl-{turn}: {len(body['times'])} of {work.steps} steps, mean lengths {set(body['lengths'])}")
+    return Result(body["times"], body["rewards"], memory.peak, memory.processes, body["versions"])
+
+
+def report(work: Workload, warm_up: int, sides: dict[str, list[Result]], console: Console) -> dict[str, Any]:
+    """Print the table; gives the figures."""
+    table = Table(title=f"{work.completions} completions of {work.new_tokens} tokens a step, {work.steps} steps")
+    for column in ("run", "completions/s", "peak MiB", "processes", "reward, first 5", "last 5"):
+        table.add_column(column)
+    rates: dict[str, list[float]] = {}
+    for side, results in sides.items():
+        rates[side] = [result.completions_per_second(work, warm_up) for result in results]
+        for turn, (result, rate) in enumerate(zip(results, rates[side], strict=True)):
+            ends = (f"{statistics.mean(part):.3f}" for part in (result.rewards[:5], result.rewards[-5:]))
+            table.add_row(f"{side} {turn}", f"{rate:.1f}", f"{result.peak_mib:.0f}", str(result.processes), *ends)
+    console.print(table)
+    for side, results in sides.items():
+        console.print(f"{side}: " + ", ".join(f"{k} {v}" for k, v in results[-1].extra.items()), highlight=False)
+    ours, trl = (statistics.median(rates[side]) for side in ("ours", "trl"))
+    peaks = {f"{side}_peak_mib": round(statistics.median(r.peak_mib for r in sides[side])) for side in sides}
+    memory = ", ".join(f"{name} {value}" for name, value in peaks.items())
+    console.print(f"medians: ours {ours:.1f}, TRL {trl:.1f} completions/s, ratio {ours / trl:.2f}; {memory}")
+    return {"ratio": round(ours / trl, 3), "ours": round(ours, 1), "trl": round(trl, 1), **peaks}
+
+
+def main() -> None:
+    """Read the arguments, run the sides in turns, report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=5, help="steps left out at the start of each run")
+    parser.add_argument("--staleness", type=int, default=1, help="staleness.max of ours")
+    parser.add_argument("--venv", type=Path, default=HERE.parent / ".bench" / "trl-venv")
+    parser.add_argument("--trl-python", type=Path, help="use this environment, which has TRL, instead of --venv")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with the runs and logs")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.steps < arguments.warm_up + 3:
+        parser.error("--steps must be at least 3 more than --warm-up")
+    console = Console(stderr=arguments.json)
+    python = arguments.trl_python or trl_python(arguments.venv)
+    folder = Path(tempfile.mkdtemp(prefix="grpo-vs-trl-"))
+    work = Workload(str(folder), arguments.steps)
+    work.make()
+    sides: dict[str, list[Result]] = {"ours": [], "trl": []}
+    for turn in range(arguments.repeats):
+        sides["ours"].append(run_ours(work, turn, arguments.staleness))
+        sides["trl"].append(run_trl(work, turn, python))
+        load = os.getloadavg()[0]
+        console.print(f"turn {turn + 1} of {arguments.repeats} done, load average {load:.1f}", highlight=False)
+    figures = report(work, arguments.warm_up, sides, console)
+    if arguments.keep:
+        console.print(f"kept {folder}", highlight=False)
+    else:
+        shutil.rmtree(folder)
+    if arguments.json:
+        print(json.dumps(figures | {"steps": arguments.steps, "repeats": arguments.repeats}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Memory of a tree of processes as PSS: pages that several processes share are counted once, in equal parts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def tree(root: int) -> list[int]:
+    """Return the process and all below it, by parent ids as they are now."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for folder in PROC.iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name, in brackets, may hold blanks; the parent is the second field after it.
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                children[int(fields[1])].append(int(folder.name))
+    found, waiting = [], [root]
+    while waiting:
+        found.append(waiting[-1])
+        waiting += children[waiting.pop()]
+    return found
+
+
+def pss_mib(process: int) -> float:
+    """PSS of one process in MiB; 0 if it is gone."""
+    try:
+        for line in (PROC / str(process) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    except (OSError, IndexError):
+        return 0.0
+    return 0.0
+
+
+class PeakMemory(threading.Thread):
+    """Samples the PSS of a process and all below it until stopped; `peak` is the greatest sum, MiB."""
+
+    def __init__(self, root: int, seconds: float = 0.5) -> None:
+        super().__init__(name="memory", daemon=True)
+        self.peak = 0.0
+        self.processes = 0
+        self._root, self._seconds = root, seconds
+        self._stop_asked = threading.Event()
+
+    def run(self) -> None:
+        """Sample."""
+        while not self._stop_asked.wait(self._seconds):
+            members = tree(self._root)
+            total = sum(pss_mib(process) for process in members)
+            if total > self.peak:
+                self.peak, self.processes = total, len(members)
+
+    def stop(self) -> None:
+        """End; `peak` is final after it."""
+        self._stop_asked.set()
+        self.join()

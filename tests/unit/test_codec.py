@@ -1,0 +1,397 @@
+"""Cells round-trip exactly; every other sequence of bytes is refused with a CodecError."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from broker.codec import (
+    MAX_CELL_BYTES,
+    TensorRef,
+    decode,
+    decode_fields,
+    encode,
+    open_envelope,
+    plain_value,
+)
+from broker.errors import CodecError, StoreError
+from broker.store import Store
+from broker.subjects import RowId
+from relax_actors import messages
+
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+ARRAYS = arrays.arrays(st.sampled_from(DTYPES), arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | INTEGERS | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+TOTALS = st.builds(messages.Totals, *[st.integers(0, 2**62)] * 4)
+SHARDS = st.builds(messages.Shard, st.text(), INTEGERS, st.text())
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> messages.Trajectory:
+    lengths = draw(st.lists(st.integers(0, 5), max_size=4))
+    total = sum(lengths)
+    return messages.Trajectory(
+        prompt_tokens=draw(arrays.arrays(np.int32, st.integers(0, 5))),
+        lengths=np.array(lengths, np.int32),
+        tokens=draw(arrays.arrays(np.int32, total)),
+        logprobs=draw(arrays.arrays(np.float32, total)),
+        versions=draw(arrays.arrays(np.int32, total)),
+        texts=draw(st.lists(st.text(), min_size=len(lengths), max_size=len(lengths))),
+        finish_reasons=[draw(st.sampled_from(list(messages.FinishReason))) for _ in lengths],
+        fingerprint=draw(st.text()),
+    )
+
+
+PROMPTS = st.builds(
+    messages.Prompt,
+    text=st.text(),
+    tokens=ARRAYS,
+    answer=st.text(),
+    metadata=st.dictionaries(st.text(), PLAIN, max_size=3),
+    seed=INTEGERS,
+    min_version=INTEGERS,
+    exact_version=st.booleans(),
+    greedy=st.booleans(),
+)
+OTHERS: dict[type, st.SearchStrategy[Any]] = {
+    messages.Prompt: PROMPTS,
+    messages.Reward: st.builds(messages.Reward, ARRAYS),
+    messages.Advantage: st.builds(messages.Advantage, ARRAYS, st.floats()),
+    messages.Dropped: st.builds(messages.Dropped, st.text(), st.text()),
+    messages.Quarantined: st.builds(messages.Quarantined, st.text(), INTEGERS, st.text(), st.text()),
+    messages.Batch: st.builds(
+        messages.Batch, st.lists(INTEGERS), INTEGERS, INTEGERS, st.floats(), INTEGERS, INTEGERS, st.floats()
+    ),
+    messages.Shard: SHARDS,
+    messages.Weights: st.builds(
+        messages.Weights, INTEGERS, st.text(), st.lists(SHARDS, max_size=3), INTEGERS, st.none() | INTEGERS
+    ),
+    messages.Totals: TOTALS,
+    messages.Checkpoint: st.builds(messages.Checkpoint, INTEGERS, st.text(), st.text(), INTEGERS, TOTALS, INTEGERS),
+}
+MESSAGES = OTHERS | {messages.Trajectory: trajectories()}
+ANY_MESSAGE = st.one_of(*MESSAGES.values())
+ANY_OTHER = st.one_of(*OTHERS.values())
+BATCH = messages.Batch([3, 1], 5, 1, 0.5, 0, 12, 1e9)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type and bits, NaN included."""
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    if isinstance(a, np.ndarray):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return isinstance(b, float) and np.float64(a).tobytes() == np.float64(b).tobytes()
+    return type(b) is type(a) or isinstance(a, str) if a == b else False
+
+
+def body(name: str, fields: Any, schema: Any = 1, author: Any = "a.0#1") -> bytes:
+    return typing.cast("bytes", msgpack.packb([schema, name, author, fields]))
+
+
+def extension(code: int, *content: Any) -> msgpack.ExtType:
+    return msgpack.ExtType(code, msgpack.packb(list(content)))
+
+
+def test_every_message_is_covered() -> None:
+    ours = {c for c in vars(messages).values() if dataclasses.is_dataclass(c)} - {messages.Sample}
+    assert ours == set(MESSAGES)
+
+
+@given(ANY_MESSAGE)
+def test_every_message_comes_back_bit_for_bit(message: Any) -> None:
+    assert same(message, decode(encode(message, "role.0#1"), type(message)))
+
+
+@given(PLAIN)
+def test_plain_data_comes_back(value: Any) -> None:
+    assert same(value, plain_value(open_envelope(encode(value, "role.0#1"))))
+
+
+@given(ARRAYS)
+def test_an_array_comes_back_in_dtype_shape_and_bits(array: np.ndarray) -> None:
+    assert same(array, plain_value(open_envelope(encode(array, "a"))))
+    assert same([array], plain_value(open_envelope(encode([array], "a"))))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3), (0, 0, 2)])
+def test_no_dtype_or_shape_is_lost(dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, dtype)
+    assert same(array, plain_value(open_envelope(encode(array, "a"))))
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(12).reshape(3, 4).T, np.arange(10)[::-3], np.arange(24).reshape(2, 3, 4)[:, 1]]
+)
+def test_views_are_written_as_they_read(array: np.ndarray) -> None:
+    found = plain_value(open_envelope(encode(array, "a")))
+    assert np.array_equal(found, array)
+    assert found.shape == array.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(20_000,), (200, 101), (5, 1, 4001)])
+def test_a_large_array_goes_by_reference_and_comes_back(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    store = Store(tmp_path)
+    array = (np.arange(np.prod(shape)) % 101).astype(dtype).reshape(shape)
+    segment = store.segment(RowId(1, 2), "reward")
+    data = encode(messages.Reward(array), "a", segment.place)
+    if segment.close():
+        assert len(data) < 400
+    assert same(array, decode(data, messages.Reward, store.read).values)
+
+
+def test_small_and_large_arrays_mix_in_one_cell(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    value = {"big": np.arange(9001.0), "small": np.arange(3), "more": [np.ones((100, 70), np.float32), None]}
+    segment = store.segment(RowId(0, 0), "own")
+    data = encode(value, "a", segment.place)
+    assert segment.close()
+    assert same(value, plain_value(open_envelope(data, store.read)))
+
+
+def test_without_a_store_a_reference_is_shown_but_is_no_array(tmp_path: Path) -> None:
+    segment = Store(tmp_path).segment(RowId(0, 0), "reward")
+    data = encode(messages.Reward(np.zeros(9000)), "a", segment.place)
+    reference = open_envelope(data).fields["values"]
+    assert isinstance(reference, TensorRef)
+    assert reference.shape == (9000,)
+    with pytest.raises(CodecError, match=r"Reward\.values is of type TensorRef, expected ndarray"):
+        decode(data, messages.Reward)
+
+
+def test_a_lost_segment_is_an_error_of_the_store_not_of_the_cell(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    segment = store.segment(RowId(0, 0), "reward")
+    data = encode(messages.Reward(np.zeros(9000)), "a", segment.place)
+    with pytest.raises(StoreError, match="missing"):
+        open_envelope(data, store.read)
+
+
+def test_numpy_scalars_and_enums_are_written_as_plain_data() -> None:
+    value = [np.float32(0.5), np.int64(7), np.bool_(True), messages.FinishReason.STOP, (1, 2)]
+    assert plain_value(open_envelope(encode(value, "a"))) == [0.5, 7, True, "stop", [1, 2]]
+
+
+def test_the_envelope_tells_type_and_author() -> None:
+    envelope = open_envelope(encode(BATCH, "trainer.0#4"))
+    assert (envelope.type, envelope.author) == ("Batch", "trainer.0#4")
+
+
+def test_decoding_executes_and_mutates_nothing() -> None:
+    found = plain_value(open_envelope(encode(np.arange(3), "a")))
+    assert not found.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}, 1j, np.array(["x"]), np.array([1j]), np.array([None]), np.datetime64(0, "s"), 2**64, Path()],
+)
+def test_what_has_no_encoding_is_refused(value: Any) -> None:
+    with pytest.raises(CodecError):
+        encode(value, "a")
+
+
+def test_what_never_ends_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(CodecError, match="cannot be encoded"):
+        encode(endless, "a")
+
+
+def test_a_cell_over_the_limit_is_refused_on_both_ends() -> None:
+    with pytest.raises(CodecError, match="pass large data as arrays"):
+        encode("x" * MAX_CELL_BYTES, "a")
+    with pytest.raises(CodecError, match="over the limit"):
+        open_envelope(b"\0" * (MAX_CELL_BYTES + 1))
+
+
+def test_a_cell_just_below_the_limit_passes() -> None:
+    text = "x" * (MAX_CELL_BYTES - 64)
+    assert plain_value(open_envelope(encode(text, "a"))) == text
+
+
+def test_unknown_and_missing_fields_are_named() -> None:
+    with pytest.raises(CodecError, match=r"Dropped: missing fields \['detail'\], unknown fields \['why'\]"):
+        decode(body("Dropped", {"reason": "x", "why": "y"}), messages.Dropped)
+    with pytest.raises(CodecError, match=r"Shard\[?.*missing fields|Weights.shards\[0\]: missing fields"):
+        decode(
+            body("Weights", {"version": 1, "fingerprint": "", "shards": [{}], "incarnation": 1, "base_version": None}),
+            messages.Weights,
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rows": 3}, r"Batch\.rows is of type int, expected list"),
+        ({"rows": ["x"]}, r"Batch\.rows\[0\] is of type str, expected int"),
+        ({"rows": [True]}, r"Batch\.rows\[0\] is of type bool, expected int"),
+        ({"rows": [1.0]}, r"Batch\.rows\[0\] is of type float, expected int"),
+        ({"seed": None}, r"Batch\.seed is of type NoneType, expected int"),
+        ({"reward": "0.5"}, r"Batch\.reward is of type str, expected float"),
+        ({"reward": True}, r"Batch\.reward is of type bool, expected float"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(fields: dict[str, Any], message: str) -> None:
+    plain = {f.name: getattr(BATCH, f.name) for f in dataclasses.fields(BATCH)}
+    with pytest.raises(CodecError, match=message):
+        decode(body("Batch", plain | fields), messages.Batch)
+
+
+def test_a_whole_number_passes_for_a_float() -> None:
+    plain = {f.name: getattr(BATCH, f.name) for f in dataclasses.fields(BATCH)} | {"reward": 1}
+    assert decode(body("Batch", plain), messages.Batch).reward == 1.0
+
+
+def test_another_type_or_schema_is_refused_with_the_remedy() -> None:
+    with pytest.raises(CodecError, match="cell holds a Dropped, expected a Batch"):
+        decode(encode(messages.Dropped("", ""), "a"), messages.Batch)
+    with pytest.raises(CodecError, match="schema 2, this version reads 1; run both ends at the same version"):
+        open_envelope(body("Dropped", {}, schema=2))
+    with pytest.raises(CodecError, match="expected plain data"):
+        plain_value(open_envelope(encode(BATCH, "a")))
+    with pytest.raises(CodecError, match="cell holds a value, expected a Batch"):
+        decode_fields(open_envelope(encode(1, "a")), messages.Batch)
+
+
+@pytest.mark.parametrize(
+    "cell", [None, [], [1, "a", "b"], [1, "a", "b", {}, 0], ["1", "a", "b", {}], [1, 2, "b", {}], [1, "a", "b", []], {}]
+)
+def test_what_is_not_shaped_like_a_cell_is_refused(cell: Any) -> None:
+    with pytest.raises(CodecError, match="not a cell"):
+        open_envelope(msgpack.packb(cell))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        msgpack.ExtType(7, b""),
+        msgpack.ExtType(1, b""),
+        msgpack.ExtType(1, b"\xc1"),
+        msgpack.ExtType(2, b"\x93"),
+        extension(1),
+        extension(1, "float32", [2], b"1234"),
+        extension(1, "object", [1], b"12345678"),
+        extension(1, "O", [1], b"12345678"),
+        extension(1, ["i4", "f4"], [1], b"12345678"),
+        extension(1, "uint8", [-1], b""),
+        extension(1, "uint8", [True], b"1"),
+        extension(1, "uint8", 1, b"1"),
+        extension(1, "uint8", [1] * 9, b"1"),
+        extension(1, "uint8", [2**63, 2**63, 0], b""),
+        extension(1, "uint8", [2**64 - 1, 0], b""),
+        extension(1, "uint8", [1], "1"),
+        extension(1, extension(1, "uint8", [1], b"1"), [1], b"1"),
+        extension(2, "uri", -1, 1, "uint8", [1], ""),
+        extension(2, "uri", 0, 2, "uint8", [1], ""),
+        extension(2, "uri", 0, 2**60, "uint8", [2**60], ""),
+        extension(2, b"uri", 0, 1, "uint8", [1], ""),
+        extension(2, "uri", 0, 1, "uint8", [1]),
+        extension(2, "uri", 0, 1, "uint8", [1], extension(2)),
+    ],
+)
+def test_garbage_in_an_extension_is_refused(value: msgpack.ExtType) -> None:
+    with pytest.raises(CodecError):
+        open_envelope(body("value", {"value": value}), lambda _: np.zeros(1))
+
+
+def test_data_nested_too_deep_is_refused() -> None:
+    for depth in (5000, 100_000):
+        with pytest.raises(CodecError):
+            open_envelope(b"\x94\x01\xa1a\xa1b\x81\xa1v" + b"\x91" * depth + b"\xc0")
+
+
+def try_everything(data: bytes) -> None:
+    """Whatever comes, it is decoded or a CodecError is raised."""
+    for expected in OTHERS:
+        with suppress(CodecError):
+            decode(data, expected)
+    with suppress(CodecError):
+        plain_value(open_envelope(data, lambda reference: np.zeros(reference.shape if reference.nbytes < 99 else 0)))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_raise_codec_error(data: bytes) -> None:
+    try_everything(data)
+
+
+@given(st.sampled_from([c.__name__ for c in OTHERS] + ["value"]), PLAIN)
+def test_any_fields_decode_or_raise_codec_error(name: str, fields: Any) -> None:
+    try_everything(body(name, fields))
+
+
+@given(PLAIN, st.sampled_from([1, 2, 3, -1]))
+def test_any_extension_decodes_or_raises_codec_error(content: Any, code: int) -> None:
+    try_everything(
+        body("value", {"value": msgpack.ExtType(code, msgpack.packb(content))}) if code > 0 else b"\xd4\xff\0"
+    )
+
+
+@given(ANY_OTHER, st.data())
+def test_a_truncated_cell_raises_codec_error(message: Any, data: st.DataObject) -> None:
+    whole = encode(message, "a")
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    with pytest.raises(CodecError):
+        open_envelope(cut)
+    with pytest.raises(CodecError):
+        open_envelope(whole + b"\0")
+
+
+@given(ANY_OTHER, st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_mutated_cell_decodes_or_raises_codec_error(message: Any, changes: list[tuple[float, int]]) -> None:
+    data = bytearray(encode(message, "a"))
+    for place, byte in changes:
+        data[int(place * len(data))] = byte
+    try_everything(bytes(data))
+
+
+def test_a_trajectory_whose_arrays_disagree_is_refused() -> None:
+    good = messages.Trajectory(
+        prompt_tokens=np.zeros(2, np.int32),
+        lengths=np.array([1, 2], np.int32),
+        tokens=np.arange(3, dtype=np.int32),
+        logprobs=np.zeros(3, np.float32),
+        versions=np.zeros(3, np.int32),
+        texts=["a", "b"],
+        finish_reasons=["stop", "length"],
+        fingerprint="f",
+    )
+    plain = {f.name: getattr(good, f.name) for f in dataclasses.fields(good)}
+    for change in (
+        {"tokens": np.arange(4, dtype=np.int32)},
+        {"logprobs": np.zeros(2, np.float32)},
+        {"versions": np.zeros(0, np.int32)},
+        {"lengths": np.array([-1, 4], np.int32)},
+        {"lengths": np.array([3], np.int32)},
+        {"texts": ["a"]},
+        {"finish_reasons": []},
+    ):
+        fields = {k: encode_array(v) if isinstance(v, np.ndarray) else v for k, v in (plain | change).items()}
+        with pytest.raises(CodecError, match=r"Trajectory: .*(do not agree|do not hold)"):
+            decode(body("Trajectory", fields), messages.Trajectory)
+
+
+def encode_array(array: np.ndarray) -> msgpack.ExtType:
+    return extension(1, array.dtype.name, list(array.shape), array.tobytes())

@@ -1,0 +1,288 @@
+"""A configuration is read strictly, and every refusal names the file, the key and a way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from relax_actors.config import BUILT_IN, Config, load_config, validate
+from relax_actors.errors import ConfigError
+from relax_actors.roles import deadline, make_role, replicas, role_class, role_names
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
+SMALL = """\
+[model]
+path = "model"
+
+[data]
+kind = "jsonl"
+path = "tasks.jsonl"
+"""
+Write = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a configuration lets modules beside it be imported; keep that to the test."""
+    import sys
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def make(more: str = "", text: str = SMALL) -> Path:
+        path = tmp_path / "run.toml"
+        path.write_text(text + more)
+        return path
+
+    return make
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, list(overrides))
+    return str(caught.value)
+
+
+def test_the_demo_loads() -> None:
+    config = load_config(DEMO)
+    assert config.run.name == "demo"
+    assert config.eval is not None
+    assert role_names(config) == ["trainer", "rollout", "reward", "advantages", "evaluator", "prompts"]
+
+
+def test_a_small_file_is_enough_and_defaults_fill_the_rest(write: Write) -> None:
+    config = load_config(write())
+    assert config.folder == Path("runs/run")
+    assert config.store_path == Path("runs/run/store")
+    assert config.staleness.max == 1
+    assert config.eval is None
+
+
+def test_a_configuration_survives_being_saved(write: Write) -> None:
+    for path in (DEMO, write('[roles.own]\nactor = "a.B"\nbudget = 3\n')):
+        config = load_config(path)
+        assert validate(config.model_dump(mode="json"), "saved") == config
+
+
+def test_a_configuration_does_not_change(write: Write) -> None:
+    config = load_config(write())
+    with pytest.raises(ValidationError, match="frozen"):
+        config.run.steps = 3
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "remedy"),
+    [
+        ("[trainer]\nlerning_rate = 1e-3\n", "trainer.lerning_rate", "did you mean 'learning_rate'?"),
+        ("[rolout]\nsamples = 4\n", "rolout", "did you mean 'rollout'?"),
+        ("[trainer.warm_start]\nstep = 4\nsteps = 4\n", "trainer.warm_start.step", "did you mean 'steps'?"),
+        ("[eval]\nevry = 4\n[eval.data]\nkind = 'jsonl'\n", "eval.evry", "did you mean 'every'?"),
+        ("[eval.data]\nkind = 'jsonl'\npromt_field = 'q'\n", "eval.data.promt_field", "did you mean 'prompt_field'?"),
+        ("[staleness]\nzzz = 4\n", "staleness.zzz", "known here: max"),
+    ],
+)
+def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str, remedy: str) -> None:
+    path = write(more)
+    assert refusal(path) == f"{path}: {key}: unknown key; {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "remedy"),
+    [
+        ("run.steps=many", "run.steps", "integer"),
+        ("run.steps=0", "run.steps", "greater than 0"),
+        ("run.steps=1.5", "run.steps", "integer"),
+        ("run.seed=-1", "run.seed", "greater than or equal to 0"),
+        ("run.name=a b", "run.name", "use 1 to 64 letters, digits, '-' or '_'"),
+        ("run.deterministic=[]", "run.deterministic", "boolean"),
+        ("run=3", None, "section.key=value"),
+        ("rollout.samples=1", "rollout.samples", "greater than 1"),
+        ("rollout.top_p=1.5", "rollout.top_p", "less than or equal to 1"),
+        ("rollout.temperature=0", "rollout.temperature", "greater than 0"),
+        ("rollout.temperature=nan", "rollout.temperature", "greater than 0"),
+        ("rollout.backend=vllm", "rollout.backend", "transformers"),
+        ("rollout.stop=3", "rollout.stop", "list"),
+        ("rollout.stop=[1]", "rollout.stop.0", "string"),
+        ("data.kind=csv", "data.kind", "jsonl"),
+        ("data.template=x", "data.template", "must contain {prompt}"),
+        ("data.size=0", "data.size", "greater than 0"),
+        ("trainer.replicas=2", "trainer.replicas", "1"),
+        ("trainer.schedule=sine", "trainer.schedule", "cosine"),
+        ("trainer.betas=[0.9]", "trainer.betas", "Field required"),
+        ("broker.port=70000", "broker.port", "less than 65536"),
+        ("broker.replicas=2", "broker.replicas", "1, 3 or 5"),
+        ("staleness.max=-1", "staleness.max", "greater than or equal to 0"),
+        ("supervision.heartbeat=0.5", "supervision.heartbeat", "greater than or equal to 1"),
+        ("algorithm.clip_ratio_c=1", "algorithm.clip_ratio_c", "greater than 1"),
+        ("prompts.replicas=2", None, "prompts.replicas must be 1: one actor owns the admission of rows"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(write: Write, override: str, key: str | None, remedy: str) -> None:
+    path = write()
+    text = refusal(path, override)
+    assert remedy in text
+    if key is not None:
+        assert text.startswith(f"{path}: {key}")
+
+
+def test_every_mistake_gets_a_line(write: Write) -> None:
+    lines = refusal(write(), "run.steps=x", "rollout.sampels=3", "staleness.max=-1").splitlines()
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "remedy"),
+    [
+        ("", "model", "is missing; add it"),
+        ("[model]\npath = 'm'\n", "data", "is missing; add it"),
+        ("[model]\npath = 'm'\n[data]\n", "data.kind", "is missing; add it"),
+        (SMALL + "[eval]\nrows = 3\n", "eval.data", "is missing; add it"),
+        (SMALL + "[roles.own]\nbudget = 3\n", "roles.own.actor", "is missing; add it"),
+        (SMALL + "[trainer.warm_start]\n", "trainer.warm_start.steps", "is missing; add it"),
+        ("[model]\n[data]\nkind = 'jsonl'\n", "model", "set either model.path"),
+        ("[model]\npath = 'm'\n[model.architecture]\nmodel_type = 'x'\n[data]\nkind = 'jsonl'\n", "model", "set either"),
+        ("[model.architecture]\nhidden_size = 3\n[data]\nkind = 'jsonl'\n", "model", "needs a `model_type`"),
+        ("[model.architecture]\nmodel_type = 'x'\n[data]\nkind = 'jsonl'\n", "model", "a [model.tokenizer] beside it"),
+        (
+            "[model]\npath = 'm'\n[model.tokenizer]\nalphabet = 'a#'\n[data]\nkind = 'jsonl'\n",
+            "model",
+            "remove [model.tokenizer]",
+        ),
+    ],
+)
+def test_what_is_missing_or_contradicts_itself_is_named(write: Write, text: str, key: str, remedy: str) -> None:
+    path = write(text=text)
+    assert any(line.startswith(f"{path}: {key}:") and remedy in line for line in refusal(path).splitlines())
+
+
+def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
+    assert "give the path of a TOML file" in refusal(tmp_path / "none.toml")
+    assert str(tmp_path) in refusal(tmp_path)
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run\n")
+    assert refusal(broken).startswith(f"{broken} cannot be read as TOML: ")
+    broken.write_bytes(b"\xff\xfe\x00")
+    assert refusal(broken).startswith(f"{broken} cannot be read as TOML: ")
+
+
+def test_overrides_are_toml_values_and_else_strings(write: Write) -> None:
+    config = load_config(
+        write(),
+        [
+            "run.steps=7",
+            "run.name=mine",
+            'data.template="{prompt} ="',
+            "data.answer_field=a=b",
+            "run.deterministic=true",
+            "trainer.learning_rate=3e-4",
+            'rollout.stop=["x", "y"]',
+            "trainer.warm_start.steps=4",
+            "reward.function={ exact_match = 0.5 }",
+            "data.options.level=3",
+            " staleness.max = 0",
+        ],
+    )
+    assert (config.run.steps, config.run.name, config.run.deterministic) == (7, "mine", True)
+    assert (config.data.template, config.data.answer_field, config.data.options) == ("{prompt} =", "a=b", {"level": 3})
+    assert config.trainer.learning_rate == 3e-4
+    assert config.trainer.warm_start is not None
+    assert config.trainer.warm_start.steps == 4
+    assert config.rollout.stop == ["x", "y"]
+    assert config.reward.function == {"exact_match": 0.5}
+    assert config.staleness.max == 0
+
+
+def test_the_last_override_wins_over_the_file(write: Write) -> None:
+    assert load_config(write("[run]\nsteps = 3\n"), ["run.steps=4", "run.steps=5"]).run.steps == 5
+
+
+@pytest.mark.parametrize("override", ["", "run", "run.steps", "=3", "steps=3", ".steps=3", "run.=3", "run..steps=3"])
+def test_a_malformed_override_is_refused_with_the_form(write: Write, override: str) -> None:
+    text = refusal(write(), override)
+    assert repr(override) in text
+    assert "section.key=value, e.g. run.steps=10" in text
+
+
+def test_an_override_below_a_value_is_refused(write: Write) -> None:
+    assert "'name' is a value, not a section" in refusal(write("[run]\nname = 'x'\n"), "run.name.first=3")
+
+
+@given(st.text(max_size=30))
+def test_any_override_is_applied_or_refused(override: str) -> None:
+    try:
+        load_config(DEMO, [override, f"run.name={override}"])
+    except ConfigError as error:
+        assert str(error)  # noqa: PT017 the other outcome is a configuration
+
+
+def test_paths_in_the_file_are_relative_to_it_and_the_folder_to_the_working_directory(
+    write: Write, tmp_path: Path
+) -> None:
+    more = '[eval.data]\nkind = "jsonl"\npath = "held.jsonl"\n[store]\npath = "/abs"\n[run]\nfolder = "out"\n'
+    config = load_config(write(more + '[broker]\ncredentials = "me.creds"\n'))
+    assert config.model.path == tmp_path / "model"
+    assert config.data.path == tmp_path / "tasks.jsonl"
+    assert config.eval is not None
+    assert config.eval.data.path == tmp_path / "held.jsonl"
+    assert config.broker.credentials == tmp_path / "me.creds"
+    assert config.store_path == Path("/abs")
+    assert config.folder == Path("out")
+    assert load_config(write(), ["model.path=here"]).model_path == Path("here")
+
+
+def test_modules_beside_the_file_can_be_named(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "beside_the_config.py").write_text(
+        "from relax_actors import Role\nclass Own(Role):\n    reads = ('reward',)\n    writes = 'own'\n    size: int = 1\n"
+        "    def handle(self, row):\n        return self.size\n"
+    )
+    config = load_config(write('[roles.own]\nactor = "beside_the_config.Own"\nsize = 4\nreplicas = 3\ndeadline = 9\n'))
+    role = make_role(config, "own")
+    assert role.handle(None) == 4  # type: ignore[arg-type]
+    assert role_class(config, "own") is type(role)
+    assert (replicas(config, "own"), deadline(config, "own")) == (3, 9.0)
+    assert role_names(config) == ["trainer", "rollout", "reward", "own", "advantages", "prompts"]
+
+
+def test_a_role_that_is_not_there_is_refused_with_those_there_are(write: Write) -> None:
+    with pytest.raises(ConfigError, match="no role 'judge' in this run; there are trainer, rollout"):
+        role_class(load_config(write()), "judge")
+
+
+def test_a_deterministic_run_handles_rows_on_their_own(write: Write) -> None:
+    assert load_config(write(), ["rollout.rows_together=8"]).rollout.rows_together == 8
+    config = load_config(write(), ["rollout.rows_together=8", "run.deterministic=true", "rollout.samples=5"])
+    assert config.rollout.rows_together == 1
+    assert config.rollout.samples == 5
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_name_is_refused_for_an_own_role(write: Write, name: str) -> None:
+    path = write(f'[roles.{name}]\nactor = "a.B"\n')
+    assert re.search(rf"{re.escape(str(path))}: roles\.{name}: '{name}' is built in; choose another name", refusal(path))
+
+
+@pytest.mark.parametrize("name", ["a.b", "a b", "*"])
+def test_a_role_name_that_can_be_no_column_is_refused(write: Write, name: str) -> None:
+    path = write(f'[roles."{name}"]\nactor = "a.B"\n')
+    assert f"{path}: role name '{name}' cannot be part of a subject" in refusal(path)
+
+
+def test_every_section_of_a_role_has_replicas_and_a_deadline() -> None:
+    config = load_config(DEMO)
+    for name in role_names(config):
+        assert replicas(config, name) >= 1
+        assert deadline(config, name) > 0
+
+
+def test_the_whole_tree_is_validated_at_once() -> None:
+    with pytest.raises(ConfigError, match="somewhere: model: is missing; add it"):
+        validate({}, "somewhere")
+    assert isinstance(validate({"model": {"path": "m"}, "data": {"kind": "jsonl"}}, "x"), Config)

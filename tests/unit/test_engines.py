@@ -1,0 +1,255 @@
+"""The engines on tiny real models: one set of numbers, whoever computes them, and exact resumption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from broker.errors import StoreError
+from relax_actors.config import Config, validate
+from relax_actors.engines import weights
+from relax_actors.engines.inference import Generation, GenerationRequest
+from relax_actors.engines.inference.transformers_engine import TransformersEngine
+from relax_actors.engines.model import tensors_of
+from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.errors import ConfigError
+from relax_actors.modelfolder import prepare
+from relax_actors.tokenizer import Tokenizer
+
+ALPHABET = "0123456789>#"
+STOP = ALPHABET.index("#")
+ARCHITECTURE = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+
+
+def config_of(tmp_path: Path, **sections: dict[str, Any]) -> Config:
+    tree: dict[str, Any] = {
+        "run": {"name": "engines", "folder": str(tmp_path / "run"), "seed": 5},
+        "model": {"architecture": ARCHITECTURE, "tokenizer": {"alphabet": ALPHABET}},
+        "data": {"kind": "python", "function": "nothing"},
+        "trainer": {"learning_rate": 1e-2, "token_budget": 100},
+    }
+    for name, section in sections.items():
+        tree[name] = {**tree.get(name, {}), **section}
+    config = validate(tree, "test")
+    prepare(config, config.model_path)
+    return config
+
+
+def request(text: str, seed: int, **fields: Any) -> GenerationRequest:
+    tokens = np.array([ALPHABET.index(c) for c in text], np.int32)
+    settings = {"samples": 4, "temperature": 1.0, "top_p": 1.0, "max_tokens": 9, "stop_ids": frozenset([STOP])}
+    return GenerationRequest(tokens, seed, **(settings | fields))
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> tuple[TorchEngine, TransformersEngine]:
+    config = config_of(tmp_path)
+    trainer = TorchEngine(config)
+    trainer.initialise(5)
+    return trainer, served(trainer, config, tmp_path)
+
+
+def served(trainer: TorchEngine, config: Config, tmp_path: Path) -> TransformersEngine:
+    engine = TransformersEngine(config.model_path)
+    shard = tmp_path / "announced.safetensors"
+    engine.load(3, trainer.announce(shard), [shard])
+    return engine
+
+
+def batch_of(generated: list[list[Generation]], requests: list[GenerationRequest]) -> TrainBatch:
+    pairs = [(r, g) for r, group in zip(requests, generated, strict=True) for g in group]
+    sequences = Sequences([r.tokens for r, _ in pairs], [g.tokens for _, g in pairs])
+    advantages = np.linspace(-1, 1, len(pairs)).astype(np.float32)
+    return TrainBatch(sequences, [g.logprobs for _, g in pairs], advantages)
+
+
+def generate(engine: TransformersEngine, requests: list[GenerationRequest]) -> list[list[Generation]]:
+    return engine.generate(requests, lambda: None)
+
+
+REQUESTS = [request("12>", 1), request("9081>", 2), request("5>", 3, temperature=1.0)]
+
+
+def test_generation_and_training_agree_on_the_log_probs(
+    engines: tuple[TorchEngine, TransformersEngine],
+) -> None:
+    trainer, engine = engines
+    measured = trainer.step(batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None).metrics
+    assert measured["abs_delta"] < 1e-5
+    assert measured["max_ratio"] < 1 + 1e-4
+    assert measured["micro_batches"] > 1
+
+
+def test_a_rows_samples_depend_on_its_seed_and_not_on_its_neighbours(
+    engines: tuple[TorchEngine, TransformersEngine],
+) -> None:
+    _, engine = engines
+    together = generate(engine, REQUESTS)
+    for i, alone in enumerate(REQUESTS):
+        for a, b in zip(together[i], generate(engine, [alone])[0], strict=True):
+            np.testing.assert_array_equal(a.tokens, b.tokens)
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+    other = generate(engine, [request("12>", 99)])[0]
+    assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(together[0], other, strict=True))
+
+
+def test_sampled_tokens_follow_the_models_distribution(engines: tuple[TorchEngine, TransformersEngine]) -> None:
+    _, engine = engines
+    samples = generate(engine, [request("12>", 7, samples=4000, max_tokens=1)])[0]
+    counts = np.bincount([int(s.tokens[0]) for s in samples], minlength=13) / 4000
+    expected = np.zeros(13)
+    for s in samples:
+        expected[int(s.tokens[0])] = np.exp(s.logprobs[0])
+    np.testing.assert_allclose(counts, expected, atol=0.04)
+    assert abs(expected.sum() - 1) < 0.02
+
+
+def test_top_p_keeps_to_the_likeliest_tokens(engines: tuple[TorchEngine, TransformersEngine]) -> None:
+    _, engine = engines
+    whole = generate(engine, [request("12>", 7, samples=500, max_tokens=1)])[0]
+    narrow = generate(engine, [request("12>", 7, samples=500, max_tokens=1, top_p=0.3)])[0]
+    probability = {int(s.tokens[0]): float(np.exp(s.logprobs[0])) for s in whole}
+    ranked = sorted(probability, key=lambda t: -probability[t])
+    allowed: set[int] = set()
+    for token in ranked:
+        if sum(probability[t] for t in allowed) >= 0.3:
+            break
+        allowed.add(token)
+    assert {int(s.tokens[0]) for s in narrow} == allowed
+
+
+def test_stop_tokens_end_a_sample_but_not_before_min_tokens(
+    engines: tuple[TorchEngine, TransformersEngine],
+) -> None:
+    _, engine = engines
+    every = frozenset(range(12))
+    (one,) = generate(engine, [request("1>", 1, samples=1, stop_ids=every)])[0]
+    assert (len(one.tokens), one.finish_reason) == (1, "stop")
+    late = generate(engine, [request("1>", 1, samples=64, min_tokens=5)])[0]
+    assert min(len(s.tokens) for s in late) >= 5
+    assert all(STOP not in s.tokens[:4] for s in late)
+
+
+def test_greedy_is_the_likeliest_token(engines: tuple[TorchEngine, TransformersEngine]) -> None:
+    _, engine = engines
+    (a,) = generate(engine, [request("77>", 1, samples=1, greedy=True)])[0]
+    (b,) = generate(engine, [request("77>", 2, samples=1, greedy=True)])[0]
+    np.testing.assert_array_equal(a.tokens, b.tokens)
+
+
+def test_an_engine_without_verified_weights_serves_nothing(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    trainer = TorchEngine(config)
+    engine = TransformersEngine(config.model_path)
+    with pytest.raises(StoreError, match="no verified weights"):
+        generate(engine, REQUESTS)
+    shard = tmp_path / "w.safetensors"
+    announced = trainer.announce(shard)
+    engine.load(1, announced, [shard])
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(StoreError, match="fingerprint"):
+        engine.load(2, announced, [shard])
+    with pytest.raises(StoreError, match="no verified weights"):
+        generate(engine, REQUESTS)
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"kl_coefficient": 0.1, "loss": "sequence"}])
+def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    config = config_of(tmp_path, algorithm=algorithm)
+    one = TorchEngine(config)
+    one.initialise(5)
+    one.finish_warm_start()
+    engine = served(one, config, tmp_path)
+    batch = batch_of(generate(engine, REQUESTS), REQUESTS)
+    one.step(batch, 0, lambda: None)
+    one.step(batch, 1, lambda: None)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    one.save(folder)
+    other = TorchEngine(config)
+    other.load(folder)
+    assert other.fingerprint() == one.fingerprint()
+    for step in (2, 3):
+        a, b = one.step(batch, step, lambda: None), other.step(batch, step, lambda: None)
+        assert a.metrics == b.metrics
+    assert other.fingerprint() == one.fingerprint()
+
+
+def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
+    results = []
+    for budget in (30, 10_000):
+        config = config_of(tmp_path, trainer={"token_budget": budget, "learning_rate": 1e-3})
+        trainer = TorchEngine(config)
+        trainer.initialise(5)
+        engine = served(trainer, config, tmp_path)
+        measured = trainer.step(batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None).metrics
+        results.append((measured["loss"], measured["gradient_norm"]))
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-4)
+
+
+def test_bfloat16_announces_bfloat16_and_keeps_float32_inside(tmp_path: Path) -> None:
+    config = config_of(tmp_path, trainer={"dtype": "bfloat16"})
+    trainer = TorchEngine(config)
+    trainer.initialise(5)
+    engine = served(trainer, config, tmp_path)
+    trainer.step(batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None)
+    shard = tmp_path / "half.safetensors"
+    trainer.announce(shard)
+    assert {t.dtype for t in weights.load([shard]).values()} == {torch.bfloat16}
+    assert {t.dtype for t in tensors_of(trainer._model).values()} == {torch.float32}
+
+
+def test_warm_start_learns_the_answers(tmp_path: Path) -> None:
+    trainer = TorchEngine(config_of(tmp_path))
+    trainer.initialise(5)
+    prompts = [r.tokens for r in REQUESTS]
+    sequences = Sequences(prompts, [np.array([1, 2, STOP], np.int32)] * 3)
+    losses = [trainer.warm_start(sequences, 1e-2, lambda: None).metrics["loss"] for _ in range(30)]
+    assert losses[-1] < losses[0] / 3
+
+
+def test_the_exported_folder_holds_the_weights_that_were_announced(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    trainer = TorchEngine(config_of(tmp_path))
+    trainer.initialise(5)
+    trainer.export(tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert weights.fingerprint(tensors_of(loaded).items()) == trainer.fingerprint()
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    trainer = TorchEngine(config)
+    tensors = dict(tensors_of(trainer._model))
+    tensors["stranger"] = torch.zeros(1)
+    shard = tmp_path / "bad.safetensors"
+    weights.save(tensors, shard)
+    engine = TransformersEngine(config.model_path)
+    with pytest.raises(ConfigError, match="unknown \\['stranger'\\]"):
+        engine.load(1, weights.fingerprint(tensors.items()), [shard])
+
+
+def test_the_tokenizer_refuses_what_it_has_no_token_for(tmp_path: Path) -> None:
+    from relax_actors.errors import RowError
+
+    tokenizer = Tokenizer(config_of(tmp_path).model_path)
+    assert tokenizer.decode(tokenizer.encode("12>#")) == "12>"
+    with pytest.raises(RowError, match="cannot be tokenized"):
+        tokenizer.encode("a")

@@ -1,0 +1,79 @@
+"""Importing the engine is cheap: what trains nothing imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "transformers", "reasoning_gym", "pyarrow", "matplotlib")
+RELAX = Path(sysconfig.get_path("scripts")) / "relax"
+
+
+def heavy_after(script: str) -> list[str]:
+    code = f"{script}\nimport sys, json\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "relax_actors",
+        "relax_actors.cli.main",
+        "relax_actors.cli.check",
+        "relax_actors.cli.up",
+        "relax_actors.cli.watch",
+        "relax_actors.roles",
+        "relax_actors.roles.prompts",
+        "relax_actors.roles.reward",
+        "relax_actors.roles.advantages",
+        "relax_actors.roles.evaluator",
+        "relax_actors.roles.trainer",
+        "relax_actors.roles.rollout",
+        "relax_actors.supervision.host",
+        "relax_actors.supervision.node",
+        "relax_actors.supervision.root",
+    ],
+)
+def test_a_module_imports_without_torch(module: str) -> None:
+    assert heavy_after(f"import {module}") == []
+
+
+def test_the_public_names_are_there_without_torch() -> None:
+    assert heavy_after("from relax_actors import Drop, Role, Row, RowError, StatefulRole") == []
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    import relax_actors
+
+    with pytest.raises(AttributeError, match="no attribute 'Rolle'"):
+        relax_actors.Rolle  # noqa: B018
+
+
+@pytest.mark.skipif(not RELAX.exists(), reason=f"the package is not installed: there is no {RELAX}")
+@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["check", "--help"], ["status", "--help"]])
+def test_help_comes_at_once(arguments: list[str]) -> None:
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = subprocess.run([str(RELAX), *arguments], capture_output=True, text=True, timeout=60, check=False)
+        took.append(time.monotonic() - began)
+        assert done.returncode == 0, done.stderr
+        assert "Usage: relax" in done.stdout
+    assert min(took) < 2.0
+
+
+def test_help_imports_no_torch() -> None:
+    assert (
+        heavy_after(
+            "import sys; sys.argv = ['relax', '--help']\nfrom relax_actors.cli.main import run\ntry: run()\nexcept SystemExit: pass"
+        )
+        == []
+    )

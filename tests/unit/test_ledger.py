@@ -1,0 +1,369 @@
+"""The ledger's law holds for every order of events, in every life."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.subjects import CellId, RowId
+from relax_actors.ledger import Account, Ledger, RowState
+from relax_actors.messages import Batch, Checkpoint, Totals
+
+ROWS = 2
+Value = Batch | Checkpoint | None
+Entry = tuple[CellId, Value]
+
+
+def batch(*rows: int) -> Batch:
+    return Batch(list(rows), 0, 1, 0.0, 0, 0, 0.0)
+
+
+def cell(step: int, index: int, field: str) -> CellId:
+    return CellId("group", step, index, field)
+
+
+def checkpoint(version: int, floor: int, totals: Totals) -> Checkpoint:
+    return Checkpoint(version, "", "", floor, totals)
+
+
+def started(steps: int = 3, lead: int = 1, rows: int = ROWS) -> Ledger:
+    ledger = Ledger(rows, steps, lead)
+    ledger.observe(CellId("weights", 0))
+    return ledger
+
+
+def admit_all(ledger: Ledger) -> list[RowId]:
+    rows = ledger.to_admit()
+    for row in rows:
+        ledger.observe(cell(row.step, row.index, "prompt"))
+    return rows
+
+
+def test_nothing_is_admitted_before_the_first_weights() -> None:
+    assert Ledger(ROWS, 3, 1).to_admit() == []
+
+
+def test_rows_are_admitted_oldest_first_as_far_as_the_lead_allows() -> None:
+    ledger = started(steps=3, lead=1)
+    assert admit_all(ledger) == [RowId(0, 0), RowId(0, 1), RowId(1, 0), RowId(1, 1)]
+    assert ledger.to_admit() == []
+    ledger.observe(CellId("weights", 1))
+    assert ledger.to_admit() == [RowId(2, 0), RowId(2, 1)]
+
+
+def test_nothing_is_admitted_beyond_the_last_step() -> None:
+    ledger = started(steps=1, lead=9)
+    assert admit_all(ledger) == [RowId(0, 0), RowId(0, 1)]
+    ledger.observe(CellId("batch", 0), batch(0, 1))
+    ledger.observe(CellId("weights", 1))
+    assert ledger.to_admit() == []
+
+
+def test_a_lost_row_is_owed_one_successor_in_its_slot() -> None:
+    ledger = started(lead=0)
+    admit_all(ledger)
+    ledger.observe(cell(0, 1, "dropped"))
+    assert ledger.candidates(0) == {0: 0}
+    assert ledger.to_admit() == [RowId(0, 1 + ROWS)]
+    admit_all(ledger)
+    ledger.observe(cell(0, 1 + ROWS, "quarantined"))
+    assert ledger.to_admit() == [RowId(0, 1 + 2 * ROWS)]
+    admit_all(ledger)
+    assert ledger.candidates(0) == {0: 0, 1: 1 + 2 * ROWS}
+    assert ledger.account() == Account(admitted=4, trained=0, dropped=1, quarantined=1, in_flight=2)
+
+
+def test_a_row_quarantined_at_its_admission_is_admitted_and_owed_a_successor() -> None:
+    ledger = started(lead=0)
+    ledger.observe(cell(0, 0, "quarantined"))
+    assert ledger.account() == Account(1, 0, 0, 1, 0)
+    assert ledger.to_admit() == [RowId(0, 1), RowId(0, ROWS)]
+
+
+def test_a_row_ends_once() -> None:
+    ledger = started(lead=0)
+    admit_all(ledger)
+    ledger.observe(cell(0, 0, "dropped"))
+    ledger.observe(cell(0, 0, "quarantined"))
+    assert ledger.state(RowId(0, 0)) is RowState.DROPPED
+    assert ledger.to_admit() == [RowId(0, ROWS)]
+    assert ledger.account() == Account(2, 0, 1, 0, 1)
+
+
+def test_a_trained_row_stays_trained_and_is_owed_nothing() -> None:
+    ledger = started(steps=1, lead=0)
+    admit_all(ledger)
+    ledger.observe(CellId("batch", 0), batch(0, 1))
+    ledger.observe(cell(0, 0, "quarantined"))
+    assert ledger.state(RowId(0, 0)) is RowState.TRAINED
+    assert ledger.to_admit() == []
+    assert ledger.violations() == []
+
+
+def test_a_row_that_no_batch_names_is_surplus_until_it_is_dropped() -> None:
+    ledger = started(steps=1, lead=0)
+    admit_all(ledger)
+    ledger.observe(cell(0, 1, "quarantined"))
+    admit_all(ledger)
+    ledger.observe(cell(0, 5, "prompt"))
+    ledger.observe(CellId("batch", 0), batch(0, 3))
+    assert ledger.surplus() == [RowId(0, 5)]
+    assert ledger.next_floor(1) == 0
+    ledger.observe(cell(0, 5, "dropped"))
+    assert ledger.surplus() == []
+    assert ledger.to_admit() == []
+    assert ledger.next_floor(1) == 1
+
+
+def test_a_checkpoint_folds_the_finished_steps_into_totals() -> None:
+    ledger = started(steps=2, lead=0)
+    admit_all(ledger)
+    ledger.observe(cell(0, 0, "dropped"))
+    admit_all(ledger)
+    ledger.observe(CellId("batch", 0), batch(2, 1))
+    ledger.observe(CellId("weights", 1))
+    admit_all(ledger)
+    before = ledger.account()
+    assert ledger.next_floor(1) == 1
+    assert ledger.next_floor(0) == 0
+    totals = ledger.totals_below(1)
+    assert totals == Totals(admitted=3, trained=2, dropped=1)
+    ledger.observe(CellId("checkpoint", 1), checkpoint(1, 1, totals))
+    assert ledger.account() == before
+    assert ledger.state(RowId(0, 1)) is None
+    assert ledger.violations() == []
+
+
+def test_a_floor_never_falls_and_cells_below_it_count_no_more() -> None:
+    ledger = started()
+    ledger.observe(CellId("batch", 0), batch(0, 1))
+    ledger.observe(CellId("checkpoint", 2), checkpoint(2, 1, Totals(2, 2)))
+    ledger.observe(CellId("checkpoint", 1), checkpoint(1, 0, Totals()))
+    ledger.observe(cell(0, 1, "quarantined"))
+    assert ledger.floor == 1
+    assert ledger.account() == Account(2, 2, 0, 0, 0)
+    assert ledger.violations() == []
+
+
+def test_a_batch_before_its_purged_prompts_is_no_violation_once_the_floor_is_known() -> None:
+    ledger = Ledger(ROWS, 3, 0)
+    ledger.observe(CellId("batch", 0), batch(0, 1))
+    assert ledger.violations() == [
+        "group.0.0 was trained but never admitted",
+        "group.0.1 was trained but never admitted",
+    ]
+    ledger.observe(CellId("checkpoint", 1), checkpoint(1, 1, Totals(2, 2)))
+    assert ledger.violations() == []
+
+
+def test_what_breaks_the_law_is_named() -> None:
+    ledger = started(steps=2, lead=1)
+    admit_all(ledger)
+    ledger.observe(cell(0, 0, "dropped"))
+    ledger.observe(CellId("batch", 0), batch(0, 1))
+    assert ledger.violations() == ["group.0.0 was trained after it was dropped"]
+    twice = started(lead=0)
+    admit_all(twice)
+    twice.observe(CellId("batch", 0), batch(0, 0))
+    assert "step 0 trains a row twice" in twice.violations()
+
+
+def test_unknown_cells_are_let_pass() -> None:
+    ledger = started()
+    for other in (CellId("unknown", 0), CellId("eval", 0, 0, "dropped"), CellId("batch", 0), CellId("checkpoint", 0)):
+        ledger.observe(other)
+    assert ledger.account() == Account(0, 0, 0, 0, 0)
+    assert ledger.batches == {}
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """A table, the prompt source's ledger that follows it, and the trainer's that may lag behind.
+
+    `stream` holds what was ever written, `gone` what was purged of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream: list[Entry] = []
+        self.there: set[CellId] = set()
+        self.gone: set[CellId] = set()
+        self.ready: set[RowId] = set()
+        self.trained: list[RowId] = []
+
+    @initialize(steps=st.integers(1, 4), lead=st.integers(0, 2))
+    def start(self, steps: int, lead: int) -> None:
+        self.steps, self.lead = steps, lead
+        self.source, self.trainer = Ledger(ROWS, steps, lead), Ledger(ROWS, steps, lead)
+        self.read = 0
+        self.write(CellId("weights", 0))
+
+    def write(self, cell_id: CellId, value: Value = None) -> bool:
+        """What the server does: a second write is refused; and what writers do: they heed the floor."""
+        if cell_id in self.there or (cell_id.kind == "group" and cell_id.step < self.source.floor):
+            return False
+        self.there.add(cell_id)
+        self.stream.append((cell_id, value))
+        self.source.observe(cell_id, value)
+        return True
+
+    def surviving(self) -> list[Entry]:
+        return [(cell_id, value) for cell_id, value in self.stream if cell_id not in self.gone]
+
+    def fresh(self) -> Ledger:
+        ledger = Ledger(ROWS, self.steps, self.lead)
+        for cell_id, value in self.surviving():
+            ledger.observe(cell_id, value)
+        return ledger
+
+    def rows(self, *states: RowState) -> list[RowId]:
+        known = [cell_id.row for cell_id, _ in self.surviving() if cell_id.field in ("prompt", "quarantined")]
+        return sorted({row for row in known if self.source.state(row) in states})
+
+    def open_steps(self) -> range:
+        version = self.source.version or 0
+        return range(version, min(self.steps, version + self.lead + 1))
+
+    @rule(count=st.integers(1, 6), bad=st.sets(st.integers(0, 5), max_size=1))
+    def admit(self, count: int, bad: set[int]) -> None:
+        for i, row in enumerate(self.source.to_admit()[:count]):
+            assert self.write(cell(row.step, row.index, "quarantined" if i in bad else "prompt"))
+
+    @rule(data=st.data(), field=st.sampled_from(["advantage", "advantage", "dropped"]))
+    def finish_a_row(self, data: st.DataObject, field: str) -> None:
+        waiting = [row for row in self.rows(RowState.IN_FLIGHT) if row not in self.ready]
+        if waiting:
+            row = data.draw(st.sampled_from(waiting))
+            self.write(cell(row.step, row.index, field))
+            if field == "advantage":
+                self.ready.add(row)
+
+    @rule()
+    def finish_all_rows(self) -> None:
+        for row in self.rows(RowState.IN_FLIGHT):
+            self.write(cell(row.step, row.index, "advantage"))
+            self.ready.add(row)
+
+    @rule(data=st.data())
+    def quarantine_any_row(self, data: st.DataObject) -> None:
+        rows = self.rows(RowState.IN_FLIGHT, RowState.TRAINED, RowState.DROPPED)
+        if rows:
+            row = data.draw(st.sampled_from(rows))
+            self.write(cell(row.step, row.index, "quarantined"))
+            self.trainer_reads(len(self.stream))
+
+    @rule()
+    def drop_surplus(self) -> None:
+        for row in self.source.surplus():
+            self.write(cell(row.step, row.index, "dropped"))
+
+    @rule(data=st.data())
+    def deliver_a_cell_again(self, data: st.DataObject) -> None:
+        cells = [entry for entry in self.surviving() if entry[0].kind in ("group", "weights", "checkpoint")]
+        self.source.observe(*data.draw(st.sampled_from(cells)))
+
+    @rule(count=st.integers(1, 20))
+    def trainer_reads(self, count: int) -> None:
+        for cell_id, value in self.stream[self.read : self.read + count]:
+            if cell_id not in self.gone and not (cell_id.kind == "batch" and cell_id.step in self.trainer.batches):
+                self.trainer.observe(cell_id, value)
+        self.read = min(len(self.stream), self.read + count)
+
+    def tell_trainer(self, cell_id: CellId, value: Value = None) -> None:
+        """What the trainer writes it knows before it reads it."""
+        self.write(cell_id, value)
+        self.trainer.observe(cell_id, value)
+
+    def trainable(self) -> list[int] | None:
+        version = self.trainer.version
+        if version is None or version >= self.steps:
+            return None
+        candidates = self.trainer.candidates(version)
+        rows = [candidates[slot] for slot in sorted(candidates)]
+        return rows if len(rows) == ROWS and all(RowId(version, i) in self.ready for i in rows) else None
+
+    @precondition(lambda self: self.trainable())
+    @rule()
+    def train(self) -> None:
+        step, rows = self.trainer.version or 0, self.trainable() or []
+        self.trained += [RowId(step, index) for index in rows]
+        self.tell_trainer(CellId("batch", step), batch(*rows))
+        self.tell_trainer(CellId("weights", step + 1))
+
+    @precondition(lambda self: self.trainable())
+    @rule(slot=st.integers(0, ROWS - 1))
+    def trainer_drops_a_row(self, slot: int) -> None:
+        step, rows = self.trainer.version or 0, self.trainable() or []
+        self.tell_trainer(cell(step, rows[slot], "dropped"))
+
+    @rule(keep=st.integers(0, 4))
+    def checkpoint(self, keep: int) -> None:
+        """The floor rises; of the rows below it, a purge that was cut short leaves some."""
+        self.trainer_reads(len(self.stream))
+        version = self.trainer.version or 0
+        if CellId("checkpoint", version) in self.there:
+            return
+        floor = self.trainer.next_floor(version)
+        self.tell_trainer(CellId("checkpoint", version), checkpoint(version, floor, self.trainer.totals_below(floor)))
+        below = [c for c, _ in self.stream if c.kind == "group" and c.step < floor and c.field != "quarantined"]
+        self.gone |= set(below[: len(below) - keep])
+
+    @rule()
+    def source_restarts(self) -> None:
+        self.source = self.fresh()
+
+    @rule()
+    def trainer_restarts(self) -> None:
+        self.trainer, self.read = self.fresh(), len(self.stream)
+
+    @invariant()
+    def the_law_holds(self) -> None:
+        assert self.source.violations() == []
+        account = self.source.account()
+        assert account.admitted == account.trained + account.dropped + account.quarantined + account.in_flight
+
+    @invariant()
+    def nothing_is_trained_twice_or_lost(self) -> None:
+        assert len(set(self.trained)) == len(self.trained) == self.source.account().trained
+
+    @invariant()
+    def a_restarted_ledger_is_the_same(self) -> None:
+        fresh = self.fresh()
+        assert fresh.violations() == []
+        assert fresh.account() == self.source.account()
+        assert fresh.to_admit() == self.source.to_admit()
+        assert fresh.surplus() == self.source.surplus()
+        assert fresh.floor == self.source.floor
+
+    @invariant()
+    def every_slot_of_an_open_step_has_a_candidate_or_is_owed_one(self) -> None:
+        owed = self.source.to_admit()
+        for step in self.open_steps():
+            if step not in self.source.batches:
+                filled = set(self.source.candidates(step)) | {row.index % ROWS for row in owed if row.step == step}
+                assert filled == set(range(ROWS))
+
+    @invariant()
+    def the_lead_is_kept(self) -> None:
+        assert all(row.step in self.open_steps() for row in self.source.to_admit())
+
+    def teardown(self) -> None:
+        """With progress a run always reaches the last step, and its floor covers it."""
+        for _ in range(2 * self.steps + 2):
+            self.admit(100, set())
+            self.finish_all_rows()
+            self.trainer_reads(len(self.stream))
+            if self.trainable():
+                self.train()
+            self.drop_surplus()
+        assert self.source.version == self.steps
+        self.the_law_holds()
+        self.nothing_is_trained_twice_or_lost()
+        self.a_restarted_ledger_is_the_same()
+        assert self.source.account().in_flight == 0
+        assert self.source.account().trained == ROWS * self.steps
+        assert self.fresh().next_floor(self.steps) == self.steps
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestLedgerMachine = LedgerMachine.TestCase

@@ -1,0 +1,243 @@
+"""Segments are whole, checked, inside the store, and a full disk is said so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from broker.codec import TensorRef
+from broker.errors import StoreError, StoreFullError
+from broker.store import INLINE_BYTES, Store
+from broker.subjects import RowId
+
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def large(dtype: str = "float32", extra: int = 0) -> np.ndarray:
+    count = INLINE_BYTES // np.dtype(dtype).itemsize + 1 + extra
+    return (np.arange(count) % 99).astype(dtype)
+
+
+def put(store: Store, *arrays: np.ndarray, row: RowId = RowId(3, 4)) -> list[TensorRef]:
+    segment = store.segment(row, "own")
+    references = [segment.place(array) for array in arrays]
+    assert segment.close()
+    return [reference for reference in references if reference is not None]
+
+
+def files(store: Store) -> list[str]:
+    return sorted(str(path.relative_to(store.root)) for path in store.root.rglob("*") if path.is_file())
+
+
+def test_the_folder_mirrors_the_subject(store: Store) -> None:
+    (reference,) = put(store, large(), row=RowId(3, 4, "eval"))
+    assert reference.uri == "eval/3/4.own.safetensors"
+    assert files(store) == ["eval/3/4.own.safetensors"]
+
+
+def test_a_segment_is_a_safetensors_file_with_the_arrays_in_order(store: Store) -> None:
+    arrays = [large(dtype, i) for i, dtype in enumerate(DTYPES)]
+    references = put(store, *arrays)
+    found = load_file(store.path(references[0].uri))
+    for i, array in enumerate(arrays):
+        assert found[str(i)].dtype == array.dtype
+        assert np.array_equal(found[str(i)], array)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 70)), min_size=1, max_size=8))
+def test_any_arrays_come_back_by_aligned_references(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[tuple[str, int]]
+) -> None:
+    store = Store(tmp_path_factory.mktemp("store"))
+    arrays = [large(dtype, extra) for dtype, extra in kinds]
+    references = put(store, *arrays)
+    load_file(store.path(references[0].uri))
+    for array, reference in zip(arrays, references, strict=True):
+        found = store.read(reference)
+        assert reference.offset % 64 == 0
+        assert found.dtype == array.dtype
+        assert np.array_equal(found, array)
+        assert found.flags.aligned
+        assert not found.flags.writeable
+
+
+def test_shapes_and_views_come_back(store: Store) -> None:
+    array = np.arange(30_000, dtype=np.int64).reshape(100, 300).T
+    (reference,) = put(store, array)
+    assert np.array_equal(store.read(reference), array)
+
+
+def test_small_arrays_stay_inline_and_need_no_segment(store: Store) -> None:
+    segment = store.segment(RowId(0, 0), "own")
+    assert segment.place(np.zeros(INLINE_BYTES, np.uint8)) is None
+    assert segment.place(np.zeros(INLINE_BYTES + 1, np.uint8)) is not None
+    nothing = store.segment(RowId(0, 1), "own")
+    assert not nothing.close()
+    assert files(store) == []
+
+
+def test_a_cell_of_too_many_arrays_is_refused_and_leaves_nothing(store: Store) -> None:
+    segment = store.segment(RowId(0, 0), "own")
+    for _ in range(200):
+        segment.place(large())
+    with pytest.raises(StoreError, match="200 arrays"):
+        segment.close()
+    assert files(store) == []
+
+
+@settings(max_examples=40)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, place: float, bit: int) -> None:
+    store = Store(tmp_path_factory.mktemp("store"))
+    (reference,) = put(store, large())
+    path = store.path(reference.uri)
+    data = bytearray(path.read_bytes())
+    data[reference.offset + int(place * reference.nbytes)] ^= 1 << bit
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"segment group/3/4\.own\.safetensors is corrupt"):
+        store.read(reference)
+
+
+@pytest.mark.parametrize("left", [0, 1, 4095, 4096, 9000, -1])
+def test_a_truncated_segment_is_found(store: Store, left: int) -> None:
+    (reference,) = put(store, large("uint8"))
+    path = store.path(reference.uri)
+    path.write_bytes(path.read_bytes()[: left if left >= 0 else reference.offset + reference.nbytes - 1])
+    with pytest.raises(StoreError, match=r"segment group/3/4\.own\.safetensors (is missing or empty|holds \d+ bytes)"):
+        store.read(reference)
+
+
+def test_a_removed_segment_is_found(store: Store) -> None:
+    (reference,) = put(store, large())
+    store.remove("group/3")
+    assert files(store) == []
+    with pytest.raises(StoreError, match="missing"):
+        store.read(reference)
+
+
+def test_removing_what_is_not_there_does_nothing(store: Store) -> None:
+    store.remove("group/77")
+    store.remove("weights/1.safetensors")
+
+
+@pytest.mark.parametrize("uri", ["../secret", "group/../../secret", "/etc/passwd", "group/../.."])
+def test_a_reference_out_of_the_store_is_refused(store: Store, uri: str) -> None:
+    (store.root.parent / "secret").write_bytes(b"x" * 10)
+    reference = TensorRef(uri, 0, 1, "uint8", (1,), "")
+    with pytest.raises(StoreError, match="points outside the store"):
+        store.read(reference)
+    with pytest.raises(StoreError, match="points outside the store"):
+        store.write(uri, lambda path: path.write_bytes(b"y"))
+    with pytest.raises(StoreError, match="points outside the store"):
+        store.remove(uri)
+    assert (store.root.parent / "secret").read_bytes() == b"x" * 10
+
+
+def test_a_link_out_of_the_store_is_refused(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_bytes(b"x")
+    (store.root / "folder").symlink_to(tmp_path / "elsewhere")
+    (store.root / "file").symlink_to(tmp_path / "elsewhere" / "secret")
+    for uri in ("folder/secret", "file"):
+        with pytest.raises(StoreError, match="points outside the store"):
+            store.read(TensorRef(uri, 0, 1, "uint8", (1,), ""))
+        with pytest.raises(StoreError, match="points outside the store"):
+            store.remove(uri)
+    assert (tmp_path / "elsewhere" / "secret").exists()
+
+
+def test_a_store_may_itself_lie_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    store = Store(tmp_path / "link")
+    (reference,) = put(store, large())
+    assert np.array_equal(store.read(reference), large())
+
+
+def test_write_gives_what_save_gave_and_renames(store: Store) -> None:
+    seen: list[Path] = []
+
+    def save(path: Path) -> str:
+        seen.append(path)
+        path.write_bytes(b"abc")
+        assert not (store.root / "weights" / "1").exists()
+        return "fingerprint"
+
+    assert store.write("weights/1", save) == "fingerprint"
+    assert (store.root / "weights" / "1").read_bytes() == b"abc"
+    assert files(store) == ["weights/1"]
+    assert seen[0].parent == store.root / "weights"
+
+
+def test_a_failing_save_leaves_no_temporary_and_the_old_file(store: Store) -> None:
+    store.write("weights/1", lambda path: path.write_bytes(b"old"))
+
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        msg = "interrupted"
+        raise RuntimeError(msg)
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        store.write("weights/1", fail)
+    assert files(store) == ["weights/1"]
+    assert (store.root / "weights" / "1").read_bytes() == b"old"
+
+
+def test_an_error_that_is_not_about_space_stays_itself(store: Store) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.write("weights/1", lambda path: (path / "no" / "folder").write_bytes(b""))
+
+
+def test_a_device_without_space_is_said_with_the_remedy(store: Store) -> None:
+    def save(_: Path) -> None:
+        with Path("/dev/full").open("wb", buffering=0) as file:
+            file.write(b"x")
+
+    with pytest.raises(
+        StoreFullError, match=r"MiB free, too little for segment weights/1; free space or set store.path"
+    ):
+        store.write("weights/1", save)
+    assert files(store) == []
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if os.geteuid() != 0 or mount is None:
+        pytest.skip("only root can mount a file system of 64 KiB")
+    made = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=False, capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"a file system of 64 KiB cannot be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run([shutil.which("umount") or "umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_store_takes_what_fits_and_refuses_the_rest_clean(tiny: Path) -> None:
+    store = Store(tiny)
+    (fits,) = put(store, large("uint8"), row=RowId(0, 0))
+    with pytest.raises(StoreFullError, match=r"too little for segment group/0/1\.own\.safetensors"):
+        put(store, np.zeros(60_000, np.uint8), row=RowId(0, 1))
+    assert files(store) == ["group/0/0.own.safetensors"]
+    assert np.array_equal(store.read(fits), large("uint8"))
+    store.remove("group/0")
+    (after,) = put(store, large("uint8"), row=RowId(0, 1))
+    assert np.array_equal(store.read(after), large("uint8"))
