@@ -26,6 +26,8 @@ T = TypeVar("T")
 SCHEMA = 1
 MAX_CELL_BYTES = 4 << 20
 MAX_ARRAY_BYTES = 1 << 40
+MAX_DIMENSIONS = 8
+MAX_DEPTH = 64
 _ARRAY, _REFERENCE = 1, 2
 _DTYPES = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
 
@@ -84,6 +86,7 @@ def encode(value: Any, author: str, place: Place | None = None) -> bytes:
         msg = f"a {type(item).__name__} has no encoding in a cell; use plain data, arrays or dataclasses"
         raise CodecError(msg)
 
+    _check_plain(fields, name)
     try:
         data = msgpack.packb([SCHEMA, name, author, fields], default=default, use_bin_type=True)
     except (ValueError, OverflowError, TypeError) as error:
@@ -124,7 +127,7 @@ def open_envelope(data: bytes, resolve: Resolver | None = None) -> Envelope:
         msg = f"not msgpack: {error}"
         raise CodecError(msg) from error
     match cell:
-        case [int(schema), str(name), str(author), dict(fields)]:
+        case [int(schema), str(name), str(author), dict(fields)] if type(schema) is int:
             if schema != SCHEMA:
                 msg = f"cell has schema {schema}, this version reads {SCHEMA}; run both ends at the same version"
                 raise CodecError(msg)
@@ -152,7 +155,7 @@ def plain_value(envelope: Envelope) -> Any:
     if envelope.type != "value" or set(envelope.fields) != {"value"}:
         msg = f"cell holds a {envelope.type}, expected plain data"
         raise CodecError(msg)
-    return envelope.fields["value"]
+    return _plain(envelope.fields["value"], "value")
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
@@ -163,6 +166,11 @@ def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
     if array.dtype.name not in _DTYPES:
         msg = f"an array of dtype {array.dtype} has no encoding; use one of {', '.join(sorted(_DTYPES))}"
         raise CodecError(msg)
+    if array.ndim > MAX_DIMENSIONS:
+        msg = f"an array of {array.ndim} dimensions has no encoding; at most {MAX_DIMENSIONS}"
+        raise CodecError(msg)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
     reference = place(array) if place else None
     if reference is not None:
         return msgpack.ExtType(_REFERENCE, msgpack.packb(list(dataclasses.astuple(reference))))
@@ -175,8 +183,8 @@ def _sizes(dtype: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         msg = f"array of dtype {dtype!r} is not allowed"
         raise CodecError(msg)
-    if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and n >= 0 for n in shape):  # noqa: PLR2004
-        msg = f"array shape {shape!r} is not a list of at most 8 sizes"
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
+        msg = f"array shape {shape!r} is not a list of at most {MAX_DIMENSIONS} sizes"
         raise CodecError(msg)
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     if nbytes > MAX_ARRAY_BYTES:
@@ -214,7 +222,7 @@ Decoder = Callable[[Any, str], Any]
 def _decoder(expected: Any) -> Decoder:  # noqa: PLR0911 one return a kind of type
     """A function `(value, place) -> decoded` for a type annotation; built once a type."""
     if expected is Any:
-        return lambda value, _: value
+        return _plain
     if dataclasses.is_dataclass(expected) and expected is not TensorRef:
         return _dataclass_decoder(typing.cast("type", expected))
     origin, args = typing.get_origin(expected), typing.get_args(expected)
@@ -225,7 +233,7 @@ def _decoder(expected: Any) -> Decoder:  # noqa: PLR0911 one return a kind of ty
         return _checked(list, lambda value, at: [item(v, f"{at}[{i}]") for i, v in enumerate(value)])
     if origin is dict:
         entry = _decoder(args[1])
-        return _checked(dict, lambda value, at: {str(k): entry(v, f"{at}[{k!r}]") for k, v in value.items()})
+        return _checked(dict, lambda value, at: {_key(k, at): entry(v, f"{at}[{k!r}]") for k, v in value.items()})
     if origin is np.ndarray or expected is np.ndarray:
         return _checked(np.ndarray, lambda value, _: value)
     if expected is float:
@@ -234,6 +242,35 @@ def _decoder(expected: Any) -> Decoder:  # noqa: PLR0911 one return a kind of ty
         return _checked(expected, lambda value, _: value)
     msg = f"{expected!r} cannot be a field of a message"
     raise TypeError(msg)
+
+
+def _key(key: Any, at: str) -> str:
+    if type(key) is not str:
+        msg = f"{at} has a key {key!r}; keys are strings"
+        raise CodecError(msg)
+    return key
+
+
+def _check_plain(value: Any, at: str, depth: int = 0) -> None:
+    """Refuse what a reader would refuse: keys that are no strings, and nesting without end."""
+    if depth > MAX_DEPTH:
+        msg = f"{at} is nested deeper than {MAX_DEPTH} levels"
+        raise CodecError(msg)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_plain(item, f"{at}.{_key(key, at)}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_plain(item, at, depth + 1)
+
+
+def _plain(value: Any, at: str) -> Any:
+    """Plain data as it is; anything else that msgpack may give (a timestamp) is refused."""
+    _check_plain(value, at)
+    if isinstance(value, msgpack.Timestamp):
+        msg = f"{at} is a timestamp, which no cell holds"
+        raise CodecError(msg)
+    return value
 
 
 def _checked(kind: type, then: Decoder) -> Decoder:
@@ -276,7 +313,7 @@ def _dataclass_decoder(expected: type) -> Decoder:
             raise CodecError(msg)
         try:
             return expected(**{name: decode(value[name], f"{at}.{name}") for name, decode in decoders.items()})
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:
             msg = f"{at}: {error}"
             raise CodecError(msg) from error
 

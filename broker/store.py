@@ -38,11 +38,10 @@ class Store:
     """The folder of a run's segments.
 
     Args:
-        root: the folder; made if it is not there.
+        root: the folder; made when something is written.
     """
 
     def __init__(self, root: Path) -> None:
-        root.mkdir(parents=True, exist_ok=True)
         self.root = root.resolve()
 
     def path(self, uri: str) -> Path:
@@ -51,7 +50,11 @@ class Store:
         Raises:
             StoreError: the path leaves the store, by `..`, an absolute path or a link.
         """
-        path = (self.root / uri).resolve()
+        try:
+            path = (self.root / uri).resolve()
+        except (OSError, ValueError, RuntimeError) as error:
+            msg = f"reference {uri[:80]!r} is no path in the store: {error}"
+            raise StoreError(msg) from error
         if not path.is_relative_to(self.root):
             msg = f"reference {uri!r} points outside the store {self.root}; it was not read"
             raise StoreError(msg)
@@ -66,8 +69,8 @@ class Store:
         path = self.path(reference.uri)
         try:
             segment = np.memmap(path, dtype=np.uint8, mode="r")
-        except (FileNotFoundError, ValueError) as error:
-            msg = f"segment {reference.uri} is missing or empty: {error}"
+        except (OSError, ValueError) as error:
+            msg = f"segment {reference.uri[:80]} is missing or empty: {error}"
             raise StoreError(msg) from error
         data = segment[reference.offset : reference.offset + reference.nbytes]
         if len(data) != reference.nbytes:
@@ -86,7 +89,8 @@ class Store:
             StoreFullError: no space left.
         """
         path = self.path(uri)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with _space_errors(self.root, uri):
+            path.parent.mkdir(parents=True, exist_ok=True)
         # Two lives of one actor may write the same segment at once: each under a name of its own.
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -130,7 +134,7 @@ class SegmentWriter:
         """Take an array above the inline threshold and give its reference."""
         if array.nbytes <= INLINE_BYTES:
             return None
-        data = np.ascontiguousarray(array)
+        data = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
         offset = self._header_size() + self._size
         self._arrays.append(data)
         self._size += -(-data.nbytes // _ALIGN) * _ALIGN

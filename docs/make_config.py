@@ -97,7 +97,7 @@ def page() -> str:
     head = [
         "# Configuration",
         "",
-        "Made by `python docs/make_config.py` from `relax_actors/config/schema.py`. Paths in a file are relative to it;",
+        "Made by `python docs/make_config.py` from `relax_actors/config/schema.py`. Paths are relative to the file;",
         "every key can be set on the command line as `section.key=value`. Unknown keys are refused.",
         "",
     ]

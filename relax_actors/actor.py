@@ -17,11 +17,11 @@ import pydantic
 from broker.codec import decode_fields, open_envelope, plain_value
 from broker.lease import RunState
 from broker.store import Store
-from broker.subjects import CellId, RowId
+from broker.subjects import CellId, RowId, check_name
 from broker.table import Cell, Table
 from relax_actors import messages
 from relax_actors.config import Config
-from relax_actors.errors import CodecError, ConfigError
+from relax_actors.errors import CodecError, ConfigError, SubjectError
 from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
 
@@ -225,6 +225,14 @@ def check_role(cls: object, where: str) -> type[Role]:
     if not cls.reads and cls.inputs is Role.inputs:
         msg = f"{where}: {cls.__name__} reads no column; set `reads`, e.g. reads = ('trajectory',)"
         raise ConfigError(msg)
+    if isinstance(cls.reads, str) or not all(isinstance(name, str) for name in cls.reads):
+        msg = f"{where}: {cls.__name__}.reads is {cls.reads!r}; write a tuple of columns, e.g. ('trajectory',)"
+        raise ConfigError(msg)
+    if cls.writes:
+        try:
+            check_name(cls.writes, f"{where}: column")
+        except SubjectError as error:
+            raise ConfigError(str(error)) from error
     if cls.writes in cls.reads or cls.writes in ("dropped", "quarantined"):
         msg = f"{where}: {cls.__name__} writes {cls.writes!r}, which it cannot; choose a column of its own"
         raise ConfigError(msg)

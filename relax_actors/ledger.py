@@ -51,6 +51,7 @@ class Ledger:
         self.batches: dict[int, Batch] = {}
         self._states: dict[int, dict[int, RowState]] = {}
         self._owed: dict[RowId, None] = {}
+        self._furthest = -1
         self._strangers: dict[RowId, str] = {}
         self._violations: list[str] = []
 
@@ -67,6 +68,7 @@ class Ledger:
 
     def _observe_row(self, row: RowId, field: str) -> None:
         step = self._states.setdefault(row.step, {})
+        self._furthest = max(self._furthest, row.step)
         if field == "prompt":
             step.setdefault(row.index, RowState.IN_FLIGHT)
             self._owed.pop(row, None)
@@ -81,8 +83,11 @@ class Ledger:
                         self._owed[successor] = None
 
     def _observe_batch(self, step: int, batch: Batch) -> None:
-        if step in self.batches:
+        if step in self.batches and self.batches[step] != batch:
             self._violations.append(f"step {step} has two batches")
+        # The step is complete: whoever was to replace a failed row of it is no longer wanted.
+        for row in [row for row in self._owed if row.step == step]:
+            del self._owed[row]
         self.batches[step] = batch
         if step < self.floor:
             return
@@ -135,10 +140,15 @@ class Ledger:
         return {index % self.rows: index for index in living}
 
     def next_floor(self, version: int) -> int:
-        """The highest floor that a checkpoint of `version` allows: all rows of the steps below it are finished."""
+        """The highest floor that a checkpoint of `version` allows: all rows of the steps below it are finished.
+
+        PromptSource may have admitted a successor that we have not read yet. It admits a step only after it has read
+        all that the step `lead + 1` before it left, so a step is closed once one that far ahead has been admitted.
+        """
         floor = self.floor
         open_steps = {row.step for row in self._in_flight()} | {row.step for row in self._owed}
-        while floor < version and floor in self.batches and floor not in open_steps:
+        closed = min(version, self._furthest - self.lead)
+        while floor < closed and floor in self.batches and floor not in open_steps:
             floor += 1
         return floor
 

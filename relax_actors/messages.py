@@ -83,6 +83,13 @@ class Trajectory:
     fingerprint: str
 
     def __post_init__(self) -> None:
+        flat = (self.prompt_tokens, self.lengths, self.tokens, self.versions)
+        if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in flat) or self.logprobs.ndim != 1:
+            msg = "a trajectory's arrays have one dimension, and all but logprobs hold integers"
+            raise ValueError(msg)
+        if unknown := set(self.finish_reasons) - set(FinishReason):
+            msg = f"unknown finish reasons {sorted(unknown)}"
+            raise ValueError(msg)
         n, total = len(self.lengths), int(self.lengths.sum())
         if (self.lengths < 0).any() or {len(self.texts), len(self.finish_reasons)} != {n}:
             msg = f"{n} lengths, {len(self.texts)} texts and {len(self.finish_reasons)} finish reasons do not agree"

@@ -38,7 +38,10 @@ def prepare(config: Config, folder: Path) -> None:
     if wanted < ids["vocab_size"]:
         msg = f"model.architecture.vocab_size is {wanted}, the tokenizer has {ids['vocab_size']} ids; leave it out"
         raise ConfigError(msg)
-    body = ids | {"bos_token_id": None} | architecture
+    heads = architecture.get("num_attention_heads", 0)
+    # Said here once, so that nobody's defaults differ: the estimate's, the engines'.
+    own = {"num_key_value_heads": heads, "head_dim": architecture.get("hidden_size", 0) // max(1, heads)}
+    body = ids | {"bos_token_id": None} | (own if heads else {}) | architecture
     (folder / "config.json").write_text(json.dumps(body, indent=1, sort_keys=True))
 
 
@@ -51,6 +54,9 @@ def measure(folder: Path) -> ModelFacts:
     path = folder / "config.json"
     try:
         body: dict[str, Any] = json.loads(path.read_text())
+        if not isinstance(body, dict):
+            msg = "it holds no object"
+            raise TypeError(msg)  # noqa: TRY301 told below with the rest
         body = body | body.get("text_config", {})
         facts = ModelFacts(
             parameters=_stored_parameters(folder) or _decoder_parameters(body),
@@ -91,6 +97,10 @@ def _decoder_parameters(body: dict[str, Any]) -> int:
     kv = body.get("num_key_value_heads") or heads
     attention = hidden * width * (heads + 2 * kv) + heads * width * hidden
     experts = body.get("num_experts") or body.get("num_local_experts") or 0
+    if body["model_type"].startswith("qwen3"):
+        attention += 2 * width  # norms of queries and keys
+    if body["model_type"].startswith("qwen2"):
+        attention += width * (heads + 2 * kv)  # biases of queries, keys and values
     mlp = 3 * hidden * body["intermediate_size"]
     if experts:
         mlp = experts * 3 * hidden * (body.get("moe_intermediate_size") or body["intermediate_size"]) + hidden * experts

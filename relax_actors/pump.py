@@ -42,6 +42,7 @@ IMPLIED = {
 
 def waking(inputs: tuple[str, ...]) -> list[str]:
     """The columns whose arrival may complete a row: those that no other of `inputs` implies."""
+    inputs = tuple(dict.fromkeys(inputs))
     implied: set[str] = {"prompt"} if len(inputs) > 1 else set()
     for name in inputs:
         implied |= IMPLIED.get(name, set())

@@ -60,6 +60,8 @@ def connected(run: str) -> Iterator[Connected]:
     config = folder.load_config()
     address = Address.load(folder.address)
     live = config.broker.url is not None or answers(address)
+    parked = config.store.memory and not live
+    store = Store(folder.parked_store if parked else config.store_path)
     server = lock = None
     if not live:
         lock = folder.lock()
@@ -70,7 +72,7 @@ def connected(run: str) -> Iterator[Connected]:
         bridge = Bridge(address, "reader", REACH_SECONDS)
         try:
             subjects = Subjects(config.run.name)
-            table = Table(bridge, subjects, Store(config.store_path), "reader", direct=config.broker.replicas == 1)
+            table = Table(bridge, subjects, store, "reader", direct=config.broker.replicas == 1)
             state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, config.broker.replicas), 30))
             yield Connected(folder, config, table, state, live)
         finally:

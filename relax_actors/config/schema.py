@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import xxhash
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from broker.subjects import check_name
@@ -17,7 +18,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 class Section(BaseModel):
     """A table of the TOML file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class RunSection(Section):
@@ -245,6 +246,15 @@ class StoreSection(Section):
 
     path: Path | None = None
     """A folder that all actors see; `<run folder>/store` if not set."""
+    memory: bool = False
+    """Keep it in shared memory while the run is up, and in the run's folder while it is not."""
+
+    @model_validator(mode="after")
+    def _one(self) -> StoreSection:
+        if self.memory and self.path is not None:
+            msg = "store.memory and store.path exclude each other; set one"
+            raise ValueError(msg)
+        return self
 
 
 class SupervisionSection(Section):
@@ -329,6 +339,9 @@ class Config(Section):
     @property
     def store_path(self) -> Path:
         """The folder of the store."""
+        if self.store.memory:
+            digest = xxhash.xxh3_64_hexdigest(str(self.folder.resolve()).encode())
+            return SHARED_MEMORY / f"relax-{self.run.name}-{digest}"
         return self.store.path or self.folder / "store"
 
     @property
@@ -337,4 +350,5 @@ class Config(Section):
         return self.model.path or self.folder / "model-config"
 
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 the file system, not a scratch folder
 BUILT_IN = ("prompts", "rollout", "reward", "advantages", "trainer", "evaluator")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ class Rollout(Role):
         self._engine = make_engine(config.rollout.backend, config.model_path, config.run.threads)
         self._fingerprint = ""
         self._tokens = 0
+        self._model_seconds = 0.0
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory]:
         """Generate rows together; those that ask for one version of the weights are generated with just that."""
@@ -63,9 +65,10 @@ class Rollout(Role):
             prompts = [rows[i].prompt for i in members]
             self._use_version(version, least=max(p.min_version for p in prompts))
             requests = [self._request(prompt, greedy=greedy) for prompt in prompts]
-            for i, prompt, samples in zip(
-                members, prompts, self._engine.generate(requests, self.progress), strict=True
-            ):
+            began = time.thread_time()
+            generated = self._engine.generate(requests, self.progress)
+            self._model_seconds += time.thread_time() - began
+            for i, prompt, samples in zip(members, prompts, generated, strict=True):
                 found[i] = self._trajectory(prompt, samples)
         return [found[i] for i in range(len(rows))]
 
@@ -133,7 +136,11 @@ class Rollout(Role):
     def metrics(self) -> dict[str, float]:
         """Tokens generated in this life, and the version in use."""
         version = self._engine.version
-        return {"generated_tokens": self._tokens, "version": -1 if version is None else version}
+        return {
+            "generated_tokens": self._tokens,
+            "model_cpu_seconds": round(self._model_seconds, 3),
+            "version": -1 if version is None else version,
+        }
 
     def close(self) -> None:
         """Close the engine."""

@@ -91,6 +91,7 @@ class Trainer(StatefulRole):
         self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
+        self._model_seconds = 0.0
 
     def follows(self) -> list[str]:
         """Rows that are ready or ended, and what the trainer itself announced in earlier lives."""
@@ -224,9 +225,10 @@ class Trainer(StatefulRole):
             self._adopt(step, subject)
             return
         self._ledger.observe(CellId("batch", step), batch)
-        start = time.monotonic()
+        start, began = time.monotonic(), time.thread_time()
         result = self._engine.step(rows.batch(), step, self.progress)
         trained = time.monotonic()
+        self._model_seconds += time.thread_time() - began
         self._finish(step)
         self._waited_since = time.monotonic()
         self._report(step, batch, rows, dict(result.metrics), waited, trained - start)
@@ -316,7 +318,7 @@ class Trainer(StatefulRole):
 
     def metrics(self) -> dict[str, float]:
         """The version, and the last step's figures."""
-        return {"version": self._version}
+        return {"version": self._version, "model_cpu_seconds": round(self._model_seconds, 3)}
 
 
 __all__ = ["Trainer", "Weights"]

@@ -94,10 +94,13 @@ class ProcessTree:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, ("wake", ""))
         self._stop_asked = False
+        self._over = False
 
     def stop(self) -> None:
         """Ask for an orderly end; from any thread or a signal handler."""
         self._stop_asked = True
+        if self._over:
+            return
         with suppress(BlockingIOError):
             os.write(self._wake_write, b"x")
 
@@ -127,6 +130,7 @@ class ProcessTree:
             for running in self._running.values():
                 kill_group(running.process)
                 running.process.wait()
+            self._over = True
             self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
@@ -158,7 +162,10 @@ class ProcessTree:
         running = self._running.get(child)
         if running is None:
             return
-        data = os.read(running.pipe, 65536)
+        try:
+            data = os.read(running.pipe, 65536)
+        except BlockingIOError:
+            return  # an event for the pipe of the child's earlier life
         if not data:
             self._selector.unregister(running.pipe)
             return
@@ -170,6 +177,8 @@ class ProcessTree:
     def _heard(self, child: str, running: _Running, line: bytes) -> None:
         with suppress(ValueError):
             message: Any = json.loads(line)
+            if not isinstance(message, dict):
+                return
             if message.get("ready"):
                 self._became_ready(child, running)
             running.report = str(message.get("failed", running.report))
@@ -186,9 +195,7 @@ class ProcessTree:
             # What it said last may still be in the pipe.
             self._selector.get_key(running.pipe)
             self._running[child] = running
-            os.set_blocking(running.pipe, False)
-            with suppress(BlockingIOError):
-                self._hear(child)
+            self._hear(child)
             del self._running[child]
         for fd in (running.pidfd, running.pipe):
             with suppress(KeyError):
@@ -248,6 +255,7 @@ class ProcessTree:
         if box:
             box.record([], "start")
         read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read, False)
         environment = os.environ | launch.environment | {STATUS_FD: str(write)}
         try:
             with launch.log.open("ab") as log:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,17 @@ from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Stra
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
-MAY_CHANGE = ("run.steps", "broker", "supervision", "eval", "prompts", "store.path")
+MAY_CHANGE = (
+    "run.steps",
+    "run.folder",
+    "data.path",
+    "model.path",
+    "broker",
+    "supervision",
+    "eval",
+    "prompts",
+    "store.path",
+)
 REACH_SECONDS = 5.0
 
 
@@ -66,7 +77,9 @@ class Root:
     """
 
     def __init__(self, config: Config, import_path: str) -> None:
-        self.config = config
+        # Absolute from here on: other processes read it from other working directories.
+        section = config.run.model_copy(update={"folder": config.folder.resolve()})
+        self.config = config = config.model_copy(update={"run": section})
         self.folder = RunFolder(config.folder)
         self._lock = self.folder.lock()
         self._server: Server | None = None
@@ -134,9 +147,15 @@ class Root:
 
     def run(self) -> Failure | None:
         """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
+        parked, memory = self.folder.parked_store, self.config.store_path
+        if self.config.store.memory and parked.exists() and not memory.exists():
+            shutil.move(parked, memory)
         try:
             report = self.tree.run()
         finally:
+            if self.config.store.memory and memory.exists():
+                shutil.rmtree(parked, ignore_errors=True)
+                shutil.move(memory, parked)
             self._lock.close()
         if report is None:
             return None

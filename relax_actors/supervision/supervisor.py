@@ -1,8 +1,8 @@
 """The supervisor's decisions, as a pure state machine: events in, actions out, the clock and chance passed in.
 
 It follows OTP's supervisor, with two differences that processes which load models call for: restarts wait (back-off
-with jitter), and the window of the restart intensity stands still while a child starts, so that a child which takes a
-minute to fail is not forgotten before it fails again.
+with jitter), and the window of the restart intensity stands still while a child starts or waits to be started, so that
+a child which takes a minute to fail is not forgotten before it fails again.
 """
 
 from __future__ import annotations
@@ -88,22 +88,31 @@ class Supervisor:
         self.restarts = 0
         self._strategy, self._limits, self._backoff, self._random = strategy, limits, backoff, source
         self._failures: list[float] = []
+        # A clock that stands still while a child starts or waits to be started; failures are stamped with it.
+        self._ready_time = 0.0
+        self._seen = 0.0
+
+    def _advance(self, now: float) -> None:
+        if not any(c.phase in (Phase.STARTING, Phase.BACKING_OFF) for c in self.children.values()):
+            self._ready_time += max(0.0, now - self._seen)
+        self._seen = now
 
     def start(self, now: float) -> list[Action]:
         """Start all children."""
+        self._seen = now
         return [self._start(child, now) for child in self.children.values()]
 
     def ready(self, child_id: str, now: float) -> None:
         """A child is ready to work."""
         child = self.children[child_id]
+        self._advance(now)
         if child.phase is Phase.STARTING:
-            # Its start does not age the window.
-            self._failures = [at + now - child.since for at in self._failures]
             self._enter(child, Phase.READY, now)
 
     def exited(self, child_id: str, outcome: Exit, now: float) -> list[Action]:
         """A child's process is gone."""
         child = self.children[child_id]
+        self._advance(now)
         if child.phase is Phase.STOPPING:
             return self._stopped(child, now)
         was_ready_for = now - child.since if child.phase is Phase.READY else 0.0
@@ -119,7 +128,8 @@ class Supervisor:
         return self._restart(child, outcome, was_ready_for, now)
 
     def _restart(self, child: ChildState, outcome: Exit, was_ready_for: float, now: float) -> list[Action]:
-        self._failures = [at for at in self._failures if now - at < self._limits.period] + [now]
+        clock = self._ready_time
+        self._failures = [at for at in self._failures if clock - at < self._limits.period] + [clock]
         if len(self._failures) > self._limits.intensity:
             self._enter(child, Phase.ENDED, now)
             reason = (
@@ -138,7 +148,7 @@ class Supervisor:
                 self._enter(other, Phase.STOPPING, now)
                 other.due = due
                 actions.append(Stop(other.spec.id))
-            elif other.phase is Phase.BACKING_OFF:
+            elif other.phase in (Phase.BACKING_OFF, Phase.STOPPING):
                 other.due = max(other.due, due)
         return actions
 
@@ -162,6 +172,7 @@ class Supervisor:
 
     def tick(self, now: float) -> list[Action]:
         """Start the children whose wait is over, once none of their group is still stopping."""
+        self._advance(now)
         if self.stopping or any(c.phase is Phase.STOPPING for c in self.children.values()):
             return []
         due = [c for c in self.children.values() if c.phase is Phase.BACKING_OFF and c.due <= now]
@@ -187,11 +198,11 @@ class Supervisor:
         for child in self.children.values():
             if not child.alive:
                 self._enter(child, Phase.ENDED, now)
-        if any(c.phase is Phase.STOPPING for c in self.children.values()):
-            return []
         return self._next_stop(now)
 
     def _next_stop(self, now: float) -> list[Action]:
+        if any(c.phase is Phase.STOPPING for c in self.children.values()):
+            return []
         for child in reversed(self.children.values()):
             if child.phase in (Phase.STARTING, Phase.READY):
                 self._enter(child, Phase.STOPPING, now)

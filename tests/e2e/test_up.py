@@ -202,3 +202,49 @@ def test_check_prints_the_resolved_configuration_and_starts_nothing(tmp_path: Pa
     assert json.loads(done.stdout)["run"]["steps"] == 7
     assert "128 completions" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_shared_memory_is_gone_when_the_run_is_down_and_back_when_it_resumes(make_run: MakeRun) -> None:
+    memory = set(Path("/dev/shm").iterdir())  # noqa: S108 looked at only
+    run = make_run("inmemory", "store.memory=true", "run.steps=300").start()
+    wait_until(lambda: run.table.get("relax.inmemory.batch.3"), "batch.3", 90)
+    assert len(set(Path("/dev/shm").iterdir()) - memory) == 1  # noqa: S108
+    run.disconnect()
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish(30)[0] == 0
+    assert set(Path("/dev/shm").iterdir()) == memory  # noqa: S108
+    code, result, said = run.start("run.steps=10").finish()
+    assert code == 0, said
+    assert result["trained"] == result["steps"] * 4
+    assert set(Path("/dev/shm").iterdir()) == memory  # noqa: S108
+
+
+def test_a_full_disk_ends_the_run_with_a_report_and_it_resumes_when_there_is_room(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        settings = (f"store.path={small}/store", "supervision.intensity=1", "run.steps=40")
+        run = make_run("fulldisk", *settings)
+        filler = small / "filler"
+        run.start()
+        wait_until(lambda: run.table.get("relax.fulldisk.batch.2"), "batch.2", 90)
+        with filler.open("wb") as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(1024))
+                file.flush()
+        run.disconnect()
+        code, _, said = run.finish(90)
+        assert code == 1
+        assert "MiB free, too little for segment weights/" in said
+        filler.unlink()
+        code, result, said = run.start().finish()
+        assert code == 0, said
+        assert result["trained"] == 40 * 4
+    finally:
+        subprocess.run(["/bin/umount", str(small)], check=True)

@@ -155,7 +155,7 @@ def test_views_are_written_as_they_read(array: np.ndarray) -> None:
 def test_a_large_array_goes_by_reference_and_comes_back(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     store = Store(tmp_path)
     array = (np.arange(np.prod(shape)) % 101).astype(dtype).reshape(shape)
-    segment = store.segment(RowId(1, 2), "reward")
+    segment = store.segment(RowId(1, 2), "reward", "a.0#1")
     data = encode(messages.Reward(array), "a", segment.place)
     if segment.close():
         assert len(data) < 400
@@ -165,14 +165,14 @@ def test_a_large_array_goes_by_reference_and_comes_back(tmp_path: Path, dtype: s
 def test_small_and_large_arrays_mix_in_one_cell(tmp_path: Path) -> None:
     store = Store(tmp_path)
     value = {"big": np.arange(9001.0), "small": np.arange(3), "more": [np.ones((100, 70), np.float32), None]}
-    segment = store.segment(RowId(0, 0), "own")
+    segment = store.segment(RowId(0, 0), "own", "a.0#1")
     data = encode(value, "a", segment.place)
     assert segment.close()
     assert same(value, plain_value(open_envelope(data, store.read)))
 
 
 def test_without_a_store_a_reference_is_shown_but_is_no_array(tmp_path: Path) -> None:
-    segment = Store(tmp_path).segment(RowId(0, 0), "reward")
+    segment = Store(tmp_path).segment(RowId(0, 0), "reward", "a.0#1")
     data = encode(messages.Reward(np.zeros(9000)), "a", segment.place)
     reference = open_envelope(data).fields["values"]
     assert isinstance(reference, TensorRef)
@@ -183,7 +183,7 @@ def test_without_a_store_a_reference_is_shown_but_is_no_array(tmp_path: Path) ->
 
 def test_a_lost_segment_is_an_error_of_the_store_not_of_the_cell(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    segment = store.segment(RowId(0, 0), "reward")
+    segment = store.segment(RowId(0, 0), "reward", "a.0#1")
     data = encode(messages.Reward(np.zeros(9000)), "a", segment.place)
     with pytest.raises(StoreError, match="missing"):
         open_envelope(data, store.read)
@@ -216,7 +216,7 @@ def test_what_has_no_encoding_is_refused(value: Any) -> None:
 def test_what_never_ends_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(CodecError, match="cannot be encoded"):
+    with pytest.raises(CodecError, match="nested deeper"):
         encode(endless, "a")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from broker.errors import StoreError
 from relax_actors.config import Config, validate
 from relax_actors.engines import weights

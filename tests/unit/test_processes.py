@@ -138,7 +138,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
                 Strategy.ONE_FOR_ONE,
                 Limits(intensity, 60.0),
                 Backoff(0.01, 0.05),
-                random.Random(1),  # noqa: S311
+                random.Random(1),
             )
             for group in groups
         }
@@ -223,7 +223,8 @@ def test_a_child_that_beats_is_left_alone(run: Run, tmp_path: Path) -> None:
         "import mmap, struct, time\n"
         f"m = mmap.mmap(os.open({str(tmp_path / 'a.box')!r}, os.O_RDWR), 16384)\n"
         "end = time.monotonic() + 2.0\n"
-        "while time.monotonic() < end:\n    struct.pack_into('<d', m, 0, time.monotonic()); signal.sigtimedwait([], 0.02)\n"
+        "while time.monotonic() < end:\n    struct.pack_into('<d', m, 0, time.monotonic())\n"
+        "    signal.sigtimedwait([], 0.02)\n"
     )
     running = run({"a": beats}, boxes=("a",), heartbeat=1.0, restart=Restart.TRANSIENT)
     assert running.end() is None
@@ -317,7 +318,7 @@ def test_a_program_that_is_not_there_fails_as_a_start_does(tmp_path: Path) -> No
         Strategy.ONE_FOR_ONE,
         Limits(1, 60),
         Backoff(0.01, 0.01),
-        random.Random(1),  # noqa: S311
+        random.Random(1),
     )
     tree = ProcessTree({"p": made}, lambda _: Launch(["/no/such/program"], tmp_path / "log"), Recorder(), 60.0)
     report = Running(tree, Recorder()).end()
@@ -334,7 +335,7 @@ def test_a_child_without_a_pipe_is_ready_when_its_probe_says_so(tmp_path: Path) 
         Strategy.ONE_FOR_ONE,
         Limits(1, 60),
         Backoff(0.01, 0.01),
-        random.Random(1),  # noqa: S311
+        random.Random(1),
     )
     recorder = Recorder()
     launch = Launch(python(script), tmp_path / "log", probe=flag.exists)

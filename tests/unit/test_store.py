@@ -24,6 +24,7 @@ DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float3
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
+    (tmp_path / "store").mkdir()
     return Store(tmp_path / "store")
 
 
@@ -33,7 +34,7 @@ def large(dtype: str = "float32", extra: int = 0) -> np.ndarray:
 
 
 def put(store: Store, *arrays: np.ndarray, row: RowId = RowId(3, 4)) -> list[TensorRef]:
-    segment = store.segment(row, "own")
+    segment = store.segment(row, "own", "role.0#7")
     references = [segment.place(array) for array in arrays]
     assert segment.close()
     return [reference for reference in references if reference is not None]
@@ -45,8 +46,19 @@ def files(store: Store) -> list[str]:
 
 def test_the_folder_mirrors_the_subject(store: Store) -> None:
     (reference,) = put(store, large(), row=RowId(3, 4, "eval"))
-    assert reference.uri == "eval/3/4.own.safetensors"
-    assert files(store) == ["eval/3/4.own.safetensors"]
+    assert reference.uri == "eval/3/4.own.role.0-7.safetensors"
+    assert files(store) == ["eval/3/4.own.role.0-7.safetensors"]
+
+
+def test_two_lives_that_write_one_cell_touch_nothing_of_each_other(store: Store) -> None:
+    found = []
+    for author, value in (("role.0#7", 1), ("role.0#8", 2), ("role.1#7", 3)):
+        segment = store.segment(RowId(0, 0), "own", author)
+        reference = segment.place(np.full(INLINE_BYTES + 1, value, np.uint8))
+        assert segment.close()
+        assert reference is not None
+        found.append(reference)
+    assert [int(store.read(reference)[0]) for reference in found] == [1, 2, 3]
 
 
 def test_a_segment_is_a_safetensors_file_with_the_arrays_in_order(store: Store) -> None:
@@ -83,16 +95,16 @@ def test_shapes_and_views_come_back(store: Store) -> None:
 
 
 def test_small_arrays_stay_inline_and_need_no_segment(store: Store) -> None:
-    segment = store.segment(RowId(0, 0), "own")
+    segment = store.segment(RowId(0, 0), "own", "role.0#7")
     assert segment.place(np.zeros(INLINE_BYTES, np.uint8)) is None
     assert segment.place(np.zeros(INLINE_BYTES + 1, np.uint8)) is not None
-    nothing = store.segment(RowId(0, 1), "own")
+    nothing = store.segment(RowId(0, 1), "own", "role.0#7")
     assert not nothing.close()
     assert files(store) == []
 
 
 def test_a_cell_of_too_many_arrays_is_refused_and_leaves_nothing(store: Store) -> None:
-    segment = store.segment(RowId(0, 0), "own")
+    segment = store.segment(RowId(0, 0), "own", "role.0#7")
     for _ in range(200):
         segment.place(large())
     with pytest.raises(StoreError, match="200 arrays"):
@@ -109,7 +121,7 @@ def test_a_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, place:
     data = bytearray(path.read_bytes())
     data[reference.offset + int(place * reference.nbytes)] ^= 1 << bit
     path.write_bytes(data)
-    with pytest.raises(StoreError, match=r"segment group/3/4\.own\.safetensors is corrupt"):
+    with pytest.raises(StoreError, match=r"segment group/3/4\.own\.role\.0-7\.safetensors is corrupt"):
         store.read(reference)
 
 
@@ -118,7 +130,9 @@ def test_a_truncated_segment_is_found(store: Store, left: int) -> None:
     (reference,) = put(store, large("uint8"))
     path = store.path(reference.uri)
     path.write_bytes(path.read_bytes()[: left if left >= 0 else reference.offset + reference.nbytes - 1])
-    with pytest.raises(StoreError, match=r"segment group/3/4\.own\.safetensors (is missing or empty|holds \d+ bytes)"):
+    with pytest.raises(
+        StoreError, match=r"segment group/3/4\.own\.role\.0-7\.safetensors (is missing or empty|holds \d+ bytes)"
+    ):
         store.read(reference)
 
 
@@ -234,9 +248,9 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_store_takes_what_fits_and_refuses_the_rest_clean(tiny: Path) -> None:
     store = Store(tiny)
     (fits,) = put(store, large("uint8"), row=RowId(0, 0))
-    with pytest.raises(StoreFullError, match=r"too little for segment group/0/1\.own\.safetensors"):
+    with pytest.raises(StoreFullError, match=r"too little for segment group/0/1\.own\.role\.0-7\.safetensors"):
         put(store, np.zeros(60_000, np.uint8), row=RowId(0, 1))
-    assert files(store) == ["group/0/0.own.safetensors"]
+    assert files(store) == ["group/0/0.own.role.0-7.safetensors"]
     assert np.array_equal(store.read(fits), large("uint8"))
     store.remove("group/0")
     (after,) = put(store, large("uint8"), row=RowId(0, 1))
