@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from collections.abc import Callable
@@ -16,6 +17,12 @@ MakeRun = Callable[..., Run]
 ON_POLICY = ("staleness.max=0", "run.deterministic=true", "supervision.intensity=50", "supervision.ack_wait=1")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Fingerprint of the on-policy run that nobody disturbs."""
+    return str(Run(tmp_path_factory.mktemp("calm"), "calm", list(ON_POLICY)).complete()["weights_fingerprint"])
+
+
 def written(run: Run, subject: str) -> bool:
     return run.table.get(f"relax.{run.name}.{subject}") is not None
 
@@ -27,8 +34,7 @@ def kill_at(run: Run, actor: str, subject: str) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_run_with_kills_at_named_points_ends_with_the_same_weights(make_run: MakeRun) -> None:
-    undisturbed = make_run("calm", *ON_POLICY).complete()
+def test_run_with_kills_at_named_points_ends_with_the_same_weights(make_run: MakeRun, undisturbed: str) -> None:
     run = make_run("killed", *ON_POLICY).start()
     kill_at(run, "rollout.0", "group.0.0.prompt")  # before or in the middle of a generation
     kill_at(run, "trainer.0", "batch.1")  # in the middle of a step, between batch cell and weights cell
@@ -39,7 +45,7 @@ def test_run_with_kills_at_named_points_ends_with_the_same_weights(make_run: Mak
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
-    assert result["weights_fingerprint"] == undisturbed["weights_fingerprint"]
+    assert result["weights_fingerprint"] == undisturbed
     assert result["restarts"] >= 5
     assert (result["admitted"], result["trained"]) == (32, 32)
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
@@ -67,8 +73,7 @@ def test_a_crash_of_the_trainer_rolls_nothing_out_again(make_run: MakeRun) -> No
     assert result["admitted"] == result["trained"] == 32
 
 
-def test_killing_the_root_leaves_nothing_and_the_run_resumes(make_run: MakeRun) -> None:
-    undisturbed = make_run("calm", *ON_POLICY).complete()
+def test_killing_the_root_leaves_nothing_and_the_run_resumes(make_run: MakeRun, undisturbed: str) -> None:
     run = make_run("rootkill", *ON_POLICY).start()
     wait_until(lambda: written(run, "batch.3"), "batch.3", 120)
     run.disconnect()
@@ -78,30 +83,29 @@ def test_killing_the_root_leaves_nothing_and_the_run_resumes(make_run: MakeRun) 
     wait_until(lambda: not processes_of(run.folder.root), "end of all processes", 5)
     code, result, said = run.start().finish()
     assert code == 0, said
-    assert result["weights_fingerprint"] == undisturbed["weights_fingerprint"]
+    assert result["weights_fingerprint"] == undisturbed
 
 
-def test_killing_the_node_restarts_its_actors_and_ends_with_the_same_weights(make_run: MakeRun) -> None:
-    undisturbed = make_run("calm", *ON_POLICY).complete()
+def test_killing_the_node_restarts_its_actors_and_ends_with_the_same_weights(
+    make_run: MakeRun, undisturbed: str
+) -> None:
     run = make_run("nodekill", *ON_POLICY).start()
     wait_until(lambda: written(run, "batch.2"), "batch.2", 120)
     node = next(
         pid for pid in processes_of(run.folder.root) if b"supervision.node" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
-    import os
-
     os.kill(node, signal.SIGKILL)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
-    assert result["weights_fingerprint"] == undisturbed["weights_fingerprint"]
+    assert result["weights_fingerprint"] == undisturbed
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_run_with_random_kills_ends_with_the_same_weights(make_run: MakeRun) -> None:
     longer = (*ON_POLICY, "run.steps=40", "supervision.intensity=1000")
-    undisturbed = make_run("calm", *longer).complete()
+    undisturbed = make_run("calm", *longer).complete()["weights_fingerprint"]
     run = make_run("random", *longer).start()
     source = random.Random(7)
     roles = ["trainer.0", "rollout.0", "reward.0", "advantages.0", "prompts.0"]
@@ -122,5 +126,5 @@ def test_run_with_random_kills_ends_with_the_same_weights(make_run: MakeRun) -> 
             continue
     code, result, said = run.finish(1200)
     assert code == 0, said
-    assert result["weights_fingerprint"] == undisturbed["weights_fingerprint"]
+    assert result["weights_fingerprint"] == undisturbed
     assert result["trained"] == result["admitted"] - result["dropped"] - result["quarantined"]

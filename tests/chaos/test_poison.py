@@ -50,12 +50,12 @@ def finished_with_quarantine(run: Run) -> list[Quarantined]:
     ("reward", "error"),
     [
         ("poison_nan", "nan"),
-        ("poison_string", "good"),
+        pytest.param("poison_string", "good", marks=pytest.mark.slow),
         ("poison_raise", "RuntimeError: this reward cannot"),
-        ("poison_exit", "SystemExit"),
+        pytest.param("poison_exit", "SystemExit", marks=pytest.mark.slow),
         ("poison_segfault", "SIGSEGV"),
         ("poison_hang", "no progress"),
-        ("poison_spin", "no progress"),
+        pytest.param("poison_spin", "no progress", marks=pytest.mark.slow),
     ],
 )
 def test_a_reward_that_fails_quarantines_its_rows_and_the_run_goes_on(

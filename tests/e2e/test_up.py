@@ -50,7 +50,7 @@ def test_a_run_trains_to_the_end_and_leaves_a_model_and_nothing_else(make_run: M
     assert "set another run.name" in refused.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_in_order_and_resumes_where_it_stood(make_run: MakeRun, number: signal.Signals) -> None:
     run = make_run(f"stopped{number}", "run.steps=300").start()
     wait_until(lambda: run.table.get(f"relax.{run.name}.batch.5"), "batch.5", 90)
