@@ -40,13 +40,13 @@ class Reading:
 def name_of(pid: int, folder: Path) -> str | None:
     """Which of a run's processes a pid is, None if none."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ").split()
     except OSError:
         return None
     if not any(str(folder) in part for part in command):
         return None
     if "relax_actors.supervision.host" in command:
-        return command[-3]
+        return command[-2]
     names = {"nats-server": "broker", "supervision.node": "node", "cli.main": "root"}
     return next((name for part, name in names.items() if any(part in word for word in command)), None)
 

@@ -29,6 +29,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 ACK_TIMEOUT = 2.0
+_NOT_READY = 503
 _TRANSIENT = (
     nats.errors.TimeoutError,
     nats.errors.NoRespondersError,
@@ -188,7 +189,10 @@ class Bridge:
         while True:
             try:
                 return await attempt()
-            except _TRANSIENT as error:
+            except (*_TRANSIENT, APIError) as error:
+                # 503: JetStream is there but not ready yet, as just after a restart.
+                if isinstance(error, APIError) and error.code != _NOT_READY:
+                    raise
                 waited = time.monotonic() - start
                 if deadline is not None and waited > deadline:
                     msg = f"broker {self.address.url} did not answer to {what} within {deadline:g} s"
@@ -196,10 +200,6 @@ class Bridge:
                 if waited > warned + 10:
                     warned = waited
                     log.warning("waiting_for_broker", request=what, seconds=round(waited, 1))
-            except APIError as error:
-                # 503: JetStream is there but not ready yet, as just after a restart.
-                if error.code != 503:  # noqa: PLR2004
-                    raise
             await asyncio.sleep(0.05)
 
     def close(self) -> None:

@@ -53,11 +53,10 @@ def spawn(
     )
 
 
-def kill_group(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
-    """Signal a spawned process and all that share its session's group; nothing happens if it is gone."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+def kill_group(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Signal a process that leads its session and all that share its group; nothing happens if they are gone."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, number)
 
 
 def stop(process: subprocess.Popen[bytes], grace: float) -> None:
@@ -67,6 +66,5 @@ def stop(process: subprocess.Popen[bytes], grace: float) -> None:
             process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(grace)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
     process.wait()

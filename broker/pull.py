@@ -87,16 +87,20 @@ class StandingPull:
         """
         end = time.monotonic() + patience
         while not (self._waiting or self.gone or self._woken) and (left := end - time.monotonic()) > 0:
-            await self._refill()
             self._arrived.clear()
+            await self._refill()
+            if self._waiting:
+                break
             try:
                 await asyncio.wait_for(self._arrived.wait(), min(left, EXPIRES + _GRACE))
             except TimeoutError:
                 continue
         end = time.monotonic() + linger
         while 0 < len(self._waiting) < limit and (left := end - time.monotonic()) > 0:
-            await self._refill()
             self._arrived.clear()
+            await self._refill()
+            if len(self._waiting) >= limit:
+                break
             try:
                 await asyncio.wait_for(self._arrived.wait(), left)
             except TimeoutError:
@@ -164,6 +168,8 @@ class Follower:
         self._consumer = ""
         self._delivered = 0
         self._woken = False
+        self.drained = False
+        """Whether the last empty batch came because there was nothing left to read."""
 
     def wake(self) -> None:
         """Let `batches` yield from now on without waiting."""
@@ -196,12 +202,17 @@ class Follower:
         return pull
 
     async def _alive(self) -> bool:
+        """Whether the consumer is there and nothing that it sent was lost with a connection."""
         try:
-            await self._bridge.js.consumer_info(self._stream, self._consumer)
+            info = await self._bridge.js.consumer_info(self._stream, self._consumer)
         except NotFoundError:
             return False
-        except (nats.errors.Error, TimeoutError):
+        except (nats.errors.Error, APIError, TimeoutError):
             return True
+        sent = info.delivered.consumer_seq if info.delivered else 0
+        if sent > self._delivered and not (self._pull and self._pull.waiting):
+            return False
+        self.drained = sent == self._delivered and info.num_pending == 0
         return True
 
     async def batches(self, limit: int = 256, tick: float = 5.0) -> AsyncIterator[list[Msg]]:
@@ -221,9 +232,10 @@ class Follower:
                 self._delivered += 1
                 self._next = sequence.stream + 1
                 good.append(message)
+            lost = not taken and not await self._alive()
             if good or not taken:
                 yield good
-            if self._pull.gone or (not taken and not await self._alive()):
+            if self._pull is not None and (self._pull.gone or lost):
                 await self.close()
                 await asyncio.sleep(0.05)
 

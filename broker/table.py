@@ -155,17 +155,21 @@ class Table:
         data = self.bridge.call(work(), CALL_DEADLINE)
         return None if data is None else self.read(data, expected)
 
-    def count(self, filter_subject: str) -> int:
-        """How many cells a filter matches."""
+    def written(self, filter_subject: str) -> list[str]:
+        """Subjects of the cells that a filter matches."""
 
-        async def work() -> int:
-            async def request() -> int:
+        async def work() -> list[str]:
+            async def request() -> list[str]:
                 info = await self.bridge.js.stream_info(self.subjects.table_stream, subjects_filter=filter_subject)
-                return len(info.state.subjects or {})
+                return list(info.state.subjects or {})
 
-            return await self.bridge.persist(request, f"count {filter_subject}")
+            return await self.bridge.persist(request, f"list {filter_subject}")
 
         return self.bridge.call(work(), CALL_DEADLINE)
+
+    def count(self, filter_subject: str) -> int:
+        """How many cells a filter matches."""
+        return len(self.written(filter_subject))
 
     def snapshot(self, filters: list[str], *, headers_only: bool = False) -> list[tuple[CellId, Cell]]:
         """All cells of some columns as they are now, in the order they were written."""
@@ -179,6 +183,8 @@ class Table:
                         sequence = message.metadata.sequence
                         cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
                         found.append((self.subjects.parse(message.subject), cell))
+                    if not batch and follower.drained:
+                        break
                     if len(found) >= (follower.backlog or 0) or (batch and batch[-1].metadata.num_pending == 0):
                         break
             finally:

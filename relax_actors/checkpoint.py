@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -26,11 +26,11 @@ def write(folder: Path, save: Callable[[Path], None]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def remove_others(folder: Path, keep: Iterable[str]) -> None:
-    """Remove all checkpoints, and what writers that died left, but those named in `keep`."""
-    names = set(keep)
-    for path in folder.iterdir():
-        if path.name not in names:
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, and what writers that died left beside it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in folder.parent.glob(".*.tmp"):
+        if not path.name.endswith(f".{os.getpid()}.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 
 

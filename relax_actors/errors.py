@@ -13,6 +13,7 @@ from broker.errors import (
 )
 
 __all__ = [
+    "ActorError",
     "BrokerError",
     "BrokerUnreachableError",
     "CodecError",
@@ -34,5 +35,9 @@ class RowError(RelaxError):
     """This row's data is bad and will be so next time: it is quarantined at once, the actor lives on."""
 
 
-class FencedError(RelaxError):
+class ActorError(RelaxError):
+    """The actor cannot work, whatever the row: its process ends, and no row is blamed."""
+
+
+class FencedError(ActorError):
     """Another life of this actor took over; this one must stop."""

@@ -46,7 +46,7 @@ class FollowPump:
             seen += len(cells)
             if history is not None:
                 history += cells
-                drained = bool(messages) and messages[-1].metadata.num_pending == 0
+                drained = messages[-1].metadata.num_pending == 0 if messages else follower.drained
                 if seen < (follower.backlog or 0) and not drained:
                     continue
                 cells, history = history, None

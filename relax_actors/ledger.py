@@ -97,8 +97,7 @@ class Ledger:
             if state is None:
                 # Unless the floor covers it: then its prompt was purged before we read it.
                 self._strangers[RowId(step, index)] = "was trained but never admitted"
-            elif state is RowState.DROPPED:
-                self._violations.append(f"group.{step}.{index} was trained after it was dropped")
+            # A row that a role dropped or quarantined meanwhile is trained all the same: the batch decides.
             states[index] = RowState.TRAINED
         if len(set(batch.rows)) != len(batch.rows):
             self._violations.append(f"step {step} trains a row twice")

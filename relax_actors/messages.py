@@ -32,6 +32,7 @@ class DropReason(StrEnum):
     TOO_OLD = "too_old"
     SURPLUS = "surplus"
     LOST_SEGMENT = "lost_segment"
+    UNUSABLE = "unusable"
 
 
 @dataclass(frozen=True, slots=True)

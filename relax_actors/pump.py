@@ -7,6 +7,7 @@ repeated or refused. While a row is in hand its deadline is renewed, but only as
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 import traceback
@@ -24,28 +25,32 @@ from broker.streams import ensure_consumer, pool_spec
 from broker.subjects import RowId
 from relax_actors.actor import Context, Drop, Role, Row
 from relax_actors.blackbox import BlackBox
-from relax_actors.errors import CodecError, RowError
+from relax_actors.errors import ActorError, BrokerError, CodecError, ConfigError, RowError, StoreFullError, SubjectError
 from relax_actors.mailbox import ExitRequestedError, Mailbox, ask, stack_of
 from relax_actors.messages import Checkpoint, Dropped, DropReason, Quarantined
 
-EXIT_CRASHED, EXIT_HUNG = 70, 71
+EXIT_CRASHED, EXIT_HUNG, EXIT_BLAMELESS = 70, 71, 72
 RETRY_SECONDS = 0.2
+NOT_THE_ROWS = (ActorError, BrokerError, ConfigError, StoreFullError)
 
 
 # What is there whenever a column is there: it need not be waited for by itself.
-IMPLIED = {
-    "trajectory": {"prompt"},
-    "reward": {"prompt", "trajectory"},
-    "advantage": {"prompt", "trajectory", "reward"},
-}
+IMPLIED = {"trajectory": {"prompt"}, "reward": {"prompt", "trajectory"}, "advantage": {"prompt", "trajectory"}}
 
 
-def waking(inputs: tuple[str, ...]) -> list[str]:
-    """The columns whose arrival may complete a row: those that no other of `inputs` implies."""
+def waking(inputs: tuple[str, ...], rewards: str = "reward") -> list[str]:
+    """The columns whose arrival may complete a row: those that no other of `inputs` implies.
+
+    Args:
+        inputs: what a role reads.
+        rewards: the column that advantages are made of.
+    """
     inputs = tuple(dict.fromkeys(inputs))
     implied: set[str] = {"prompt"} if len(inputs) > 1 else set()
     for name in inputs:
         implied |= IMPLIED.get(name, set())
+        if name == "advantage":
+            implied |= {rewards} | IMPLIED.get(rewards, set())
     return [name for name in inputs if name not in implied]
 
 
@@ -126,8 +131,9 @@ class PoolPump:
         self._floor = 0
         self._pull: StandingPull | None = None
         self._held: list[Msg] = []
+        self._fetched: list[Msg] = []
         self._inputs = role.inputs()
-        self._wakes = waking(self._inputs)
+        self._wakes = waking(self._inputs, context.config.advantages.reads)
         self._ack_wait = context.config.supervision.ack_wait
         self._waits_for = f"a row with {' and '.join(self._inputs)}"
 
@@ -149,8 +155,13 @@ class PoolPump:
                 self.watch.end(self._waits_for)
                 while not stopping.is_set() and not pull.gone:
                     messages = await pull.next(together, 0.5, self.role.linger)
-                    if messages:
-                        await self._process(messages)
+                    self._fetched = messages
+                    await self._process([m for m in messages if (m.metadata.num_delivered or 1) == 1])
+                    # One that comes again may have killed an actor: alone, its neighbours are not blamed for it.
+                    for message in messages:
+                        if (message.metadata.num_delivered or 1) > 1:
+                            await self._process([message])
+                    self._fetched = []
             finally:
                 renewing.cancel()
                 await pull.close()
@@ -171,7 +182,7 @@ class PoolPump:
     async def _renew(self, pull: StandingPull) -> None:
         while True:
             await asyncio.sleep(self._ack_wait / 3)
-            for message in self._held + pull.waiting:
+            for message in {id(m): m for m in self._held + self._fetched + pull.waiting}.values():
                 await self._quietly(message.in_progress())
 
     @staticmethod
@@ -183,6 +194,8 @@ class PoolPump:
             return
 
     async def _process(self, messages: list[Msg]) -> None:
+        if not messages:
+            return
         self._held = messages
         try:
             jobs = [job for job in await asyncio.gather(*map(self._join, messages)) if job is not None]
@@ -202,7 +215,12 @@ class PoolPump:
 
     async def _join(self, message: Msg) -> Job | None:
         """The row's other columns; None if it is done, gone, or waits for a column still to come."""
-        cell = self.table.subjects.parse(message.subject)
+        try:
+            cell = self.table.subjects.parse(message.subject)
+        except SubjectError as error:
+            self.context.journal.event("malformed_subject", subject=message.subject, error=str(error))
+            await self._quietly(message.term())
+            return None
         row = cell.row
         again = (message.metadata.num_delivered or 1) > 1
         if (row.kind == "group" and row.step < self._floor) or (again and not await self._still_wanted(row)):
@@ -254,7 +272,7 @@ class PoolPump:
             return error
 
     def _encode(self, job: Job, result: Any) -> None:
-        if isinstance(result, StoreError):
+        if isinstance(result, StoreError) and not isinstance(result, StoreFullError):
             result = Drop(DropReason.LOST_SEGMENT, str(result))
         if isinstance(result, Exception):
             job.error = result
@@ -280,6 +298,8 @@ class PoolPump:
         await self._quietly(job.message.ack())
 
     async def _failed(self, job: Job, error: Exception) -> None:
+        if isinstance(error, NOT_THE_ROWS) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+            self.fail(error)
         text = f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, RowError | CodecError):

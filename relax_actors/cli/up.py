@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table as RichTable
@@ -27,15 +28,16 @@ from relax_actors.cli.check import require
 from relax_actors.cli.progress import Progress
 from relax_actors.cli.summary import Curves, Summary, draw, summarise
 from relax_actors.config import Config, load_config
-from relax_actors.errors import BrokerError, RelaxError
 from relax_actors.messages import Checkpoint
 from relax_actors.roles.evaluator import ENDS
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.root import Failure, Root
 
+log = structlog.get_logger()
 POLL_SECONDS = 0.25
 LINE_SECONDS = 5.0
+ASK_SECONDS = 2.0
 WAIT_SECONDS = 60.0
 
 
@@ -53,28 +55,34 @@ class Watcher(threading.Thread):
         self._root, self._console, self._live, self._lines = root, console, live, lines
 
     def run(self) -> None:
-        """Watch until the run is finished or halted."""
-        try:
-            bridge = Bridge(self._root.address, "watcher", deadline=60.0)
-        except BrokerError:
-            return
-        try:
-            self._watch(bridge)
-        except RelaxError as error:
-            self._console.print(f"[yellow]watcher: {error}")
-        finally:
-            bridge.close()
+        """Watch until the run is finished or halted; whatever goes wrong in between, watching begins again."""
+        while not self.halt.is_set() and not self.finished:
+            bridge: Bridge | None = None
+            try:
+                bridge = Bridge(self._root.address, "watcher", deadline=WAIT_SECONDS)
+                self._watch(bridge)
+            except Exception as error:  # noqa: BLE001 nobody else would see that the run is finished
+                log.warning("watcher_failed", error=f"{type(error).__name__}: {error}")
+                self.halt.wait(1.0)
+            finally:
+                if bridge is not None:
+                    bridge.close()
+        if self.finished:
+            self._root.tree.stop()
 
     def _watch(self, bridge: Bridge) -> None:
         config = self._root.config
         subjects = Subjects(config.run.name)
         table = Table(bridge, subjects, Store(config.store_path), "watcher", direct=config.broker.replicas == 1)
         bridge.call(wait_for_stream(bridge, subjects.log_stream, WAIT_SECONDS), WAIT_SECONDS + 1)
+        self.progress = Progress(config.run.name, config.run.steps)
         following = bridge.submit(self._follow(bridge, subjects))
         display = Live(self.progress, console=self._console, refresh_per_second=4) if self._live else None
-        spoke = time.monotonic()
+        spoke = asked = time.monotonic()
         with display or contextlib.nullcontext():
-            while not self.halt.wait(POLL_SECONDS):
+            while not self.halt.wait(POLL_SECONDS) and not self.finished:
+                if following.done():
+                    following.result()
                 now = time.monotonic()
                 if display:
                     display.update(self.progress)
@@ -83,16 +91,15 @@ class Watcher(threading.Thread):
                     spoke = now
                 if self.progress.step and self.first_step_after is None:
                     self.first_step_after = round(now - self.began, 2)
-                if self.progress.step >= config.run.steps or not self.progress.step:
-                    self.finished = _is_finished(table, config)
-                if self.finished:
-                    self.result = summarise(
-                        table, config, seconds=time.monotonic() - self.began, restarts=self.progress.restarts
-                    )
-                    break
+                # What the table says counts, not what was heard: a metric may be lost.
+                if self.progress.step >= config.run.steps or now - asked > ASK_SECONDS:
+                    asked = now
+                    if _is_finished(table, config):
+                        self.result = summarise(
+                            table, config, seconds=time.monotonic() - self.began, restarts=self.progress.restarts
+                        )
+                        self.finished = True
         following.cancel()
-        if self.finished:
-            self._root.tree.stop()
 
     async def _follow(self, bridge: Bridge, subjects: Subjects) -> None:
         follower = Follower(bridge, subjects.log_stream, subjects.log_subjects())
@@ -104,14 +111,12 @@ class Watcher(threading.Thread):
 def _is_finished(table: Table, config: Config) -> bool:
     """Whether the last checkpoint is there and the last version evaluated."""
     steps = config.run.steps
-    try:
-        if table.fetch(table.subjects.numbered("checkpoint", steps), Checkpoint) is None:
-            return False
-        if config.eval is None:
-            return True
-        ended = sum(table.count(f"{table.subjects.prefix}.eval.{steps}.*.{field}") for field in ENDS)
-    except BrokerError:
+    last = table.fetch_last(table.subjects.numbered("checkpoint", "*"), Checkpoint)
+    if last is None or last.version < steps:
         return False
+    if config.eval is None:
+        return True
+    ended = sum(table.count(f"{table.subjects.prefix}.eval.{steps}.*.{field}") for field in ENDS)
     return ended > 0 and ended >= table.count(f"{table.subjects.prefix}.eval.{steps}.*.prompt")
 
 
@@ -167,8 +172,6 @@ def _already_done(folder: RunFolder, config: Config) -> Summary | None:
 
 def _log_to(folder: RunFolder) -> None:
     """Send what this process logs to a file: the terminal shows the run."""
-    import structlog
-
     path = folder.log("root")
     path.parent.mkdir(parents=True, exist_ok=True)
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)))

@@ -20,11 +20,11 @@ _BUILT_IN = {
 
 
 def role_names(config: Config) -> list[str]:
-    """The roles of a run, in the order in which they start."""
-    names = ["trainer", "rollout", "reward", *config.roles, "advantages"]
+    """The roles of a run, in the order in which they start: those first whose engines need not be imported."""
+    names = ["reward", *config.roles, "advantages"]
     if config.eval is not None:
         names.append("evaluator")
-    return [*names, "prompts"]
+    return [*names, "prompts", "rollout", "trainer"]
 
 
 def replicas(config: Config, role: str) -> int:

@@ -8,8 +8,7 @@ from relax_actors.actor import StatefulRole
 from relax_actors.config import Config
 from relax_actors.errors import CodecError, ConfigError, RowError
 from relax_actors.messages import Prompt, Quarantined, Reward
-from relax_actors.modelfolder import measure
-from relax_actors.roles.prompts import PromptMaker, open_data
+from relax_actors.roles.prompts import PromptMaker, open_data, room
 from relax_actors.roles.seeds import seed_of
 from relax_actors.tokenizer import Tokenizer
 
@@ -47,9 +46,8 @@ class Evaluator(StatefulRole):
         self._settings = config.eval
         self._source = open_data(config.eval.data)
         self._rows = min(config.eval.rows, len(self._source))
-        context = measure(config.model_path).context_length
         tokenizer = Tokenizer(config.model_path)
-        self._maker = PromptMaker(config.eval.data, tokenizer, context, config.rollout.max_tokens)
+        self._maker = PromptMaker(config.eval.data, tokenizer, room(config), config.rollout.max_tokens)
         self._ended: dict[int, dict[int, float | None]] = {}
         self._wanted: set[int] = set()
         self._latest: tuple[int, float] | None = None

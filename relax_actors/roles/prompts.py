@@ -11,7 +11,7 @@ from typing import Any
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors.actor import StatefulRole
-from relax_actors.config.schema import DataSection
+from relax_actors.config.schema import Config, DataSection
 from relax_actors.envs.sources import PromptSource as Source
 from relax_actors.envs.sources import open_source
 from relax_actors.envs.tasks import Task
@@ -34,13 +34,18 @@ def open_data(data: DataSection) -> Source:
     return open_source(data.kind, **{name: getattr(data, name) for name in fields})
 
 
+def room(config: Config) -> int:
+    """Tokens that a sequence may have: the model's context, and what the trainer takes at once."""
+    return min(measure(config.model_path).context_length, config.trainer.token_budget)
+
+
 class PromptMaker:
     """Turns tasks into prompts: template, chat, tokens, and the check that they fit the model."""
 
-    def __init__(self, data: DataSection, tokenizer: Tokenizer, context_length: int, max_tokens: int) -> None:
+    def __init__(self, data: DataSection, tokenizer: Tokenizer, whole: int, max_tokens: int) -> None:
         self._data, self._tokenizer = data, tokenizer
-        self._room = context_length - max_tokens
-        self._context_length, self._max_tokens = context_length, max_tokens
+        self._room = whole - max_tokens
+        self._whole, self._max_tokens = whole, max_tokens
 
     def make(self, task: Task, **fields: Any) -> Prompt:
         """The prompt of a task.
@@ -53,8 +58,8 @@ class PromptMaker:
         tokens = self._tokenizer.encode(text, special=not chat)
         if len(tokens) > self._room or not len(tokens):
             msg = (
-                f"prompt {text[:60]!r} has {len(tokens)} tokens; the model's context of {self._context_length} leaves "
-                f"1 to {self._room} beside rollout.max_tokens = {self._max_tokens}"
+                f"prompt {text[:60]!r} has {len(tokens)} tokens; sequences of up to {self._whole} (the context, "
+                f"or trainer.token_budget) leave 1 to {self._room} beside rollout.max_tokens = {self._max_tokens}"
             )
             raise RowError(msg)
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
@@ -86,8 +91,8 @@ class PromptSource(StatefulRole):
         config = self.context.config
         self._source = open_data(config.data)
         tokenizer = Tokenizer(config.model_path)
-        context = measure(config.model_path).context_length
-        self._maker = PromptMaker(config.data, tokenizer, context, config.rollout.max_tokens)
+        self._maker = PromptMaker(config.data, tokenizer, room(config), config.rollout.max_tokens)
+        self._figures: dict[str, float] = {}
         self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
 
     def follows(self) -> list[str]:
@@ -109,6 +114,7 @@ class PromptSource(StatefulRole):
             self._admit(rows)
             self.progress()
         lead = self.context.config.staleness.max
+        self._figures = self._measure()
         version = self._ledger.version
         self.context.waits_for("weights 0" if version is None else f"weights {version + 1} (lead {lead})")
 
@@ -145,7 +151,10 @@ class PromptSource(StatefulRole):
                 self._ledger.observe(table.subjects.parse(subject))
 
     def metrics(self) -> dict[str, float]:
-        """The ledger."""
+        """The ledger, as of the last cells."""
+        return self._figures
+
+    def _measure(self) -> dict[str, float]:
         account = self._ledger.account()
         return {
             "admitted": account.admitted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -46,9 +47,27 @@ class Publisher:
             msg = f"weights {version} were announced by a later life; this one gives way"
             raise FencedError(msg)
         found = self._engine.fingerprint()
-        if found != known.fingerprint:
+        if found == known.fingerprint:
+            self._rewrite(known)
+        else:
             context.journal.event("replay_diverged", version=version, announced=known.fingerprint, found=found)
         self._collect(version)
+
+    def restore(self, version: int) -> None:
+        """See that the files of an announced version are there: a store may have lost what the table still names."""
+        table = self._context.table
+        known = table.fetch(table.subjects.numbered("weights", version), Weights)
+        if known is None:
+            self.announce(version)
+        elif known.fingerprint == self._engine.fingerprint():
+            self._rewrite(known)
+
+    def _rewrite(self, known: Weights) -> None:
+        store = self._context.table.store
+        for shard in known.shards:
+            path = store.path(shard.path)
+            if not path.exists() or path.stat().st_size != shard.nbytes:
+                store.write(shard.path, self._engine.announce)
 
     def _collect(self, version: int) -> None:
         """Remove weights that nobody will ask for: all but the last few, and the last two evaluated versions."""
@@ -59,17 +78,23 @@ class Publisher:
             number = path.name.split(".", 1)[0]
             if number.isdigit() and int(number) < recent and int(number) not in evaluated:
                 path.unlink(missing_ok=True)
+        for path in self._context.table.store.path("weights").glob(".*.tmp"):
+            if not path.name.endswith(f".{os.getpid()}.tmp"):
+                path.unlink(missing_ok=True)
 
     def purge(self, old: int, floor: int) -> None:
         """Let the rows of the steps from `old` up to `floor` go; their quarantined cells stay to be looked at."""
+        if old >= floor:
+            return
         table = self._context.table
-        fields = ("prompt", "trajectory", "reward", "reference", "actor_fwd", "advantage", "dropped")
-        columns = (*fields, *self._context.config.roles)
         kept = {cell.step for cell, _ in table.snapshot([table.subjects.column("quarantined")], headers_only=True)}
         filters: list[str] = []
         for step in range(old, floor):
             head = f"{table.subjects.prefix}.group.{step}"
-            filters += [f"{head}.*.{column}" for column in columns] if step in kept else [f"{head}.>"]
+            if step in kept:
+                filters += [subject for subject in table.written(f"{head}.>") if not subject.endswith(".quarantined")]
+            else:
+                filters.append(f"{head}.>")
         table.purge(filters)
         for step in range(old, floor):
             table.store.remove(f"group/{step}")

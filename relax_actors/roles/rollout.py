@@ -13,7 +13,7 @@ import numpy as np
 from broker.errors import StoreError
 from relax_actors.actor import Role, Row
 from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
-from relax_actors.errors import ConfigError, RelaxError
+from relax_actors.errors import ActorError, ConfigError
 from relax_actors.messages import Prompt, Trajectory, Weights
 from relax_actors.tokenizer import Tokenizer
 
@@ -103,7 +103,7 @@ class Rollout(Role):
         """Have the version asked for, or the newest if -1; an evaluated version that is gone is replaced by the newest.
 
         Raises:
-            RelaxError: there are no weights as new as the row demands.
+            ActorError: there are no weights as new as the row demands.
         """
         if exact >= 0 and exact == self._engine.version:
             return
@@ -116,20 +116,24 @@ class Rollout(Role):
         if newest is None or newest.version < least:
             at = "none" if newest is None else newest.version
             msg = f"a row needs weights {least} or newer, the newest announced is {at}"
-            raise RelaxError(msg)
+            raise ActorError(msg)
         if newest.version != self._engine.version and not self._load(newest):
             # The trainer has announced a newer version in the meantime and removed this one.
             newest = table.fetch_last(table.subjects.numbered("weights", "*"), Weights)
             if newest is None or not self._load(newest):
                 msg = f"weights {newest.version if newest else least} are announced but missing in the store"
-                raise StoreError(msg)
+                raise ActorError(msg)
 
     def _load(self, announced: Weights) -> bool:
         store = self.context.table.store
         shards = [store.path(shard.path) for shard in announced.shards]
         if not all(shard.exists() for shard in shards):
             return False
-        self._engine.load(announced.version, announced.fingerprint, shards)
+        try:
+            self._engine.load(announced.version, announced.fingerprint, shards)
+        except StoreError as error:
+            msg = f"weights {announced.version} cannot be served: {error}"
+            raise ActorError(msg) from error
         self._fingerprint = announced.fingerprint
         return True
 

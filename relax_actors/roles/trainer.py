@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -128,12 +127,23 @@ class Trainer(StatefulRole):
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])
             replayed += 1
+        self._publisher.restore(self._version)
+        if self._version >= self.context.config.run.steps:
+            self._publisher.export()
+            self._checkpoint()
         if replayed or last is not None:
             self.context.journal.event("recovered", version=self._version, replayed=replayed)
         self._advance()
 
     def _begin(self) -> None:
         config = self.context.config
+        folder = self.context.folder.checkpoints
+        if older := [p.name for p in folder.glob("[1-9]*")] if folder.is_dir() else []:
+            msg = (
+                f"{folder} holds checkpoints {sorted(older)} that the table does not know: the broker's store was lost "
+                "or replaced; restore it, or move the folder away to begin anew"
+            )
+            raise ConfigError(msg)
         self._engine.initialise(config.run.seed)
         if config.trainer.warm_start is not None:
             loss = warm_start(config, self._engine, self.progress)
@@ -156,6 +166,9 @@ class Trainer(StatefulRole):
 
     def _advance(self) -> None:
         while self._version < self.context.config.run.steps and not self.context.stopping():
+            if self._version in self._ledger.batches:
+                self._replay(self._version, self._ledger.batches[self._version])
+                continue
             rows = self._rows_of(self._version)
             if rows is None:
                 break
@@ -177,13 +190,18 @@ class Trainer(StatefulRole):
             if isinstance(trajectory, RelaxError):
                 lost.append((index, DropReason.LOST_SEGMENT, str(trajectory)))
                 continue
-            age = step - int(trajectory.versions.min()) if len(trajectory.versions) else 0
+            advantage = self.context.table.read(ready[index], Advantage)
+            if len(advantage.values) != len(trajectory.lengths) or not len(trajectory.tokens):
+                detail = f"{len(advantage.values)} advantages for {len(trajectory.lengths)} samples"
+                lost.append((index, DropReason.UNUSABLE, f"{detail} of {len(trajectory.tokens)} tokens"))
+                continue
+            age = step - int(trajectory.versions.min())
             if age > self.context.config.staleness.max:
                 lost.append((index, DropReason.TOO_OLD, f"age {age} is over staleness.max"))
                 continue
             rows.ids.append(index)
             rows.trajectories.append(trajectory)
-            rows.advantages.append(self.context.table.read(ready[index], Advantage))
+            rows.advantages.append(advantage)
         for index, reason, detail in lost:
             self._drop(RowId(step, index), reason, detail)
         return None if lost else rows
@@ -254,8 +272,9 @@ class Trainer(StatefulRole):
                 raise ConfigError(msg)
             rows.trajectories.append(trajectory)
             rows.advantages.append(table.read(cell.data, Advantage))
-        self._engine.step(rows.batch(), step, self.progress)
+        result = self._engine.step(rows.batch(), step, self.progress)
         self._finish(step)
+        self._report(step, batch, rows, dict(result.metrics), 0.0, 0.0)
 
     def _finish(self, step: int) -> None:
         """Announce what a step made."""
@@ -298,8 +317,8 @@ class Trainer(StatefulRole):
         self._checkpoints[version] = cell.path
         self.context.journal.event("checkpoint", version=version, floor=cell.floor, path=cell.path)
         self._publisher.purge(old, cell.floor)
-        kept = sorted(self._checkpoints)[-self._settings.keep_checkpoints :]
-        checkpoints.remove_others(self.context.folder.checkpoints, [Path(self._checkpoints[v]).name for v in kept])
+        for old_version in sorted(self._checkpoints)[: -self._settings.keep_checkpoints]:
+            checkpoints.remove(self.context.folder.root / self._checkpoints[old_version])
         self.progress()
 
     def _report(

@@ -10,8 +10,7 @@ from broker.codec import Array
 from relax_actors.config import Config
 from relax_actors.engines.training import Sequences, TrainingEngine
 from relax_actors.errors import ConfigError, RowError
-from relax_actors.modelfolder import measure
-from relax_actors.roles.prompts import PromptMaker, open_data
+from relax_actors.roles.prompts import PromptMaker, open_data, room
 from relax_actors.roles.seeds import seed_of
 from relax_actors.tokenizer import Tokenizer
 
@@ -29,7 +28,8 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
         return 0.0
     source = open_data(config.data)
     tokenizer = Tokenizer(config.model_path)
-    maker = PromptMaker(config.data, tokenizer, measure(config.model_path).context_length, config.rollout.max_tokens)
+    most = room(config)
+    maker = PromptMaker(config.data, tokenizer, most, config.rollout.max_tokens)
     stop = np.array(sorted(tokenizer.stop_ids)[:1], np.int32)
     generator = np.random.Generator(np.random.Philox(key=seed_of(config.run.seed, "warm_start")))
     loss = 0.0
@@ -48,7 +48,7 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
                 answer = tokenizer.encode(task.answer, special=False)
             except RowError:
                 continue
-            if len(answer):
+            if 0 < len(answer) < most - len(prompt.tokens):
                 prompts.append(prompt.tokens)
                 completions.append(np.concatenate([answer, stop]))
         loss = engine.warm_start(Sequences(prompts, completions), settings.learning_rate, progress).metrics["loss"]

@@ -31,7 +31,7 @@ from relax_actors.errors import ConfigError, FencedError
 from relax_actors.follow import FollowPump
 from relax_actors.journal import Journal
 from relax_actors.mailbox import Mailbox, ask
-from relax_actors.pump import EXIT_CRASHED, PoolPump, Watch
+from relax_actors.pump import EXIT_BLAMELESS, EXIT_CRASHED, NOT_THE_ROWS, PoolPump, Watch
 from relax_actors.roles import deadline, make_role
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
@@ -121,7 +121,7 @@ class Host:
                     "cpu_seconds": round(cpu, 3),
                     "busy_seconds": round(busy, 3),
                     "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-                    **role.metrics(),
+                    **self._own_metrics(role),
                 }
             )
             lease = {
@@ -138,6 +138,14 @@ class Host:
             last = (handled, busy, cpu, now)
             await asyncio.sleep(BEAT_SECONDS)
 
+    @staticmethod
+    def _own_metrics(role: Role) -> dict[str, float]:
+        try:
+            return role.metrics()
+        except Exception as error:  # noqa: BLE001 what only measures must not stop the signs of life
+            log.warning("metrics_failed", error=f"{type(error).__name__}: {error}")
+            return {}
+
     def _stop(self) -> None:
         self.stopping.set()
         if self._pump is not None:
@@ -148,11 +156,12 @@ class Host:
 
     def crash(self, error: BaseException) -> None:
         """End the process as crashed, at once, with the reason for the supervisor."""
-        text = "".join(traceback.format_exception(error))
+        blameless = isinstance(error, NOT_THE_ROWS)
+        text = str(error) if isinstance(error, FencedError) else "".join(traceback.format_exception(error))
         self.status.failed(text)
-        sys.stderr.write(text)
+        sys.stderr.write(text + "\n")
         sys.stderr.flush()
-        os._exit(EXIT_CRASHED)
+        os._exit(EXIT_BLAMELESS if blameless else EXIT_CRASHED)
 
 
 def main(arguments: list[str]) -> None:
@@ -169,10 +178,6 @@ def main(arguments: list[str]) -> None:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(EXIT_CONFIG)
-    except FencedError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.stderr.flush()
-        os._exit(EXIT_CRASHED)
     except BaseException as error:  # noqa: BLE001 the process ends here
         if host is None:
             Status().failed("".join(traceback.format_exception(error)))

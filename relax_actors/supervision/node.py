@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -32,7 +33,10 @@ from relax_actors.supervision.processes import EXIT_GAVE_UP, Launch, ProcessTree
 from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
+from relax_actors.supervision.zygote import HOST, Zygote
 
+# Roles whose engines take seconds to import.
+FORKED = ("rollout", "trainer")
 log = structlog.get_logger()
 
 
@@ -101,7 +105,7 @@ class Reporter:
             rows=list(last.rows),
             traceback=outcome.detail[-4000:],
         )
-        for text in last.rows:
+        for text in () if outcome.blameless else last.rows:
             row = RowId.parse(text)
             self._bridge.submit(self._state.count_failure(role, row, outcome.reason, outcome.detail))
 
@@ -130,10 +134,15 @@ def run(folder: RunFolder) -> int:
     reporter = Reporter(folder, bridge, state, Journal(bridge, subjects, "node", 0))
     environment = actor_environment(config)
 
+    zygote = Zygote(folder.log("zygote"), os.environ | environment)
+    zygote.start()
+
     def launch(child: str) -> Launch:
         role, n = split(child)
-        command = [sys.executable, "-m", "relax_actors.supervision.host", str(folder.root), role, str(n)]
-        return Launch(command, folder.log(child), folder.box(child), environment)
+        arguments = [str(folder.root), role, str(n)]
+        command = [sys.executable, "-m", HOST, *arguments]
+        fork = partial(zygote.fork, arguments) if role in FORKED else None
+        return Launch(command, folder.log(child), folder.box(child), environment, fork=fork)
 
     pools = pools_of(config, random.Random(os.getpid()))  # noqa: S311 jitter
     tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat)
@@ -141,6 +150,7 @@ def run(folder: RunFolder) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status.ready()
     report = tree.run()
+    zygote.close()
     bridge.close()
     if report is None:
         return 0

@@ -10,7 +10,6 @@ import json
 import os
 import selectors
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,12 +19,28 @@ from typing import Any, Protocol
 
 from broker.process import kill_group, spawn
 from relax_actors.blackbox import BlackBox, Reading
+from relax_actors.pump import EXIT_BLAMELESS
 from relax_actors.supervision.spec import Exit
 from relax_actors.supervision.supervisor import Action, GiveUp, Phase, Start, Stop, Supervisor
 
 STATUS_FD = "RELAX_STATUS_FD"
 EXIT_CONFIG, EXIT_GAVE_UP = 2, 75
 TICK = 0.25
+
+
+class Process(Protocol):
+    """What is needed of a process, however it was started."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, and that of its group."""
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended, once that was waited for."""
+
+    def wait(self) -> int:
+        """Wait until it has ended; gives the exit code, negative for a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +55,8 @@ class Launch:
     box: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
     probe: Callable[[], bool] | None = None
+    fork: Callable[[int, int], Process] | None = None
+    """Starts it instead of `command`, given descriptors for its output and its status pipe."""
 
 
 class Observer(Protocol):
@@ -60,7 +77,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class _Running:
-    process: subprocess.Popen[bytes]
+    process: Process
     pidfd: int
     pipe: int
     began: float
@@ -128,7 +145,7 @@ class ProcessTree:
                     self._carry_out(pool.tick(now))
         finally:
             for running in self._running.values():
-                kill_group(running.process)
+                kill_group(running.process.pid)
                 running.process.wait()
             self._over = True
             self._selector.close()
@@ -201,8 +218,7 @@ class ProcessTree:
             with suppress(KeyError):
                 self._selector.unregister(fd)
             os.close(fd)
-        with suppress(ProcessLookupError):
-            os.killpg(running.process.pid, signal.SIGKILL)
+        kill_group(running.process.pid)
         last = running.box.read() if running.box else Reading(0.0)
         if running.box:
             running.box.close()
@@ -216,7 +232,7 @@ class ProcessTree:
         for child, running in self._running.items():
             if running.kill_at is not None and now > running.kill_at:
                 running.killed_for = running.killed_for or "did not stop within its shutdown seconds"
-                kill_group(running.process)
+                kill_group(running.process.pid)
             state = self._pool_of[child].children[child]
             if state.phase is Phase.STARTING and running.probe is not None and running.probe():
                 running.probe = None
@@ -225,12 +241,12 @@ class ProcessTree:
                 silent = now - max(running.box.read().beat, state.since)
                 if silent > self._heartbeat:
                     running.killed_for = f"no sign of life for {silent:.1f} s (supervision.heartbeat)"
-                    kill_group(running.process)
+                    kill_group(running.process.pid)
         for pool in self.pools.values():
             for child in pool.late(now):
                 if (late := self._running.get(child)) is not None and not late.killed_for:
                     late.killed_for = "not ready in time (supervision.start_deadline)"
-                    kill_group(late.process)
+                    kill_group(late.process.pid)
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -259,7 +275,11 @@ class ProcessTree:
         environment = os.environ | launch.environment | {STATUS_FD: str(write)}
         try:
             with launch.log.open("ab") as log:
-                process = spawn(launch.command, log=log, environment=environment, pass_fds=(write,))
+                process: Process
+                if launch.fork is not None:
+                    process = launch.fork(log.fileno(), write)
+                else:
+                    process = spawn(launch.command, log=log, environment=environment, pass_fds=(write,))
         finally:
             os.close(write)
         pidfd = os.pidfd_open(process.pid)
@@ -303,7 +323,13 @@ def _outcome(code: int, killed_for: str, report: str) -> Exit:
     else:
         reason = f"exit code {code}"
     final = code in (EXIT_CONFIG, EXIT_GAVE_UP)
-    return Exit(normal=False, reason=f"{reason}: {first}" if first else reason, final=final, detail=report)
+    return Exit(
+        normal=False,
+        reason=f"{reason}: {first}" if first else reason,
+        final=final,
+        blameless=code == EXIT_BLAMELESS,
+        detail=report,
+    )
 
 
 def _signal_name(number: int) -> str:

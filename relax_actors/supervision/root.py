@@ -8,6 +8,8 @@ import shutil
 import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from urllib.parse import unquote
 
 import structlog
 
@@ -99,6 +101,12 @@ class Root:
         saved = self.folder.saved()
         if saved is not None:
             changed = sorted(_differences(saved["config"], self.config.model_dump(mode="json")))
+            if "run.steps" in changed and self.config.trainer.schedule != "constant":
+                msg = (
+                    f"run.steps cannot change in run folder {self.folder.root}: trainer.schedule = "
+                    f"{self.config.trainer.schedule!r} depends on it, steps could not be replayed; set another run.name"
+                )
+                raise ConfigError(msg)
             changed = [key for key in changed if not key.startswith(MAY_CHANGE) and not key.endswith(".replicas")]
             if changed:
                 msg = (
@@ -149,13 +157,13 @@ class Root:
         """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
         parked, memory = self.folder.parked_store, self.config.store_path
         if self.config.store.memory and parked.exists() and not memory.exists():
-            shutil.move(parked, memory)
+            _move(parked, memory)
         try:
             report = self.tree.run()
         finally:
             if self.config.store.memory and memory.exists():
                 shutil.rmtree(parked, ignore_errors=True)
-                shutil.move(memory, parked)
+                _move(memory, parked)
             self._lock.close()
         if report is None:
             return None
@@ -172,7 +180,18 @@ def address_of(url: str, credentials: str | None) -> Address:
         return Address(url, credentials=credentials)
     scheme, _, account = head.partition("://")
     user, _, password = account.partition(":")
-    return Address(f"{scheme}://{host}", user, password, credentials)
+    return Address(f"{scheme}://{host}", unquote(user), unquote(password), credentials)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move a folder to another file system so that `target` is there whole or not at all, for this user only."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=0o700)
+    shutil.copytree(source, temporary, dirs_exist_ok=True)
+    temporary.chmod(0o700)
+    temporary.rename(target)
+    shutil.rmtree(source)
 
 
 def _differences(old: object, new: object, at: str = "") -> list[str]:

@@ -61,4 +61,6 @@ class Exit:
     normal: bool
     reason: str
     final: bool = False
+    blameless: bool = False
+    """Not the fault of any row that was in hand."""
     detail: str = ""

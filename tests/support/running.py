@@ -126,10 +126,10 @@ class Run:
         role, n = actor.rsplit(".", 1)
         for pid in processes_of(self.folder.root):
             try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except OSError:
                 continue
-            if command[-4:] == [str(self.folder.root).encode(), role.encode(), n.encode(), b""]:
+            if command.endswith(f"supervision.host {self.folder.root} {role} {n}"):
                 return pid
         return None
 

@@ -55,7 +55,7 @@ def test_the_demo_loads() -> None:
     config = load_config(DEMO)
     assert config.run.name == "demo"
     assert config.eval is not None
-    assert role_names(config) == ["trainer", "rollout", "reward", "advantages", "evaluator", "prompts"]
+    assert role_names(config) == ["reward", "advantages", "evaluator", "prompts", "rollout", "trainer"]
 
 
 def test_a_small_file_is_enough_and_defaults_fill_the_rest(write: Write) -> None:
@@ -253,11 +253,11 @@ def test_modules_beside_the_file_can_be_named(write: Write, tmp_path: Path) -> N
     assert role.handle(None) == 4  # type: ignore[arg-type]
     assert role_class(config, "own") is type(role)
     assert (replicas(config, "own"), deadline(config, "own")) == (3, 9.0)
-    assert role_names(config) == ["trainer", "rollout", "reward", "own", "advantages", "prompts"]
+    assert role_names(config) == ["reward", "own", "advantages", "prompts", "rollout", "trainer"]
 
 
 def test_a_role_that_is_not_there_is_refused_with_those_there_are(write: Write) -> None:
-    with pytest.raises(ConfigError, match="no role 'judge' in this run; there are trainer, rollout"):
+    with pytest.raises(ConfigError, match="no role 'judge' in this run; there are reward, advantages"):
         role_class(load_config(write()), "judge")
 
 

@@ -173,7 +173,8 @@ class TorchEngine:
         progress: Callable[[], None],
     ) -> StepResult:
         """Add the gradients of all micro-batches up, clip, step."""
-        self._model.train()
+        # Without dropout: a step must be a function of its batch, and score tokens as generation did.
+        self._model.train(mode=False)
         self._optimizer.zero_grad(set_to_none=True)
         parts = []
         for indices in micro_batches(lengths, token_budget=self._config.trainer.token_budget):

@@ -1,0 +1,76 @@
+"""Files that are lost, and kills at the very end: named, mended, never a wrong tensor and never a silent wait."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+from relax_actors.messages import Quarantined
+from tests.support.running import Run, wait_until
+
+MakeRun = Callable[..., Run]
+
+
+def test_killing_the_trainer_in_its_last_step_does_not_keep_the_run_from_ending(make_run: MakeRun) -> None:
+    run = make_run("lastkill").start()
+    wait_until(lambda: run.table.get("relax.lastkill.batch.7"), "batch.7", 90)
+    run.kill("trainer.0")
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["steps"], result["trained"]) == (8, 32)
+
+
+def test_weights_lost_with_the_store_are_written_again(make_run: MakeRun) -> None:
+    run = make_run("loststore", "trainer.checkpoint_every=2").start()
+    wait_until(lambda: run.table.get("relax.loststore.batch.4"), "batch.4", 90)
+    run.disconnect()
+    assert run.process is not None
+    run.process.terminate()
+    assert run.finish(30)[0] == 0
+    shutil.rmtree(run.folder.root / "store")
+    code, result, said = run.start().finish()
+    assert code == 0, said
+    assert result["trained"] == 32
+    assert result["dropped"] == 0
+
+
+def test_a_lost_broker_store_is_refused_and_costs_no_checkpoint(make_run: MakeRun) -> None:
+    run = make_run("lostbroker", "supervision.intensity=1", "trainer.checkpoint_every=2", "run.steps=100").start()
+    wait_until(lambda: run.table.get("relax.lostbroker.checkpoint.4"), "checkpoint.4", 90)
+    run.disconnect()
+    assert run.process is not None
+    run.process.terminate()
+    assert run.finish(30)[0] == 0
+    before = sorted(p.name for p in run.folder.checkpoints.iterdir())
+    shutil.rmtree(run.folder.broker / "store")
+    code, _, said = run.start().finish(60)
+    assert code == 1
+    assert "that the table does not know" in said
+    assert sorted(p.name for p in run.folder.checkpoints.iterdir()) == before
+
+
+def test_a_row_that_kills_its_actor_does_not_take_its_neighbours_along(make_run: MakeRun) -> None:
+    run = make_run(
+        "neighbours",
+        "reward.function=tiny_tasks.poison_segfault",
+        "trainer.rows=16",
+        "trainer.checkpoint_every=100",
+        "supervision.intensity=100",
+        "supervision.backoff_max=0.2",
+        "supervision.ack_wait=1",
+        "run.steps=3",
+    ).start()
+    wait_until(lambda: run.table.get("relax.neighbours.batch.2"), "batch.2", 110)
+    column = run.table.subjects.column("quarantined")
+    poisoned = {str(c.row) for c, _ in run.table.snapshot([column])}
+    for cell_id, cell in run.table.snapshot([column]):
+        assert "SIGSEGV" in run.table.read(cell.data, Quarantined).error
+        prompt = run.table.get(run.table.cell(cell_id.row, "prompt"))
+        assert prompt is not None
+        assert run.table.open(prompt.data).fields["metadata"]["i"] % 11 == 0
+    assert poisoned
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 48
