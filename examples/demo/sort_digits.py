@@ -1,4 +1,4 @@
-"""The demo's task: sort the digits of a number, "50391>" -> "01359#"."""
+"""The demo's task: sort the digits of a number, "5039>" -> "0359#"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 from relax_actors.envs.tasks import Task
 
-DIGITS = 5
+DIGITS = 4
 
 
 def make(*, size: int | None, seed: int, digits: int = DIGITS) -> list[Task]:

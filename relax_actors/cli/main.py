@@ -102,6 +102,28 @@ def quarantine(
 
 
 @app.command()
+def chaos(
+    run: RunName,
+    kill: Annotated[str, typer.Option(help="a role, role/number, any, node or broker")] = "any",
+    every: Annotated[float, typer.Option(help="mean seconds between faults")] = 5.0,
+    count: Annotated[int, typer.Option(help="how many")] = 1,
+    seed: Annotated[int, typer.Option(help="of the choice of victims and pauses")] = 0,
+    signal: Annotated[str, typer.Option(help="KILL, STOP or TERM")] = "KILL",
+) -> None:
+    """Hurt a live run on this machine: real signals to its processes, each told in an event."""
+    from signal import SIGKILL, SIGSTOP, SIGTERM
+
+    from relax_actors.cli.chaos import chaos as run_chaos
+
+    numbers = {"KILL": SIGKILL, "STOP": SIGSTOP, "TERM": SIGTERM}
+    if signal.upper() not in numbers:
+        msg = f"--signal {signal!r} is none of {', '.join(numbers)}"
+        raise ConfigError(msg)
+    hit = run_chaos(run, kill, every=every, count=count, seed=seed, number=numbers[signal.upper()])
+    typer.echo(f"{hit} of {count} faults done")
+
+
+@app.command()
 def fingerprint(
     path: Annotated[Path, typer.Argument(help="checkpoint, model folder or safetensors file")],
 ) -> None:

@@ -1,0 +1,44 @@
+"""`relax chaos` hurts, the run goes on, and `relax ledger` proves it, live and after the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.running import Run, wait_until
+
+MakeRun = Callable[..., Run]
+
+
+def relax(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "relax_actors.cli.main", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
+
+
+def test_faults_are_told_and_the_ledger_stays_complete(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("hurt", "run.steps=60", "supervision.intensity=50", "supervision.ack_wait=1").start()
+    wait_until(lambda: run.table.get("relax.hurt.batch.2"), "batch.2", 90)
+    done = relax("chaos", "hurt", "--kill", "any", "--every", "0.5", "--count", "3", "--seed", "1", cwd=tmp_path)
+    assert "3 of 3 faults done" in done.stdout, done.stderr
+    stopped = relax("chaos", "hurt", "--kill", "reward/0", "--every", "0.2", "--signal", "TERM", cwd=tmp_path)
+    assert "1 of 1" in stopped.stdout, stopped.stderr
+    live = relax("ledger", "hurt", "--json", cwd=tmp_path)
+    assert live.returncode == 0, live.stdout + live.stderr
+    shown = relax("tree", "hurt", cwd=tmp_path).stdout
+    assert "trainer.0" in shown
+    assert "waits for" in shown or "group." in shown
+    refused = relax("chaos", "hurt", "--kill", "nobody", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "is no target" in refused.stderr
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["restarts"] >= 3
+    after = json.loads(relax("ledger", "hurt", "--json", cwd=tmp_path).stdout)
+    assert (after["admitted"], after["trained"], after["in_flight"], after["violations"]) == (240, 240, 0, [])
+    model = relax("fingerprint", str(run.folder.model), cwd=tmp_path).stdout.strip()
+    assert model == result["weights_fingerprint"]
+    assert "nothing is quarantined" in relax("quarantine", "hurt", cwd=tmp_path).stdout
