@@ -1,0 +1,103 @@
+"""Our sampling loop against transformers' `generate` on the same small model, one thread, paired in one run.
+
+Both draw 16 prompts x 8 samples; `generate` keeps its logits, as log-probs of the sampled tokens are wanted.
+
+    python benchmarks/generation.py [--tokens 16] [--repeats 15] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen3Config
+
+from relax_actors.engines import weights
+from relax_actors.engines.inference import GenerationRequest
+from relax_actors.engines.inference.transformers_engine import TransformersEngine
+from relax_actors.engines.model import build, tensors_of
+
+PROMPTS, SAMPLES, LENGTH = 16, 8, 12
+
+
+def median_seconds(work: Callable[[], object], repeats: int) -> float:
+    """Median wall time of a call."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        Qwen3Config(
+            vocab_size=128,
+            hidden_size=64,
+            intermediate_size=176,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+            pad_token_id=127,
+            eos_token_id=126,
+            bos_token_id=None,
+        ).save_pretrained(folder)
+        model = build(folder, seed=0)
+        engine = TransformersEngine(folder)
+        shard = folder / "model.safetensors"
+        weights.save(tensors_of(model), shard)
+        engine.load(0, weights.fingerprint(tensors_of(model).items()), [shard])
+        prompts = np.random.default_rng(0).integers(0, 100, (PROMPTS, LENGTH)).astype(np.int32)
+        never: frozenset[int] = frozenset()
+        requests = [GenerationRequest(p, i, SAMPLES, 1.0, 1.0, options.tokens, never) for i, p in enumerate(prompts)]
+        ids = torch.from_numpy(prompts.repeat(SAMPLES, 0)).long()
+
+        def ours() -> object:
+            return engine.generate(requests, lambda: None)
+
+        @torch.inference_mode()
+        def theirs() -> object:
+            return model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                top_k=0,
+                min_new_tokens=options.tokens,
+                max_new_tokens=options.tokens,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+
+        for warm_up in (ours, theirs):
+            warm_up()
+        a, b = median_seconds(ours, options.repeats), median_seconds(theirs, options.repeats)
+    total = PROMPTS * SAMPLES * options.tokens
+    print(f"{'engine':12} {'tokens/s':>10}")
+    print(f"{'ours':12} {total / a:10.0f}")
+    print(f"{'generate':12} {total / b:10.0f}")
+    print(f"ratio {b / a:.2f}")
+    if options.json:
+        print(json.dumps({"ours": total / a, "generate": total / b, "ratio": b / a}))
+
+
+if __name__ == "__main__":
+    main()
