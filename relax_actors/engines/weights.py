@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,8 +26,17 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors as one safetensors file."""
-    save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
+    """Write tensors as one safetensors file.
+
+    Raises:
+        OSError: it cannot be written; with errno ENOSPC if there is no space.
+    """
+    try:
+        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
+    except safetensors.SafetensorError as error:
+        # The library hides the operating system's error in its text.
+        full = f"os error {errno.ENOSPC}" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
 
 
 def load(shards: Sequence[Path]) -> dict[str, Tensor]:

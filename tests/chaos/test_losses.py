@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from relax_actors.messages import Quarantined
 from tests.support.running import Run, wait_until
@@ -74,3 +77,17 @@ def test_a_row_that_kills_its_actor_does_not_take_its_neighbours_along(make_run:
     code, result, said = run.finish()
     assert code == 0, said
     assert result["trained"] == 48
+
+
+def test_killing_the_process_that_forks_actors_only_costs_their_restarts(make_run: MakeRun) -> None:
+    run = make_run("zygote", "run.steps=12", "supervision.ack_wait=1").start()
+    wait_until(lambda: run.table.get("relax.zygote.batch.3"), "batch.3", 90)
+    trainer = wait_until(lambda: run.pid_of("trainer.0"), "trainer")
+    parent = int(Path(f"/proc/{trainer}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    assert b"supervision.zygote" in Path(f"/proc/{parent}/cmdline").read_bytes()
+    os.kill(parent, signal.SIGKILL)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["restarts"] >= 2
+    assert (result["admitted"], result["trained"]) == (48, 48)

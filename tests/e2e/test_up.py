@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -225,7 +226,7 @@ def test_a_full_disk_ends_the_run_with_a_report_and_it_resumes_when_there_is_roo
 ) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(small)]
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("mounting a small file system needs root")
     try:
@@ -234,10 +235,11 @@ def test_a_full_disk_ends_the_run_with_a_report_and_it_resumes_when_there_is_roo
         filler = small / "filler"
         run.start()
         wait_until(lambda: run.table.get("relax.fulldisk.batch.2"), "batch.2", 90)
-        with filler.open("wb") as file, pytest.raises(OSError, match="No space left"):
+        file = os.open(filler, os.O_CREAT | os.O_WRONLY)
+        with pytest.raises(OSError, match="No space left"):
             while True:
-                file.write(bytes(1024))
-                file.flush()
+                os.write(file, bytes(4096))
+        os.close(file)
         run.disconnect()
         code, _, said = run.finish(90)
         assert code == 1
