@@ -214,13 +214,19 @@ class Bridge:
         self._stop_loop()
 
     async def _close(self) -> None:
-        if self.nc.is_connected:
-            await self.nc.flush(1)
-        await self.nc.close()
-        tasks = [t for t in asyncio.all_tasks(self.loop) if t is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            if self.nc.is_connected:
+                await asyncio.wait_for(self.nc.flush(1), 1)
+            await asyncio.wait_for(self.nc.close(), 1)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            log.debug("broker_close_failed", error=str(error))
+        finally:
+            # A client that is still trying to reconnect leaves tasks behind.
+            tasks = [t for t in asyncio.all_tasks(self.loop) if t is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=0.5)
 
     def _stop_loop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
