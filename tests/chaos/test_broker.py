@@ -38,6 +38,7 @@ def test_a_run_whose_broker_is_killed_again_and_again_ends_with_a_complete_ledge
     assert result["restarts"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_waits_for_a_broker_that_is_away_and_goes_on(make_run: MakeRun, tmp_path: Path) -> None:
     server = Server(tmp_path / "elsewhere")

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from relax_actors.messages import Quarantined
 from tests.support.running import Run, wait_until
 
@@ -24,6 +26,7 @@ def test_killing_the_trainer_in_its_last_step_does_not_keep_the_run_from_ending(
     assert (result["steps"], result["trained"]) == (8, 32)
 
 
+@pytest.mark.slow
 def test_weights_lost_with_the_store_are_written_again(make_run: MakeRun) -> None:
     run = make_run("loststore", "trainer.checkpoint_every=2").start()
     wait_until(lambda: run.table.get("relax.loststore.batch.4"), "batch.4", 90)
@@ -53,6 +56,7 @@ def test_a_lost_broker_store_is_refused_and_costs_no_checkpoint(make_run: MakeRu
     assert sorted(p.name for p in run.folder.checkpoints.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_row_that_kills_its_actor_does_not_take_its_neighbours_along(make_run: MakeRun) -> None:
     run = make_run(
         "neighbours",
@@ -79,6 +83,7 @@ def test_a_row_that_kills_its_actor_does_not_take_its_neighbours_along(make_run:
     assert result["trained"] == 48
 
 
+@pytest.mark.slow
 def test_killing_the_process_that_forks_actors_only_costs_their_restarts(make_run: MakeRun) -> None:
     run = make_run("zygote", "run.steps=12", "supervision.ack_wait=1").start()
     wait_until(lambda: run.table.get("relax.zygote.batch.3"), "batch.3", 90)

@@ -51,7 +51,7 @@ def finished_with_quarantine(run: Run) -> list[Quarantined]:
     [
         ("poison_nan", "nan"),
         pytest.param("poison_string", "good", marks=pytest.mark.slow),
-        ("poison_raise", "RuntimeError: this reward cannot"),
+        pytest.param("poison_raise", "RuntimeError: this reward cannot", marks=pytest.mark.slow),
         pytest.param("poison_exit", "SystemExit", marks=pytest.mark.slow),
         ("poison_segfault", "SIGSEGV"),
         ("poison_hang", "no progress"),
@@ -68,6 +68,7 @@ def test_a_reward_that_fails_quarantines_its_rows_and_the_run_goes_on(
     assert all(error in q.error + q.traceback for q in quarantined), quarantined
 
 
+@pytest.mark.slow
 def test_prompts_that_do_not_fit_are_quarantined_by_name(make_run: MakeRun) -> None:
     run = make_run("long", *QUICK, "data.function=tiny_tasks.with_long_prompts", "data.size=40")
     quarantined = finished_with_quarantine(run)

@@ -100,6 +100,7 @@ def test_a_live_run_is_readable_from_outside_by_status_tail_and_any_client(make_
     assert asyncio.run(listen())["role"] == "trainer"
 
 
+@pytest.mark.slow
 def test_a_broker_of_the_users_is_used_and_left_running(make_run: MakeRun, tmp_path: Path) -> None:
     server = Server(tmp_path / "elsewhere")
     address = server.start()
@@ -205,6 +206,7 @@ def test_check_prints_the_resolved_configuration_and_starts_nothing(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_store_in_shared_memory_is_gone_when_the_run_is_down_and_back_when_it_resumes(make_run: MakeRun) -> None:
     memory = set(Path("/dev/shm").iterdir())  # noqa: S108 looked at only
     run = make_run("inmemory", "store.memory=true", "run.steps=300").start()
