@@ -137,7 +137,7 @@ def test_a_role_that_can_never_start_ends_the_run_with_one_report(make_run: Make
         (["roles.shape.actor=nowhere.Role"], "roles.shape.actor"),
         (["data.function=tiny_tasks.makes"], "data.function"),
         (["reward.function=tiny_tasks.no_such_reward"], "reward.function"),
-        (["rollout.max_tokens=100"], "context of 64"),
+        (["rollout.max_tokens=100"], "up to 64 (the context"),
         (["trainer.token_budget=5"], "trainer.token_budget"),
         (["broker.url=nats://127.0.0.1:9"], "broker nats://127.0.0.1:9 does not answer"),
         (["advantages.reads=nothing"], "advantages.reads"),
@@ -199,9 +199,9 @@ def test_two_runs_cannot_share_a_folder(make_run: MakeRun, tmp_path: Path) -> No
 
 
 def test_check_prints_the_resolved_configuration_and_starts_nothing(tmp_path: Path) -> None:
-    done = relax("check", str(EXAMPLES / "demo" / "demo.toml"), "run.steps=7", cwd=tmp_path)
+    done = relax("check", str(EXAMPLES / "demo" / "demo.toml"), "run.steps=70", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["run"]["steps"] == 7
+    assert json.loads(done.stdout)["run"]["steps"] == 70
     assert "128 completions" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
