@@ -39,7 +39,7 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest
 
-# A run with 30 random kills against an undisturbed one.
+# Runs that are killed at random against undisturbed ones, and the other long tests of faults.
 chaos: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow tests/chaos
 
