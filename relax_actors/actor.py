@@ -16,12 +16,12 @@ import pydantic
 
 from broker.codec import decode_fields, open_envelope, plain_value
 from broker.lease import RunState
-from broker.store import Store
+from broker.store import Store, raise_it
 from broker.subjects import CellId, RowId, check_name
 from broker.table import Cell, Table
 from relax_actors import messages
 from relax_actors.config import Config
-from relax_actors.errors import CodecError, ConfigError, SubjectError
+from relax_actors.errors import CodecError, ConfigError, StoreFullError, SubjectError
 from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
 
@@ -32,7 +32,12 @@ COLUMNS: dict[str, type] = {
     "advantage": messages.Advantage,
     "dropped": messages.Dropped,
     "quarantined": messages.Quarantined,
+    "requeued": messages.Requeued,
+    "readmitted": messages.Readmitted,
 }
+
+# Columns about a row's end, which no role of a user's may write.
+ENDS = ("dropped", "quarantined", "requeued", "readmitted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ class Context:
     stopping: Callable[[], bool] = field(default=lambda: False)
     progress: Callable[[], None] = field(default=lambda: None)
     waits_for: Callable[[str], None] = field(default=lambda _: None)
+    wait_for_room: Callable[[StoreFullError], None] = raise_it
+    """What to do when the disk is full: it waits a while, or raises the error."""
 
     @property
     def author(self) -> str:
@@ -210,6 +217,9 @@ class StatefulRole(Role):
         """Called with the cells that came since, in order."""
         raise NotImplementedError
 
+    def idle(self) -> None:
+        """Called about twice a second while nothing comes."""
+
 
 def check_role(cls: object, where: str) -> type[Role]:
     """Return `cls` if it is a usable role.
@@ -233,7 +243,7 @@ def check_role(cls: object, where: str) -> type[Role]:
             check_name(cls.writes, f"{where}: column")
         except SubjectError as error:
             raise ConfigError(str(error)) from error
-    if cls.writes in cls.reads or cls.writes in ("dropped", "quarantined"):
+    if cls.writes in cls.reads or cls.writes in ENDS:
         msg = f"{where}: {cls.__name__} writes {cls.writes!r}, which it cannot; choose a column of its own"
         raise ConfigError(msg)
     if cls.handle is Role.handle and cls.handle_many is Role.handle_many:

@@ -7,10 +7,21 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from broker.errors import StoreFullError
+from broker.store import raise_it, with_room
 
-def write(folder: Path, save: Callable[[Path], None]) -> None:
-    """Let `save` fill a folder and make it appear at `folder`, whole and durable; an older one there is replaced."""
+
+def write(folder: Path, save: Callable[[Path], None], when_full: Callable[[StoreFullError], None] = raise_it) -> None:
+    """Let `save` fill a folder and make it appear at `folder`, whole and durable; an older one there is replaced.
+
+    Raises:
+        StoreFullError: no space left, and `when_full` gave up.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with_room(lambda: _write(folder, save), folder.parent, f"{folder.parent.name}/{folder.name}", when_full)
+
+
+def _write(folder: Path, save: Callable[[Path], None]) -> None:
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

@@ -15,7 +15,7 @@ from broker.subjects import CellId
 from broker.table import Cell
 from relax_actors.actor import Context, StatefulRole
 from relax_actors.mailbox import Mailbox, ask
-from relax_actors.pump import Watch
+from relax_actors.watch import Watch
 
 TICK = 0.5
 
@@ -53,6 +53,8 @@ class FollowPump:
                 await self._run(partial(self.role.recover, cells))
             elif cells:
                 await self._run(partial(self.role.on_cells, cells))
+            else:
+                await self._idle()
             self.handled += len(cells)
 
     async def _run(self, work: Callable[[], None]) -> None:
@@ -61,6 +63,12 @@ class FollowPump:
         start = loop.time()
         await ask(self.mailbox, work)
         self.watch.busy_seconds += loop.time() - start
+        self.watch.busy = False
+
+    async def _idle(self) -> None:
+        self.watch.progress()
+        self.watch.busy = True
+        await ask(self.mailbox, self.role.idle)
         self.watch.busy = False
 
     def _cell(self, message: Msg) -> tuple[CellId, Cell]:

@@ -116,7 +116,11 @@ class Trainer(StatefulRole):
             if not folder.is_dir():
                 msg = f"checkpoint {folder} is announced but missing; restore it, or start a run of another name"
                 raise ConfigError(msg)
-            self._engine.load(folder)
+            try:
+                self._engine.load(folder)
+            except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
+                msg = f"checkpoint {folder} cannot be read: {error}; restore it, or start a run of another name"
+                raise ConfigError(msg) from error
             self._version = last.version
             if (found_print := self._engine.fingerprint()) != last.fingerprint:
                 msg = f"checkpoint {folder} is corrupt: its fingerprint is {found_print}, announced {last.fingerprint}"
@@ -158,6 +162,10 @@ class Trainer(StatefulRole):
         for cell_id, cell in cells:
             self._take(cell_id, cell)
         self._advance()
+
+    def idle(self) -> None:
+        """See that the weights in use are there."""
+        self._publisher.look_after()
 
     def _take(self, cell_id: CellId, cell: Cell) -> None:
         observe(self._ledger, self.context, cell_id, cell)
@@ -294,7 +302,7 @@ class Trainer(StatefulRole):
         if version in self._checkpoints:
             return
         path = self.context.folder.checkpoints / f"{version}.{self.context.incarnation}"
-        checkpoints.write(path, self._engine.save)
+        checkpoints.write(path, self._engine.save, self.context.wait_for_room)
         self.progress()
         old, floor = self._ledger.floor, self._ledger.next_floor(version)
         cell = Checkpoint(

@@ -4,8 +4,28 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
+
+
+class Forgiving:
+    """A text file that drops what cannot be written: a full disk must not stop whoever logs."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write, if there is room."""
+        with suppress(OSError):
+            return self._file.write(text)
+        return 0
+
+    def flush(self) -> None:
+        """Flush, if there is room."""
+        with suppress(OSError):
+            self._file.flush()
 
 
 def configure(level: int = logging.INFO) -> None:
@@ -17,5 +37,5 @@ def configure(level: int = logging.INFO) -> None:
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", Forgiving(sys.stderr))),
     )

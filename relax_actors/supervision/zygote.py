@@ -26,7 +26,7 @@ import setproctitle
 
 from broker.process import spawn
 from relax_actors.errors import RelaxError
-from relax_actors.supervision.processes import STATUS_FD
+from relax_actors.supervision.outcome import STATUS_FD
 
 HOST = "relax_actors.supervision.host"
 PRELOADED = (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 from relax_actors import Role, Row
 from relax_actors.envs.tasks import Task
@@ -82,7 +84,22 @@ class Onlooker(Role):
         return len(row.trajectory.tokens)
 
 
+def slow_mean(completion: str, prompt: Prompt) -> float:
+    """A little of everything, late: several rows of a step are under way at any time."""
+    threading.Event().wait(0.02 if len(completion) < 8 else 0.001)
+    return share_of_sevens(completion, prompt)
+
+
 def slow_share_of_sevens(completion: str, prompt: Prompt) -> float:
     """As `share_of_sevens`, a little later: gives kills time to meet a row in hand."""
+    threading.Event().wait(0.02)
+    return share_of_sevens(completion, prompt)
+
+
+def poison_until_mended(completion: str, prompt: Prompt) -> float:
+    """Fails on some rows until the file that the environment names is there."""
+    if is_poison(prompt) and not Path(os.environ["MENDED"]).exists():
+        msg = "not mended yet"
+        raise RuntimeError(msg)
     threading.Event().wait(0.02)
     return share_of_sevens(completion, prompt)
