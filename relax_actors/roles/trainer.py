@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -325,8 +326,8 @@ class Trainer(StatefulRole):
         self._checkpoints[version] = cell.path
         self.context.journal.event("checkpoint", version=version, floor=cell.floor, path=cell.path)
         self._publisher.purge(old, cell.floor)
-        for old_version in sorted(self._checkpoints)[: -self._settings.keep_checkpoints]:
-            checkpoints.remove(self.context.folder.root / self._checkpoints[old_version])
+        kept = [Path(self._checkpoints[v]).name for v in sorted(self._checkpoints)[-self._settings.keep_checkpoints :]]
+        checkpoints.collect(self.context.folder.checkpoints, kept, version, self.context.incarnation)
         self.progress()
 
     def _report(
