@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -53,12 +54,14 @@ class Address:
         return f"Address({self.url})"
 
     def save(self, path: Path) -> None:
-        """Write it readable for this user only."""
-        path.touch(mode=0o600)
-        path.chmod(0o600)
-        path.write_text(
+        """Write it readable for this user only, whole or not at all: whoever is killed here is started again."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.touch(mode=0o600)
+        temporary.chmod(0o600)
+        temporary.write_text(
             json.dumps({"url": self.url, "user": self.user, "password": self.password, "credentials": self.credentials})
         )
+        temporary.rename(path)
 
     @classmethod
     def load(cls, path: Path) -> Address:
