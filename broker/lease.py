@@ -45,6 +45,11 @@ class RunState:
         """Count one more life of an actor; every caller gets a number of its own, from 1 on."""
         return int((await self._advance(f"incarnation.{role}.{n}", "count", {}))["count"])
 
+    async def lives(self, role: str, n: int) -> int:
+        """How many lives of an actor were counted; the last of them has this number as its incarnation."""
+        value, _ = await self._get(f"incarnation.{role}.{n}")
+        return int(value["count"]) if isinstance(value, dict) else 0
+
     async def count_failure(self, role: str, row: RowId, error: str, traceback: str, *, outside: bool = False) -> int:
         """Count one more time that an actor of `role` failed with a row in hand; remembers the last error.
 

@@ -18,10 +18,10 @@ from broker.codec import decode_fields, open_envelope, plain_value
 from broker.lease import RunState
 from broker.store import Store, raise_it
 from broker.subjects import CellId, RowId, check_name
-from broker.table import Cell, Table
+from broker.table import CALL_DEADLINE, Cell, Table
 from relax_actors import messages
 from relax_actors.config import Config
-from relax_actors.errors import CodecError, ConfigError, StoreFullError, SubjectError
+from relax_actors.errors import CodecError, ConfigError, FencedError, StoreFullError, SubjectError
 from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
 
@@ -112,6 +112,21 @@ class Context:
     def author(self) -> str:
         """This life of the actor, as it signs its cells."""
         return f"{self.role}.{self.n}#{self.incarnation}"
+
+    async def give_way_async(self) -> None:
+        """End this life if a later one of the same actor has begun: it was stopped, and taken for dead.
+
+        Raises:
+            FencedError: one has.
+        """
+        lives = await self.state.lives(self.role, self.n)
+        if lives > self.incarnation:
+            msg = f"incarnation {lives} of {self.role}.{self.n} has begun; this is {self.incarnation}, which gives way"
+            raise FencedError(msg)
+
+    def give_way(self) -> None:
+        """As `give_way_async`, from the role's thread."""
+        self.table.bridge.call(self.give_way_async(), CALL_DEADLINE)
 
 
 class Role:

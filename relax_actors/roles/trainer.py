@@ -211,6 +211,9 @@ class Trainer(StatefulRole):
             rows.ids.append(index)
             rows.trajectories.append(trajectory)
             rows.advantages.append(advantage)
+        if lost:
+            # Or a later life of the trainer is through with them.
+            self.context.give_way()
         for index, reason, detail in lost:
             self._drop(RowId(step, index), reason, detail)
         return None if lost else rows
