@@ -84,15 +84,21 @@ class Onlooker(Role):
         return len(row.trajectory.tokens)
 
 
-def slow_mean(completion: str, prompt: Prompt) -> float:
-    """A little of everything, late: several rows of a step are under way at any time."""
-    threading.Event().wait(0.02 if len(completion) < 8 else 0.001)
-    return share_of_sevens(completion, prompt)
+class Critic(Role):
+    """A role of the user's that writes about a trajectory, and of some never comes to an end."""
+
+    reads = ("prompt", "trajectory", "reward")
+    writes = "shaped_reward"
+
+    def handle(self, row: Row) -> list[float]:
+        while is_poison(row.prompt):
+            threading.Event().wait(0.05)
+        return [r - 0.01 * len(s.tokens) for r, s in zip(row.reward, row.trajectory.samples, strict=True)]
 
 
 def slow_share_of_sevens(completion: str, prompt: Prompt) -> float:
     """As `share_of_sevens`, a little later: gives kills time to meet a row in hand."""
-    threading.Event().wait(0.02)
+    threading.Event().wait(0.02 if len(completion) < 8 else 0.001)
     return share_of_sevens(completion, prompt)
 
 
