@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from broker.bridge import Bridge
+from broker.errors import SubjectError
 from broker.subjects import RowId
 
 
@@ -69,6 +72,30 @@ class RunState:
         value, _ = await self._get(f"failure.{role}.{row}")
         return Failures(**value) if isinstance(value, dict) else Failures()
 
+    async def forget_failures(self, gone: Callable[[RowId], bool]) -> None:
+        """Remove the counts of the rows that are gone, without a trace."""
+        for key in await self._keys("failure"):
+            row = key.split(".", 2)[2]
+            with suppress(SubjectError):
+                if gone(RowId.parse(row)):
+                    await self._purge(key)
+
+    async def _purge(self, key: str) -> None:
+        async def purge() -> bool:
+            return await self._bridge.js.purge_stream(f"KV_{self._bucket}", subject=f"$KV.{self._bucket}.{key}")
+
+        await self._bridge.persist(purge, f"purge {key}")
+
+    async def _keys(self, kind: str) -> list[str]:
+        """The keys that begin with `<kind>.`."""
+        prefix = f"$KV.{self._bucket}."
+
+        async def subjects() -> list[str]:
+            info = await self._bridge.js.stream_info(f"KV_{self._bucket}", subjects_filter=f"{prefix}{kind}.>")
+            return [subject.removeprefix(prefix) for subject in info.state.subjects or {}]
+
+        return await self._bridge.persist(subjects, f"list {kind} keys")
+
     async def _advance(self, key: str, name: str, extra: dict[str, Any]) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
             while True:
@@ -98,15 +125,8 @@ class RunState:
 
     async def leases(self) -> dict[str, dict[str, Any]]:
         """All living leases by `<role>.<n>`."""
-        prefix = f"$KV.{self._bucket}."
-
-        async def subjects() -> dict[str, int]:
-            info = await self._bridge.js.stream_info(f"KV_{self._bucket}", subjects_filter=f"{prefix}lease.>")
-            return info.state.subjects or {}
-
         found = {}
-        for subject in await self._bridge.persist(subjects, "list leases"):
-            key = subject.removeprefix(prefix)
+        for key in await self._keys("lease"):
             value, _ = await self._get(key)
             if isinstance(value, dict):
                 found[key.removeprefix("lease.")] = value

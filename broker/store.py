@@ -110,6 +110,11 @@ class Store:
         by = author.replace("#", "-")
         return SegmentWriter(self, f"{row.kind}/{row.step}/{row.index}.{field}.{by}.safetensors")
 
+    def names(self, uri: str) -> list[str]:
+        """What lies in a folder of the store; nothing if it is not there."""
+        path = self.path(uri)
+        return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+
     def remove(self, uri: str) -> None:
         """Remove a file or a folder of the store; nothing happens if it is not there."""
         path = self.path(uri)

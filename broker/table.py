@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from broker.bridge import Bridge
 from broker.codec import Envelope, decode_fields, encode, open_envelope
-from broker.errors import BrokerFullError
+from broker.errors import BrokerFullError, SubjectError
 from broker.pull import Follower
 from broker.store import Store
 from broker.subjects import CellId, RowId, Subjects
@@ -183,6 +184,14 @@ class Table:
             return await self.bridge.persist(request, f"list {filter_subject}")
 
         return self.bridge.call(work(), CALL_DEADLINE)
+
+    def cells(self, filter_subject: str) -> list[CellId]:
+        """The cells that a filter matches; a subject that is none of the run's cells is left out."""
+        found = []
+        for subject in self.written(filter_subject):
+            with suppress(SubjectError):
+                found.append(self.subjects.parse(subject))
+        return found
 
     def count(self, filter_subject: str) -> int:
         """How many cells a filter matches."""

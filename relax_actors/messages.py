@@ -224,3 +224,12 @@ class Checkpoint:
     floor: int
     totals: Totals = field(default_factory=Totals)
     incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Cell `evaluation.<version>`: mean reward of the version's `rows` held-out rows that could be scored."""
+
+    version: int
+    reward: float
+    rows: int

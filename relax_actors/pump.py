@@ -137,6 +137,9 @@ class PoolPump:
         except CodecError:
             return
 
+    def _is_below_floor(self, row: RowId) -> bool:
+        return row.kind == "group" and row.step < self._floor
+
     async def _renew(self, pull: StandingPull) -> None:
         while True:
             await asyncio.sleep(self._ack_wait / 3)
@@ -181,7 +184,7 @@ class PoolPump:
             return None
         row = cell.row
         again = (message.metadata.num_delivered or 1) > 1
-        if (row.kind == "group" and row.step < self._floor) or (again and not await self._still_wanted(row)):
+        if self._is_below_floor(row) or (again and not await self._still_wanted(row, message.subject)):
             await self._quietly(message.ack())
             return None
         cells = {cell.field: message.data}
@@ -194,11 +197,14 @@ class PoolPump:
         cells |= {name: other.data for name, other in zip(others, found, strict=False) if other is not None}
         return Job(message, row, cells)
 
-    async def _still_wanted(self, row: RowId) -> bool:
+    async def _still_wanted(self, row: RowId, subject: str) -> bool:
         """Whether a row delivered again is to be handled; quarantines one that failed too often."""
         ends = [self.role.writes] if self.role.writes else []
         ends += ["dropped", "quarantined"]
-        if any(await asyncio.gather(*(self.table.get_async(self.table.cell(row, name)) for name in ends))):
+        looked_up = [subject, *(self.table.cell(row, name) for name in ends)]
+        itself, *ended = await asyncio.gather(*map(self.table.get_async, looked_up))
+        # A row whose own cell is gone was purged, with a floor or an evaluated version.
+        if itself is None or any(ended):
             return False
         failed = await self.context.state.failures(self.context.role, row)
         limits = self.context.config.supervision
@@ -246,7 +252,7 @@ class PoolPump:
         if job.error is not None:
             await self._failed(job, job.error)
             return
-        if job.data is not None:
+        if job.data is not None and not self._is_below_floor(job.row):
             written = await self.table.put_async(self.table.cell(job.row, job.field), job.data)
             if written and job.field == "dropped":
                 dropped = self.table.read(job.data, Dropped)

@@ -30,7 +30,6 @@ from relax_actors.cli.summary import Curves, Summary, draw, summarise
 from relax_actors.config import Config, load_config
 from relax_actors.errors import RelaxError
 from relax_actors.messages import Checkpoint
-from relax_actors.roles.evaluator import ENDS
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.root import Failure, Root
@@ -148,8 +147,7 @@ def _is_finished(table: Table, config: Config) -> bool:
         return False
     if config.eval is None:
         return True
-    ended = sum(table.count(f"{table.subjects.prefix}.eval.{steps}.*.{field}") for field in ENDS)
-    return ended > 0 and ended >= table.count(f"{table.subjects.prefix}.eval.{steps}.*.prompt")
+    return table.get(table.subjects.numbered("evaluation", steps)) is not None
 
 
 def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
@@ -206,6 +204,7 @@ def _log_to(folder: RunFolder) -> None:
     """Send what this process logs to a file: the terminal shows the run."""
     path = folder.log("root")
     path.parent.mkdir(parents=True, exist_ok=True)
+    logs.rotate(path)
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)))
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from broker.table import CALL_DEADLINE
 from relax_actors import checkpoint as checkpoints
 from relax_actors.actor import Context
 from relax_actors.engines.training import TrainingEngine
@@ -14,7 +15,7 @@ from relax_actors.messages import Shard, Weights
 from relax_actors.roles.evaluator import last_evaluated
 
 # Columns that outlive their rows: what was quarantined, and what became of it.
-KEPT = (".quarantined", ".requeued", ".readmitted")
+KEPT = ("quarantined", "requeued", "readmitted")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
@@ -105,12 +106,18 @@ class Publisher:
         for step in range(old, floor):
             head = f"{table.subjects.prefix}.group.{step}"
             if step in kept:
-                filters += [subject for subject in table.written(f"{head}.>") if not subject.endswith(KEPT)]
+                filters += [subject for subject in table.written(f"{head}.>") if subject.rpartition(".")[2] not in KEPT]
             else:
                 filters.append(f"{head}.>")
         table.purge(filters)
-        for step in range(old, floor):
-            table.store.remove(f"group/{step}")
+        # A role that was slow, or dead for a while, may have written to a row after an earlier floor had passed it.
+        late = [cell for cell in table.cells(f"{table.subjects.prefix}.group.>") if cell.step < floor]
+        table.purge(table.cell(cell.row, cell.field) for cell in late if cell.field not in KEPT)
+        for name in table.store.names("group"):
+            if name.isdigit() and int(name) < floor:
+                table.store.remove(f"group/{name}")
+        forget = self._context.state.forget_failures(lambda row: row.kind == "group" and row.step < floor)
+        table.bridge.call(forget, CALL_DEADLINE)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""

@@ -329,9 +329,13 @@ class Trainer(StatefulRole):
         self._checkpoints[version] = cell.path
         self.context.journal.event("checkpoint", version=version, floor=cell.floor, path=cell.path)
         self._publisher.purge(old, cell.floor)
-        kept = [Path(self._checkpoints[v]).name for v in sorted(self._checkpoints)[-self._settings.keep_checkpoints :]]
-        checkpoints.collect(self.context.folder.checkpoints, kept, version, self.context.incarnation)
+        self._collect_checkpoints()
         self.progress()
+
+    def _collect_checkpoints(self) -> None:
+        folder, newest = self.context.folder, sorted(self._checkpoints)[-self._settings.keep_checkpoints :]
+        kept = {Path(self._checkpoints[version]).name for version in newest}
+        checkpoints.collect(folder.checkpoints, kept, newest[-1], self.context.incarnation)
 
     def _report(
         self, step: int, batch: Batch, rows: _Rows, measured: dict[str, float], waited: float, seconds: float

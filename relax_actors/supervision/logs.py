@@ -5,9 +5,18 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO, cast
 
 import structlog
+
+LOG_BYTES = 4 << 20
+
+
+def rotate(path: Path) -> None:
+    """Begin a log anew if it is over `LOG_BYTES`; the one before is kept as `<name>.1`."""
+    if path.exists() and path.stat().st_size > LOG_BYTES:
+        path.replace(path.with_name(f"{path.name}.1"))
 
 
 class Forgiving:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from broker.process import kill_group, spawn
 from relax_actors.blackbox import BlackBox, Reading
 from relax_actors.errors import RelaxError
+from relax_actors.supervision.logs import rotate
 from relax_actors.supervision.outcome import STATUS_FD, Verdict, is_stopped, memory_kills, outcome_of
 from relax_actors.supervision.spec import Blame, Exit
 from relax_actors.supervision.supervisor import Action, ChildState, GiveUp, Phase, Start, Stop, Supervisor
@@ -312,6 +313,7 @@ class ProcessTree:
     def _launch_child(self, child: str) -> None:
         launch = self._launch(child)
         launch.log.parent.mkdir(parents=True, exist_ok=True)
+        rotate(launch.log)
         box = BlackBox(launch.box) if launch.box else None
         if box:
             box.record([], "start")

@@ -14,8 +14,14 @@ import pytest
 from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
+SLOW = "reward.function=tiny_tasks.slow_share_of_sevens"
 # Wide enough that a row's arrays lie in a segment, not in the cell.
-WIDE = ("rollout.samples=96", "rollout.max_tokens=48", "trainer.rows=2", "reward.function=tiny_tasks.slow_share_of_sevens")
+WIDE = (
+    "rollout.samples=96",
+    "rollout.max_tokens=48",
+    "trainer.rows=2",
+    SLOW,
+)
 MOUNT, UMOUNT = "/bin/mount", "/bin/umount"
 
 
@@ -47,7 +53,7 @@ def events(run: Run, kind: str) -> list[dict[str, object]]:
 
 def test_a_full_disk_is_waited_for_and_the_run_goes_on(make_run: MakeRun, small_disk: Path) -> None:
     """Segments, checkpoints, weights and the broker's own store lie on it."""
-    run = make_run("full", "run.steps=60", f"run.folder={small_disk}/run", "reward.function=tiny_tasks.slow_share_of_sevens")
+    run = make_run("full", "run.steps=60", f"run.folder={small_disk}/run", SLOW)
     run.at = small_disk / "run"
     run.start()
     wait_until(lambda: run.table.get("relax.full.batch.5"), "batch.5", 90)
@@ -129,7 +135,7 @@ def test_damaged_files_are_named_and_what_they_held_is_made_again(make_run: Make
 
 
 def test_weights_that_are_lost_while_they_are_needed_are_written_again(make_run: MakeRun) -> None:
-    run = make_run("lostweights", "staleness.max=0", "reward.function=tiny_tasks.slow_share_of_sevens", "run.steps=12").start()
+    run = make_run("lostweights", "staleness.max=0", SLOW, "run.steps=12").start()
     folder = run.folder.root / "store" / "weights"
     wait_until(lambda: run.table.get("relax.lostweights.batch.1"), "batch.1", 90)
     run.kill("rollout.0", signal.SIGSTOP)
