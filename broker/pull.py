@@ -10,9 +10,9 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -27,17 +27,35 @@ _GRACE = 0.3
 _GONE = ("404", "503")
 
 
+class Delivery(NamedTuple):
+    """One delivery of a message by a durable consumer: how many there were of it, and its place in both."""
+
+    deliveries: int
+    stream_sequence: int
+    consumer_sequence: int
+
+
+async def give_back(bridge: Bridge, stream: str, consumer: str, deliveries: Iterable[Delivery]) -> None:
+    """Let what a reader that died had taken be delivered again at once; what it had acknowledged is left alone."""
+    for delivery in deliveries:
+        await bridge.nc.publish(f"$JS.ACK.{stream}.{consumer}.{'.'.join(map(str, delivery))}.0.0", b"-NAK")
+
+
 class StandingPull:
     """Keeps up to `credit` messages asked for or waiting, of one consumer.
 
     An unanswered request dies with the connection, so each lives for a second only and is then asked again.
+    `took` is told of every message as it arrives.
     """
 
-    def __init__(self, bridge: Bridge, stream: str, consumer: str, credit: int) -> None:
+    def __init__(
+        self, bridge: Bridge, stream: str, consumer: str, credit: int, took: Callable[[Delivery], None] | None = None
+    ) -> None:
         self.credit = credit
         self.gone = False
         self._woken = False
         self._bridge = bridge
+        self._took = took
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = bridge.nc.new_inbox()
         self._waiting: deque[Msg] = deque()
@@ -55,6 +73,8 @@ class StandingPull:
         if status is None:
             self._asked -= 1
             self._waiting.append(message)
+            if self._took is not None and (known := message.metadata).sequence is not None:
+                self._took(Delivery(known.num_delivered or 1, known.sequence.stream, known.sequence.consumer))
         else:
             pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
             self._asked -= int(pending) if pending.isdigit() else 0

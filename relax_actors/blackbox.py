@@ -10,24 +10,30 @@ import mmap
 import os
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from broker.pull import Delivery
+
 SIZE = 16 << 10
+HELD = 512
 _HEAD = struct.Struct("<dI")
+_DELIVERY = struct.Struct("<QQQ")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """`beat` is the last sign of life (seconds, CLOCK_MONOTONIC); `rows` are in hand; `waits_for` says for what.
 
-    `since` is when this was so first (seconds since 1970).
+    `since` is when this was so first (seconds since 1970). `taken` are the last `HELD` deliveries, finished or not, in
+    no order; read after a death only.
     """
 
     beat: float
     rows: tuple[str, ...] = ()
     waits_for: str = ""
     since: float = 0.0
+    taken: tuple[Delivery, ...] = ()
 
 
 class BlackBox:
@@ -40,9 +46,11 @@ class BlackBox:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
+            size = SIZE + HELD * _DELIVERY.size
             # With room of its own: a write into a hole of a mapped file on a full disk would kill the process.
-            os.posix_fallocate(file.fileno(), 0, SIZE)
-            self._map = mmap.mmap(file.fileno(), SIZE)
+            os.posix_fallocate(file.fileno(), 0, size)
+            self._map = mmap.mmap(file.fileno(), size)
+        self._taken = 0
 
     def beat(self) -> None:
         """Give a sign of life."""
@@ -59,6 +67,17 @@ class BlackBox:
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
         struct.pack_into("<I", self._map, 8, len(body))
 
+    def took(self, delivery: Delivery) -> None:
+        """Note a delivery; it takes the place of the one `HELD` before it."""
+        _DELIVERY.pack_into(self._map, SIZE + self._taken % HELD * _DELIVERY.size, *delivery)
+        self._taken += 1
+
+    def begin(self) -> None:
+        """Start a new life's record: nothing in hand, nothing taken."""
+        self._map[SIZE:] = bytes(HELD * _DELIVERY.size)
+        self._taken = 0
+        self.record([], "start")
+
     def read(self) -> Reading:
         """The last entry."""
         beat, length = _HEAD.unpack_from(self._map)
@@ -67,6 +86,11 @@ class BlackBox:
             return Reading(beat, tuple(rows), waits_for, since)
         except (ValueError, TypeError):
             return Reading(beat)
+
+    def read_whole(self) -> Reading:
+        """The last entry, with what was taken."""
+        taken = tuple(Delivery(*numbers) for numbers in _DELIVERY.iter_unpack(self._map[SIZE:]) if any(numbers))
+        return replace(self.read(), taken=taken)
 
     def close(self) -> None:
         """Unmap."""

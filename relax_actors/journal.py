@@ -24,18 +24,18 @@ class Journal:
 
     def __init__(self, bridge: Bridge, subjects: Subjects, role: str, n: int) -> None:
         self._bridge = bridge
-        self._subjects = subjects
+        self.subjects = subjects
         self._role, self._n = role, n
 
     def event(self, kind: str, *, role: str | None = None, n: int | None = None, **fields: Any) -> None:
         """Something happened: `started`, `ready`, `crashed`, `row_quarantined`, ...; from any thread."""
         role, n = role or self._role, self._n if n is None else n
         log.info(kind, role=role, n=n, **fields)
-        self._publish(self._subjects.event(role, n, kind), {"kind": kind, "role": role, "n": n, **fields})
+        self._publish(self.subjects.event(role, n, kind), {"kind": kind, "role": role, "n": n, **fields})
 
     def metric(self, values: dict[str, Any]) -> None:
         """Measurements of this actor, one object a message; from any thread."""
-        self._publish(self._subjects.metric(self._role, self._n), {"role": self._role, "n": self._n, **values})
+        self._publish(self.subjects.metric(self._role, self._n), {"role": self._role, "n": self._n, **values})
 
     def _publish(self, subject: str, body: dict[str, Any]) -> None:
         data = json.dumps({"time": round(time.time(), 3), **body}, default=str).encode()

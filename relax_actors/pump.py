@@ -105,7 +105,8 @@ class PoolPump:
         while not stopping.is_set():
             spec = pool_spec(self.context.role, filters, self._ack_wait, max_ack_pending=max(1024, 8 * together))
             await ensure_consumer(bridge, subjects.table_stream, spec)
-            pull = StandingPull(bridge, subjects.table_stream, self.context.role, max(4, 2 * together))
+            credit = max(4, 2 * together)
+            pull = StandingPull(bridge, subjects.table_stream, self.context.role, credit, self.watch.took)
             await pull.start()
             self._pull = pull
             renewing = asyncio.create_task(self._renew(pull))

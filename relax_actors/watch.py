@@ -44,6 +44,7 @@ class Watch:
         self.busy = False
         self.busy_seconds = 0.0
         self.thread_id: int | None = None
+        self.took = box.took
         context.progress = self.progress
         context.waits_for = self.end
         # Whoever waits for the broker does not hang.

@@ -24,6 +24,7 @@ import structlog
 
 from broker.bridge import Address, Bridge
 from broker.lease import RunState
+from broker.pull import give_back
 from broker.streams import ensure_bucket
 from broker.subjects import RowId, Subjects
 from relax_actors.blackbox import BlackBox, Reading
@@ -85,6 +86,7 @@ class Reporter:
 
     def __init__(self, folder: RunFolder, bridge: Bridge, state: RunState, journal: Journal) -> None:
         self._folder, self._bridge, self._state, self._journal = folder, bridge, state, journal
+        self._stream = journal.subjects.table_stream
         self._details: dict[str, str] = {}
 
     def started(self, child: str, pid: int, starts: int) -> None:
@@ -113,12 +115,24 @@ class Reporter:
             rows=list(last.rows),
             traceback=outcome.detail[-4000:],
         )
-        for text in () if outcome.blame is Blame.NOBODY else last.rows:
-            outside = outcome.blame is Blame.OUTSIDE
-            counting = self._state.count_failure(
-                role, RowId.parse(text), outcome.reason, outcome.detail, outside=outside
-            )
-            self._bridge.submit(counting)
+        # What made an actor end through no fault of its rows needs time to pass: they wait for their lease to end.
+        if outcome.blame is not Blame.NOBODY:
+            self._bridge.submit(self._settle(role, outcome, last))
+
+    async def _settle(self, role: str, outcome: Exit, last: Reading) -> None:
+        """Count a death against the rows in hand, then let all that the actor had taken go to others at once."""
+        outside = outcome.blame is Blame.OUTSIDE
+        for text in last.rows:
+            row = RowId.parse(text)
+            await self._state.count_failure(role, row, outcome.reason, outcome.detail, outside=outside)
+        await give_back(self._bridge, self._stream, role, last.taken)
+
+    def inherit(self, child: str) -> None:
+        """What an actor had taken when an earlier supervisor died, and it with that: let it go to others."""
+        box = BlackBox(self._folder.box(child))
+        taken = box.read_whole().taken
+        box.close()
+        self._bridge.submit(give_back(self._bridge, self._stream, split(child)[0], taken))
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
         """A role cannot be kept up."""
@@ -176,6 +190,9 @@ def run(folder: RunFolder) -> int:
         return Launch(command, folder.log(child), folder.box(child), environment, fork=fork)
 
     pools = pools_of(config, random.Random(os.getpid()))  # noqa: S311 jitter
+    for pool in pools.values():
+        for child in pool.children:
+            reporter.inherit(child)
     tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat)
     heart.pulse = lambda: tree.seen
     began, ttl = time.time(), max(2.0, config.supervision.heartbeat)

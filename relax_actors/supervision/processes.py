@@ -237,7 +237,7 @@ class ProcessTree:
                 self._selector.unregister(fd)
             os.close(fd)
         kill_group(running.process.pid)
-        last = running.box.read() if running.box else Reading(0.0)
+        last = running.box.read_whole() if running.box else Reading(0.0)
         if running.box:
             running.box.close()
         kills = memory_kills()
@@ -316,7 +316,7 @@ class ProcessTree:
         rotate(launch.log)
         box = BlackBox(launch.box) if launch.box else None
         if box:
-            box.record([], "start")
+            box.begin()
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
         environment = os.environ | launch.environment | {STATUS_FD: str(write)}

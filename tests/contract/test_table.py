@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from broker.bridge import Address, Bridge
 from broker.errors import BrokerError, BrokerUnreachableError
 from broker.lease import RunState
-from broker.pull import Follower, StandingPull
+from broker.pull import Delivery, Follower, StandingPull, give_back
 from broker.server import Server, ServerSettings
 from broker.store import Store
 from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, pool_spec, table_spec
@@ -116,6 +117,54 @@ def test_pool_redelivers_what_an_actor_did_not_acknowledge(table: Table) -> None
 
     lost, again = bridge.call(work(), 20)
     assert lost == again
+
+
+def test_what_a_dead_reader_had_taken_comes_again_at_once_but_not_what_it_acknowledged(table: Table) -> None:
+    bridge, subjects = table.bridge, table.subjects
+    table.put_all((table.cell(RowId(0, i), "dropped"), Dropped("x", "")) for i in range(10))
+    taken: list[Delivery] = []
+
+    async def work() -> tuple[set[str], dict[str, int]]:
+        spec = pool_spec("pool", [subjects.column("dropped")], 3600.0, 100)
+        await ensure_consumer(bridge, subjects.table_stream, spec)
+        first = StandingPull(bridge, subjects.table_stream, "pool", 16, taken.append)
+        await first.start()
+        lost: set[str] = set()
+        while len(lost) < 7:
+            for message in await first.next(1, 5):
+                if len(taken) > 3 and message.metadata.sequence and message.metadata.sequence.stream <= 3:
+                    await message.ack_sync()
+                else:
+                    lost.add(message.subject)
+        await first.close()
+        await give_back(bridge, subjects.table_stream, "pool", taken)
+        second = StandingPull(bridge, subjects.table_stream, "pool", 16)
+        await second.start()
+        again: dict[str, int] = {}
+        while messages := await second.next(16, 5 if len(again) < 7 else 0.5):
+            again |= {m.subject: m.metadata.num_delivered or 0 for m in messages}
+        return lost, again
+
+    lost, again = bridge.call(work(), 30)
+    assert len(taken) == 10
+    assert again == dict.fromkeys(lost, 2)
+
+
+def test_counts_of_failures_of_rows_that_are_gone_are_forgotten(table: Table) -> None:
+    kept, gone = RowId(7, 1), RowId(6, 1)
+
+    async def work() -> tuple[Any, Any, int, int]:
+        state = RunState(table.bridge, await ensure_bucket(table.bridge, table.subjects))
+        for row in (kept, gone, gone):
+            await state.count_failure("reward", row, "error", "trace")
+        await state.forget_failures(lambda row: row.step < 7)
+        found = await state.failures("reward", gone), await state.failures("reward", kept)
+        return *found, await state.count_failure("reward", gone, "", ""), await state.next_incarnation("reward", 0)
+
+    none, one, anew, incarnation = table.bridge.call(work(), 20)
+    assert none is None
+    assert one["count"] == 1
+    assert (anew, incarnation) == (1, 1)
 
 
 def test_incarnations_are_counted_across_connections(table: Table) -> None:

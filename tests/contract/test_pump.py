@@ -1,0 +1,103 @@
+"""The pump on a real server, with messages as they come after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nats.aio.msg import Msg
+
+from broker.lease import RunState
+from broker.pull import StandingPull, give_back
+from broker.streams import ensure_bucket, ensure_consumer, pool_spec
+from broker.subjects import RowId
+from broker.table import Table
+from relax_actors.actor import Context, Role, Row
+from relax_actors.blackbox import HELD, BlackBox, Delivery
+from relax_actors.config import load_config
+from relax_actors.journal import Journal
+from relax_actors.mailbox import Mailbox
+from relax_actors.messages import Prompt
+from relax_actors.pump import PoolPump, Watch
+from relax_actors.runfolder import RunFolder
+from tests.support.running import TINY
+
+
+class Counts(Role):
+    """Counts the tokens of prompts."""
+
+    reads = ("prompt",)
+    writes = "count"
+    kinds = ("group", "eval")
+
+    def handle(self, row: Row) -> int:
+        return len(row.prompt.tokens)
+
+
+@pytest.fixture
+def pump(table: Table, tmp_path: Path) -> Any:
+    config = load_config(TINY, [])
+    state = RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20))
+    journal = Journal(table.bridge, table.subjects, "counts", 0)
+    role = Counts()
+    role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
+    box = BlackBox(tmp_path / "counts.box")
+    mailbox = Mailbox.start()
+    yield PoolPump(role, role.context, mailbox, Watch(role.context, box, 60.0, print), print)
+    mailbox.stop()
+    box.close()
+
+
+async def delivered_again(table: Table) -> list[Msg]:
+    """The messages of two prompts, each delivered for the second time."""
+    stream, bridge = table.subjects.table_stream, table.bridge
+    filters = [table.subjects.column("prompt", kind) for kind in ("group", "eval")]
+    await ensure_consumer(bridge, stream, pool_spec("counts", filters, 3600.0, 100))
+    taken: list[Delivery] = []
+    pull = StandingPull(bridge, stream, "counts", 8, taken.append)
+    await pull.start()
+    while len(taken) < 2:
+        await pull.next(8, 5)
+    await give_back(bridge, stream, "counts", taken)
+    found: list[Msg] = []
+    while len(found) < 2:
+        found += await pull.next(8, 5)
+    await pull.close()
+    return found
+
+
+@pytest.mark.parametrize("row", [RowId(1, 0), RowId(4, 0, "eval")])
+def test_a_message_that_comes_again_after_its_row_was_purged_is_not_handled(
+    table: Table, pump: PoolPump, row: RowId
+) -> None:
+    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+    living = RowId(9, 0, row.kind)
+    table.put_all((table.cell(each, "prompt"), prompt) for each in (row, living))
+
+    again = table.bridge.call(delivered_again(table), 20)
+    assert [m.metadata.num_delivered for m in again] == [2, 2]
+    table.purge([table.subjects.row(row)])
+
+    async def join() -> list[Any]:
+        return await asyncio.gather(*map(pump._join, again))
+
+    jobs = {job.row for job in table.bridge.call(join(), 20) if job is not None}
+    assert jobs == {living}
+
+
+def test_the_black_box_keeps_what_was_taken_last_and_begins_anew(tmp_path: Path) -> None:
+    writer, reader = BlackBox(tmp_path / "a.box"), BlackBox(tmp_path / "a.box")
+    assert reader.read_whole().taken == ()
+    deliveries = [Delivery(1, i, 2 * i) for i in range(1, HELD + 3)]
+    for delivery in deliveries:
+        writer.took(delivery)
+    writer.record(["group.1.2"])
+    assert set(reader.read_whole().taken) == set(deliveries[2:])
+    assert reader.read_whole().rows == ("group.1.2",)
+    reader.begin()
+    assert reader.read_whole().taken == ()
+    writer.close()
+    reader.close()
