@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | bench | clean
+# make demo | test | test-all | chaos | lint | bench | bench-recovery | clean
 PYTHON ?= python3
 VENV ?= .venv
 # Another build of torch, e.g. one for CUDA: make demo TORCH=torch
@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all chaos lint bench smollm2 clean
+.PHONY: demo test test-all chaos lint bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.base: pyproject.toml
@@ -52,6 +52,11 @@ lint: $(VENV)/.lint
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/grpo_vs_trl.py
+
+# Kills every part of a run ten times, then one at random every 20 of 2,000 steps; a quarter of an hour.
+bench-recovery: $(VENV)/.base
+	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/soak.py --picture docs/soak.png
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py

@@ -147,9 +147,10 @@ class StandingPull:
         return taken
 
     async def close(self) -> None:
-        """Unsubscribe."""
-        if self._subscription is not None and self._bridge.nc.is_connected:
-            await self._subscription.unsubscribe()
+        """Unsubscribe; without a connection too, or each that the server drops would be renewed for ever."""
+        if self._subscription is not None:
+            with suppress(nats.errors.Error):
+                await self._subscription.unsubscribe()
 
 
 class Follower:

@@ -266,7 +266,7 @@ class SupervisionSection(Section):
     max_kills: Positive = 12
     """Times that a row may be in hand when its actor is killed or stopped from outside before it is quarantined."""
     ack_wait: Annotated[float, Field(ge=1)] = 4.0
-    """Seconds after which a row in the hands of a dead actor goes to another."""
+    """Seconds after which a row in the hands of a dead actor goes to another, if its supervisor did not see to it."""
     heartbeat: Annotated[float, Field(ge=1)] = 10.0
     """Seconds without a sign of life after which an actor's process is killed."""
     start_deadline: PositiveFloat = 180.0

@@ -19,6 +19,7 @@ from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, pool_
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.messages import Dropped, Reward
+from tests.support.running import wait_until
 
 ROW = RowId(3, 4)
 
@@ -207,6 +208,27 @@ def test_cells_and_credentials_survive_kill_of_the_server(tmp_path: Path) -> Non
         server = again
         assert not table.put(table.cell(RowId(0, 3), "dropped"), Dropped("y", ""))
         assert len(table.snapshot([subjects.column("dropped")])) == 20
+    finally:
+        bridge.close()
+        server.stop()
+
+
+def test_a_pull_that_ends_while_the_server_is_away_leaves_no_subscription(tmp_path: Path) -> None:
+    server = Server(tmp_path / "broker")
+    bridge = Bridge(server.start(), "test")
+
+    async def subscriptions(*, close: StandingPull | None = None) -> tuple[StandingPull, int]:
+        pull = close or StandingPull(bridge, "S", "c", 4)
+        await (pull.close() if close else pull.start())
+        return pull, len(bridge.nc._subs)
+
+    try:
+        pull, before = bridge.call(subscriptions(), 5)
+        assert server.process is not None
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+        wait_until(lambda: not bridge.nc.is_connected, "loss of the connection")
+        assert bridge.call(subscriptions(close=pull), 5)[1] == before - 1
     finally:
         bridge.close()
         server.stop()

@@ -1,0 +1,240 @@
+"""A run of the demo that is up and gets hurt: its processes, its cells as they come, and what became of every row."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from nats.aio.msg import Msg
+from process_memory import PROC, tree
+
+from broker.bridge import Address, Bridge
+from broker.codec import open_envelope
+from broker.errors import BrokerError, SubjectError
+from broker.lease import RunState
+from broker.pull import Follower
+from broker.store import Store
+from broker.streams import ensure_bucket, wait_for_stream
+from broker.subjects import CellId, Subjects
+from broker.table import Table
+from relax_actors.cli.summary import read_ledger
+from relax_actors.ledger import RowState
+from relax_actors.runfolder import RunFolder
+
+T = TypeVar("T")
+DEMO = Path(__file__).parents[1] / "examples" / "demo" / "demo.toml"
+DEADLINE = 120.0
+PROGRAMS = {"nats-server": "broker", "supervision.node": "node", "supervision.zygote": "zygote", "cli.main": "root"}
+
+
+def name_of(pid: int) -> str | None:
+    """Which of a run's processes a pid is: a role, `broker`, `node`, `zygote` or `root`; None if none, or gone."""
+    try:
+        command = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
+    except OSError:
+        return None
+    if "relax_actors.supervision.host" in command:
+        return command[-2]
+    return next((name for part, name in PROGRAMS.items() if any(part in word for word in command)), None)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs and is no zombie."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_for(look: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
+    """Look again and again until there is something, and give it; ends the program after `deadline` seconds."""
+    end = time.monotonic() + deadline
+    while not (found := look()):
+        if time.monotonic() > end:
+            sys.exit(f"no {what} within {deadline:g} s")
+        time.sleep(0.005)
+    return found
+
+
+@dataclass(frozen=True)
+class Written:
+    """A cell as it was stored: by whom, in which of its lives, and when (seconds since 1970, the server's clock)."""
+
+    cell: CellId
+    role: str
+    incarnation: int
+    stored: float
+
+
+@dataclass
+class Seen:
+    """What was heard of a run."""
+
+    last: dict[str, Written] = field(default_factory=dict)
+    """The last cell of each role."""
+    first: dict[tuple[str, int], Written] = field(default_factory=dict)
+    """The first cell of each life of a role."""
+    trajectories: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Of each training row, the stored trajectory cells: sequence and incarnation."""
+    attempts: dict[tuple[int, int], set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Of each training row, the lives of rollout that wanted to write its trajectory."""
+    ended: set[tuple[int, int]] = field(default_factory=set)
+    """Training rows that were dropped or quarantined."""
+    batches: list[float] = field(default_factory=list)
+    """When each step began."""
+    steps: int = 0
+    stored: float = 0.0
+    """When the last cell was stored."""
+    events: list[dict[str, object]] = field(default_factory=list)
+
+
+class LiveRun:
+    """One `relax up` of the demo below a folder.
+
+    Args:
+        folder: the run's.
+        settings: over the demo's.
+    """
+
+    def __init__(self, folder: Path, settings: list[str]) -> None:
+        self.folder = RunFolder(folder)
+        self.seen = Seen()
+        name = folder.name
+        command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(DEMO), f"run.name={name}"]
+        self.process = subprocess.Popen(
+            [*command, f"run.folder={folder}", "--quiet", *settings], stdout=subprocess.DEVNULL
+        )
+        try:
+            self._connect(name)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _connect(self, name: str) -> None:
+        address = wait_for(self._address, "broker", 60)
+        self.bridge = Bridge(address, "bench")
+        self.subjects = Subjects(name)
+        self.table = Table(self.bridge, self.subjects, Store(self.folder.root / "store"), "bench")
+        self.bridge.call(wait_for_stream(self.bridge, self.subjects.table_stream, 60), 61)
+        self.state = RunState(self.bridge, self.bridge.call(ensure_bucket(self.bridge, self.subjects), 30))
+        self.bridge.call(self._attend(), 10)
+        self._following = [self.bridge.submit(self._follow_cells()), self.bridge.submit(self._follow_events())]
+
+    def _address(self) -> Address | None:
+        try:
+            address = Address.load(self.folder.address)
+            Bridge(address, "probe", 1.0).close()
+        except BrokerError:
+            return None
+        return address
+
+    async def _attend(self) -> None:
+        """Hear every attempt to write a trajectory, those that the table refuses among them."""
+
+        async def take(message: Msg) -> None:
+            cell, author = self.subjects.parse(message.subject), open_envelope(message.data).author
+            self.seen.attempts[cell.step, cell.index].add(int(author.rpartition("#")[2]))
+
+        await self.bridge.nc.subscribe(self.subjects.column("trajectory"), cb=take)
+
+    async def _follow_cells(self) -> None:
+        follower = Follower(self.bridge, self.subjects.table_stream, self.subjects.table_subjects())
+        async for batch in follower.batches():
+            for message in batch:
+                self._take(message)
+
+    def _take(self, message: Msg) -> None:
+        try:
+            cell = self.subjects.parse(message.subject)
+        except SubjectError:
+            return
+        seen, known = self.seen, message.metadata
+        actor, _, life = open_envelope(message.data).author.partition("#")
+        written = Written(cell, actor.rpartition(".")[0], int(life or 0), known.timestamp.timestamp())
+        seen.last[written.role] = written
+        seen.first.setdefault((written.role, written.incarnation), written)
+        seen.stored = written.stored
+        row = cell.step, cell.index
+        if cell.kind == "group" and cell.field == "trajectory" and known.sequence is not None:
+            seen.trajectories[row].append((known.sequence.stream, written.incarnation))
+        elif cell.kind == "group" and cell.field in ("dropped", "quarantined"):
+            seen.ended.add(row)
+        elif cell.kind == "batch":
+            seen.batches.append(written.stored)
+            seen.steps = max(seen.steps, cell.step + 1)
+
+    async def _follow_events(self) -> None:
+        follower = Follower(self.bridge, self.subjects.log_stream, [self.subjects.event("*", "*", "*")])
+        async for batch in follower.batches():
+            self.seen.events += [json.loads(message.data) for message in batch]
+
+    def pids(self) -> dict[str, list[int]]:
+        """The run's processes by name."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for pid in tree(self.process.pid):
+            if (name := name_of(pid)) is not None and is_alive(pid):
+                found[name].append(pid)
+        return found
+
+    def check(self) -> None:
+        """End the program if the run, or what listens to it, has ended."""
+        for future in self._following:
+            if future.done():
+                future.result()
+        if (code := self.process.poll()) is not None:
+            sys.exit(f"the run ended with exit code {code}; its logs are in {self.folder.root / 'logs'}")
+
+    def wait_for_steps(self, steps: int, deadline: float = DEADLINE) -> None:
+        """Wait until so many steps have begun."""
+
+        def look() -> bool:
+            self.check()
+            return self.seen.steps >= steps
+
+        wait_for(look, f"step {steps}", deadline)
+
+    def kill(self, name: str) -> float:
+        """SIGKILL a process of the run, see it dead, and give the time of the signal (seconds since 1970)."""
+        pid = wait_for(lambda: self.pids().get(name), f"process of {name}")[0]
+        at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not is_alive(pid), f"end of {name}", 10)
+        return at
+
+    def lost(self) -> list[str]:
+        """Trajectories that were stored and are gone though nobody is done with their rows, or were stored twice."""
+        ledger = read_ledger(self.table, self.folder.load_config())
+        trained = {(step, index) for step, batch in ledger.batches.items() for index in batch.rows}
+        there = {(cell.step, cell.index) for cell in self.table.cells(self.subjects.column("trajectory"))}
+        found = list(ledger.violations())
+        for row, cells in list(self.seen.trajectories.items()):
+            if row not in trained | there | self.seen.ended:
+                found.append(f"trajectory of group.{row[0]}.{row[1]} is gone")
+            if len({sequence for sequence, _ in cells}) > 1:
+                found.append(f"trajectory of group.{row[0]}.{row[1]} was stored twice")
+        return found
+
+    def account(self) -> dict[str, int]:
+        """Rows of the run by what became of them."""
+        account = read_ledger(self.table, self.folder.load_config()).account()
+        names = ("admitted", *(state.value for state in RowState))
+        return {name: int(getattr(account, name)) for name in names}
+
+    def stop(self) -> None:
+        """End the run in order."""
+        if hasattr(self, "bridge"):
+            for future in getattr(self, "_following", []):
+                future.cancel()
+            self.bridge.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
