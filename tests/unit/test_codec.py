@@ -83,6 +83,7 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     ),
     messages.Totals: TOTALS,
     messages.Checkpoint: st.builds(messages.Checkpoint, INTEGERS, st.text(), st.text(), INTEGERS, TOTALS, INTEGERS),
+    messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),
 }
 MESSAGES = OTHERS | {messages.Trajectory: trajectories()}
 ANY_MESSAGE = st.one_of(*MESSAGES.values())
