@@ -21,6 +21,7 @@ NODE, BROKER, ANY = "node", "broker", "any"
 LEASE_SECONDS = 30.0
 MOST_BALLAST = 8 << 30
 _CHUNK = 1 << 20
+NEWEST = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,16 @@ def _fill(file: int) -> int:
 
 
 def damaging(how: Damage | None) -> Fault:
-    """Damage a file of the store: a segment of a row, or a set of weights; by a way at random if none is given."""
+    """Damage one of the newest files of the store, by a way at random if none is given."""
 
     def fault(scene: Scene) -> bool:
         root = scene.at.table.store.root
-        files = sorted(path for path in root.rglob("*.safetensors") if not path.name.startswith("."))
-        if not files:
-            return False
-        path, way = scene.source.choice(files), how or scene.source.choice(list(Damage))
         try:
+            # Old ones nobody reads again.
+            files = sorted(root.rglob("[!.]*.safetensors"), key=lambda path: path.stat().st_mtime)[-NEWEST:]
+            path, way = scene.source.choice(files or [root]), how or scene.source.choice(list(Damage))
+            if not files or path.stat().st_size == 0:
+                return False
             _damage(path, way, scene.source)
         except FileNotFoundError:
             return False

@@ -6,7 +6,8 @@ import importlib
 
 from relax_actors.actor import Role, check_role
 from relax_actors.config import Config
-from relax_actors.config.schema import PoolSection, RoleSection
+from relax_actors.config.schema import RoleSection
+from relax_actors.config.sections import PoolSection
 from relax_actors.dotted import load
 from relax_actors.errors import ConfigError
 

@@ -101,18 +101,12 @@ class Publisher:
         if old >= floor:
             return
         table = self._context.table
-        kept = {cell.step for cell, _ in table.snapshot([table.subjects.column("quarantined")], headers_only=True)}
-        filters: list[str] = []
-        for step in range(old, floor):
-            head = f"{table.subjects.prefix}.group.{step}"
-            if step in kept:
-                filters += [subject for subject in table.written(f"{head}.>") if subject.rpartition(".")[2] not in KEPT]
-            else:
-                filters.append(f"{head}.>")
-        table.purge(filters)
-        # A role that was slow, or dead for a while, may have written to a row after an earlier floor had passed it.
-        late = [cell for cell in table.cells(f"{table.subjects.prefix}.group.>") if cell.step < floor]
-        table.purge(table.cell(cell.row, cell.field) for cell in late if cell.field not in KEPT)
+        rows = f"{table.subjects.prefix}.group"
+        # Of earlier steps too: a role that was slow, or dead for a while, may have written after a floor had passed.
+        below = [cell for cell in table.cells(f"{rows}.>") if cell.step < floor]
+        kept = {cell.step for cell in below if cell.field in KEPT}
+        table.purge(f"{rows}.{step}.>" for step in {cell.step for cell in below} - kept)
+        table.purge(table.cell(c.row, c.field) for c in below if c.step in kept and c.field not in KEPT)
         for name in table.store.names("group"):
             if name.isdigit() and int(name) < floor:
                 table.store.remove(f"group/{name}")
