@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from broker.bridge import Address, Bridge
 from broker.errors import BrokerError, BrokerUnreachableError
-from broker.lease import RunState
+from broker.lease import Failures, RunState
 from broker.pull import Delivery, Follower, StandingPull, give_back
 from broker.server import Server, ServerSettings
 from broker.store import Store
@@ -154,7 +153,7 @@ def test_what_a_dead_reader_had_taken_comes_again_at_once_but_not_what_it_acknow
 def test_counts_of_failures_of_rows_that_are_gone_are_forgotten(table: Table) -> None:
     kept, gone = RowId(7, 1), RowId(6, 1)
 
-    async def work() -> tuple[Any, Any, int, int]:
+    async def work() -> tuple[Failures, Failures, int, int]:
         state = RunState(table.bridge, await ensure_bucket(table.bridge, table.subjects))
         for row in (kept, gone, gone):
             await state.count_failure("reward", row, "error", "trace")
@@ -163,8 +162,7 @@ def test_counts_of_failures_of_rows_that_are_gone_are_forgotten(table: Table) ->
         return *found, await state.count_failure("reward", gone, "", ""), await state.next_incarnation("reward", 0)
 
     none, one, anew, incarnation = table.bridge.call(work(), 20)
-    assert none is None
-    assert one["count"] == 1
+    assert (none.count, one.count) == (0, 1)
     assert (anew, incarnation) == (1, 1)
 
 

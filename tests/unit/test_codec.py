@@ -83,6 +83,8 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     ),
     messages.Totals: TOTALS,
     messages.Checkpoint: st.builds(messages.Checkpoint, INTEGERS, st.text(), st.text(), INTEGERS, TOTALS, INTEGERS),
+    messages.Requeued: st.builds(messages.Requeued, st.floats()),
+    messages.Readmitted: st.builds(messages.Readmitted, st.text()),
     messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),
 }
 MESSAGES = OTHERS | {messages.Trajectory: trajectories()}
