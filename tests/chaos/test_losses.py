@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.messages import Quarantined
+from tests.support.faults import hit, story_of, wait_for_cell, wait_for_path
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -96,3 +97,59 @@ def test_killing_the_process_that_forks_actors_only_costs_their_restarts(make_ru
     assert code == 0, said
     assert result["restarts"] >= 2
     assert (result["admitted"], result["trained"]) == (48, 48)
+
+
+def test_a_checkpoint_whose_writer_died_before_it_was_announced_is_removed(make_run: MakeRun) -> None:
+    run = make_run("unannounced", "run.steps=40", "trainer.checkpoint_every=1", "supervision.intensity=50").start()
+    wait_for_cell(run, "batch.1")
+    trainer, orphans = run.pid_of("trainer.0"), []
+    assert trainer is not None
+    known = {path.name for path in run.folder.checkpoints.iterdir()}
+    while not orphans:
+
+        def new() -> Path | None:
+            found = (p for p in run.folder.checkpoints.glob("[1-9]*") if p.name not in known)
+            return next(found, None)
+
+        path = wait_for_path(new, "a new checkpoint", 30)
+        os.kill(trainer, signal.SIGKILL)
+        known.add(path.name)
+        if run.table.get(f"relax.unannounced.checkpoint.{path.name.split('.')[0]}") is None:
+            orphans.append(path)
+        else:
+            trainer = wait_until(lambda old=trainer: (p := run.pid_of("trainer.0")) != old and p, "a new trainer", 30)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 160
+    named = [Path(cell.path).name for _, cell in sorted(story_of(run).values("checkpoint").items())[-2:]]
+    assert sorted(path.name for path in run.folder.checkpoints.iterdir()) == sorted(named)
+
+
+@pytest.mark.slow
+def test_an_evaluator_that_is_killed_asks_again_and_every_version_is_evaluated_in_full(make_run: MakeRun) -> None:
+    run = make_run(
+        "evaluator",
+        "eval.rows=6",
+        "eval.every=2",
+        "eval.reward=tiny_tasks.share_of_sevens",
+        "eval.data.kind=python",
+        "eval.data.function=tiny_tasks.make",
+        "eval.data.size=20",
+        "supervision.intensity=50",
+        "supervision.ack_wait=1",
+    ).start()
+    for version in (0, 2, 4, 6, 8):
+        wait_for_cell(run, f"weights.{version}")
+        if version % 4 == 0:
+            wait_until(lambda v=version: run.table.count(f"relax.evaluator.eval.{v}.*.prompt"), "a held-out prompt", 60)
+        hit(run, "evaluator.0")
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 32
+    story = story_of(run)
+    assert len([e for e in story.of("crashed") if e["role"] == "evaluator"]) >= 4
+    for field in ("prompt", "trajectory", "reward"):
+        rows = sorted((c.step, c.index) for c, _, _, _ in story.cells if c.kind == "eval" and c.field == field)
+        assert rows == [(version, index) for version in (0, 2, 4, 6, 8) for index in range(6)], field

@@ -13,7 +13,7 @@ from tests.support.faults import Story, box, host_by_hand, is_over, story_of, wa
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
-STEPS = 40
+STEPS = 26
 SETTINGS = (
     "staleness.max=0",
     "run.deterministic=true",
