@@ -139,6 +139,7 @@ class Zygote:
 
 def _serve(connection: socket.socket) -> None:
     """The zygote's loop: fork on request, reap, report."""
+    own = os.getpid()
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
@@ -156,7 +157,7 @@ def _serve(connection: socket.socket) -> None:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 connection.close()
-                _become_actor(json.loads(data), *fds)
+                _become_actor(own, json.loads(data), *fds)
             for fd in fds:
                 os.close(fd)
             connection.send(json.dumps({"forked": pid}).encode())
@@ -181,9 +182,11 @@ def _reap(connection: socket.socket) -> None:
             connection.send(json.dumps({"ended": pid, "code": code}).encode())
 
 
-def _become_actor(arguments: list[str], log: int, status: int) -> NoReturn:
-    """In the fork: a session of its own, the parent's death its own, its own output; then live as an actor."""
-    parent = os.getppid()
+def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> NoReturn:
+    """In the fork: a session of its own, the parent's death its own, its own output; then live as an actor.
+
+    `parent` was looked up before the fork: a fork whose zygote is gone already must end, for nobody knows of it.
+    """
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
