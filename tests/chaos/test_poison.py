@@ -70,6 +70,14 @@ def test_a_reward_that_fails_quarantines_its_rows_and_the_run_goes_on(
     assert all(error in q.error + q.traceback for q in quarantined), quarantined
 
 
+def test_a_reward_that_takes_all_memory_fails_alone(make_run: MakeRun) -> None:
+    run = make_run("greedy", *QUICK, "reward.function=tiny_tasks.poison_memory", "reward.memory_mib=400")
+    quarantined = finished_with_quarantine(run)
+    assert quarantined
+    assert all(q.role == "reward" for q in quarantined)
+    assert all("memory" in (q.error + q.traceback).lower() for q in quarantined), quarantined
+
+
 @pytest.mark.slow
 def test_a_users_role_that_never_comes_back_from_a_row_is_killed_and_its_row_replaced(make_run: MakeRun) -> None:
     run = make_run(

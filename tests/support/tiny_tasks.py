@@ -109,3 +109,11 @@ def poison_until_mended(completion: str, prompt: Prompt) -> float:
         raise RuntimeError(msg)
     threading.Event().wait(0.02)
     return share_of_sevens(completion, prompt)
+
+
+def poison_memory(completion: str, prompt: Prompt) -> float:
+    """Takes memory for as long as there is any."""
+    taken = []
+    while is_poison(prompt):
+        taken.append(bytearray(8 << 20))
+    return share_of_sevens(completion, prompt)
