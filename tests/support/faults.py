@@ -120,7 +120,7 @@ class Story:
     """A run from its streams, live or over."""
 
     cells: list[tuple[CellId, int, str, Any]]
-    """Each cell with its place in the stream, its author and, of batches and checkpoints, its value."""
+    """Each cell with its place in the stream, its author and, of numbered ones, its value."""
     events: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
 
@@ -129,7 +129,7 @@ class Story:
         return [event for event in self.events if event["kind"] == kind]
 
     def values(self, kind: str) -> dict[int, Any]:
-        """Batches or checkpoints by step or version."""
+        """Batches, weights, checkpoints or evaluations by step or version."""
         return {cell.step: value for cell, _, _, value in self.cells if cell.kind == kind}
 
     def fingerprints(self) -> dict[int, str]:
@@ -150,6 +150,7 @@ class Story:
         ]
 
 
+NUMBERED = ("batch", "weights", "checkpoint", "evaluation")
 _KINDS: dict[str, type[Batch | Checkpoint]] = {"batch": Batch, "checkpoint": Checkpoint}
 
 
@@ -166,7 +167,7 @@ def _story(table: Table) -> Story:
     for cell_id, cell in table.snapshot([f"{table.subjects.prefix}.{k}.>" for k in ("group", "eval")]):
         author = open_envelope(cell.data, lambda reference: reference).author  # type: ignore[arg-type,return-value]
         cells.append((cell_id, cell.sequence, author, None))
-    for cell_id, cell in table.snapshot([table.subjects.numbered(k, "*") for k in ("batch", "weights", "checkpoint")]):
+    for cell_id, cell in table.snapshot([table.subjects.numbered(k, "*") for k in NUMBERED]):
         envelope = table.open(cell.data)
         expected = _KINDS.get(cell_id.kind)
         value = table.read(cell.data, expected) if expected else envelope.fields
