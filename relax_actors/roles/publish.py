@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -93,7 +92,9 @@ class Publisher:
             if number.isdigit() and int(number) < recent and int(number) not in evaluated:
                 path.unlink(missing_ok=True)
         for path in self._context.table.store.path("weights").glob(".*.tmp"):
-            if not path.name.endswith(f".{os.getpid()}.tmp"):
+            # `.<version>.<incarnation>.safetensors.<pid>.tmp`; what a later life is writing is not ours to remove.
+            incarnation = path.name.split(".")[2]
+            if incarnation.isdigit() and int(incarnation) < self._context.incarnation:
                 path.unlink(missing_ok=True)
 
     def purge(self, old: int, floor: int) -> None:
