@@ -92,6 +92,11 @@ class RunFolder:
         body = {"import_path": import_path, "config": config.model_dump(mode="json")}
         write_private(self.config, json.dumps(body, indent=1))
 
+    def change_config(self, config: Config) -> None:
+        """Put another configuration in the place of the saved one."""
+        body = self.saved() or {}
+        self.save_config(config, body.get("import_path", ""))
+
     def load_config(self) -> Config:
         """The run's configuration, with dotted paths importable as when it was saved."""
         body = self.saved()

@@ -92,6 +92,17 @@ def tree(run: RunName) -> None:
     run_tree(run)
 
 
+@app.command()
+def scale(
+    run: RunName, roles: Annotated[list[str], typer.Argument(help="role=number ...", metavar="ROLE=NUMBER...")]
+) -> None:
+    """Have more or fewer actors of a role while the run is up; those too many finish what they have in hand."""
+    from relax_actors.cli.scale import scale as run_scale
+
+    for role, number in run_scale(run, roles).items():
+        typer.echo(f"{role}: {number} actors")
+
+
 @quarantine.command("list")
 def quarantine_list(
     run: RunName,

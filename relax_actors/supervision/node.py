@@ -35,8 +35,9 @@ from relax_actors.journal import Journal
 from relax_actors.roles import replicas, role_names
 from relax_actors.runfolder import RunFolder, write_private
 from relax_actors.supervision import logs
+from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import Status
-from relax_actors.supervision.processes import Launch, ProcessTree
+from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
@@ -49,15 +50,21 @@ GRACE_SECONDS = 30.0
 log = structlog.get_logger()
 
 
+def specs_of(config: Config, role: str) -> list[ChildSpec]:
+    """The actors of a role."""
+    settings = config.supervision
+    return [
+        ChildSpec(f"{role}.{n}", shutdown=settings.shutdown, start_deadline=settings.start_deadline)
+        for n in range(replicas(config, role))
+    ]
+
+
 def pools_of(config: Config, source: random.Random) -> dict[str, Supervisor]:
     """A supervisor for each role's actors, in the order of their start."""
     settings = config.supervision
     return {
         role: Supervisor(
-            [
-                ChildSpec(f"{role}.{n}", shutdown=settings.shutdown, start_deadline=settings.start_deadline)
-                for n in range(replicas(config, role))
-            ],
+            specs_of(config, role),
             Strategy.ONE_FOR_ONE,
             Limits(settings.intensity, settings.period),
             Backoff(settings.backoff, settings.backoff_max),
@@ -150,6 +157,7 @@ class Heart(threading.Thread):
         self._box = box
         self.pulse = time.monotonic
         self.tell: Callable[[], object] = lambda: None
+        self.watched: Callable[[], object] = lambda: None
 
     def run(self) -> None:
         """Beat."""
@@ -157,7 +165,26 @@ class Heart(threading.Thread):
             if time.monotonic() - self.pulse() < REPLY_SECONDS + GRACE_SECONDS:
                 self._box.beat()
                 self.tell()
+            self.watched()
             time.sleep(BEAT_SECONDS)
+
+
+class Watched:
+    """Has as many actors of each role as the run's saved configuration says, which `relax scale` changes."""
+
+    def __init__(self, folder: RunFolder, tree: ProcessTree) -> None:
+        self._folder, self._tree = folder, tree
+        self._seen = folder.config.stat().st_mtime_ns
+
+    def __call__(self) -> None:
+        """Look whether it has changed."""
+        with suppress(OSError, RelaxError):
+            changed = self._folder.config.stat().st_mtime_ns
+            if changed != self._seen:
+                config = self._folder.load_config()
+                for role in self._tree.pools:
+                    self._tree.resize(role, specs_of(config, role))
+                self._seen = changed
 
 
 def split(child: str) -> tuple[str, int]:
@@ -202,6 +229,7 @@ def run(folder: RunFolder) -> int:
         bridge.submit(state.renew_lease("node", 0, lease, ttl))
 
     heart.tell = tell
+    heart.watched = Watched(folder, tree)
     signal.signal(signal.SIGTERM, lambda *_: tree.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status.ready()

@@ -9,74 +9,26 @@ from __future__ import annotations
 import errno
 import json
 import os
+import queue
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from broker.process import kill_group, spawn
 from relax_actors.blackbox import BlackBox, Reading
 from relax_actors.errors import RelaxError
+from relax_actors.supervision.launch import Launch, Observer, Process
 from relax_actors.supervision.logs import rotate
 from relax_actors.supervision.outcome import STATUS_FD, Verdict, is_stopped, memory_kills, outcome_of
-from relax_actors.supervision.spec import Blame, Exit
+from relax_actors.supervision.spec import Blame, ChildSpec, Exit
 from relax_actors.supervision.supervisor import Action, ChildState, GiveUp, Phase, Start, Stop, Supervisor
 
 TICK = 0.25
 EXAMINE_SECONDS = 1.0
-
-
-class Process(Protocol):
-    """What is needed of a process, however it was started."""
-
-    @property
-    def pid(self) -> int:
-        """Its id, and that of its group."""
-
-    @property
-    def returncode(self) -> int | None:
-        """How it ended, once that was waited for."""
-
-    def wait(self) -> int:
-        """Wait until it has ended; gives the exit code, negative for a signal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How a child is started: the command, where its output goes, and its black box if it has one.
-
-    A child that cannot say by the pipe that it is ready has a `probe`, which is asked again and again. One that has no
-    black box may have an `examine`, asked once a second while it is ready: a verdict means that it must be killed.
-    """
-
-    command: list[str]
-    log: Path
-    box: Path | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    probe: Callable[[], bool] | None = None
-    examine: Callable[[], Verdict | None] | None = None
-    fork: Callable[[int, int], Process] | None = None
-    """Starts it instead of `command`, given descriptors for its output and its status pipe."""
-
-
-class Observer(Protocol):
-    """Told of everything that happens to children, in the interpreter's thread."""
-
-    def started(self, child: str, pid: int, starts: int) -> None:
-        """A process was started, for the `starts`-th time."""
-
-    def ready(self, child: str, seconds: float) -> None:
-        """A child became ready, `seconds` after its start."""
-
-    def ended(self, child: str, outcome: Exit, last: Reading) -> None:
-        """A process is gone; `last` is what its black box holds."""
-
-    def gave_up(self, pool: str, report: GiveUp) -> None:
-        """A supervisor gave up."""
 
 
 @dataclass(slots=True)
@@ -112,6 +64,7 @@ class ProcessTree:
         self.report: GiveUp | None = None
         self._launch, self._observer, self._heartbeat = launch, observer, heartbeat
         self._pool_of = {child: pool for pool in pools.values() for child in pool.children}
+        self._sizes: queue.SimpleQueue[tuple[str, Sequence[ChildSpec]]] = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -124,10 +77,17 @@ class ProcessTree:
     def stop(self) -> None:
         """Ask for an orderly end; from any thread or a signal handler."""
         self._stop_asked = True
-        if self._over:
-            return
-        with suppress(BlockingIOError):
-            os.write(self._wake_write, b"x")
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._over:
+            with suppress(BlockingIOError):
+                os.write(self._wake_write, b"x")
+
+    def resize(self, pool: str, specs: Sequence[ChildSpec]) -> None:
+        """Have just these children in a pool; from any thread."""
+        self._sizes.put((pool, specs))
+        self._wake()
 
     def kill(self, child: str, number: signal.Signals) -> bool:
         """Signal a child's process; False if there is none."""
@@ -143,7 +103,7 @@ class ProcessTree:
         return {
             name: {"phase": c.phase.value, "since": round(epoch + c.since, 3), "restarts": max(0, c.starts - 1)}
             for pool in self.pools.values()
-            for name, c in pool.children.items()
+            for name, c in list(pool.children.items())
         }
 
     def run(self) -> GiveUp | None:
@@ -155,6 +115,8 @@ class ProcessTree:
             while not all(pool.ended for pool in self.pools.values()):
                 self._wait()
                 now = self.seen = time.monotonic()
+                while not self._sizes.empty():
+                    self._resize(*self._sizes.get(), now)
                 if self._stop_asked or self.report is not None:
                     self._shutdown(now)
                 self._look_after(now)
@@ -169,6 +131,11 @@ class ProcessTree:
             os.close(self._wake_read)
             os.close(self._wake_write)
         return self.report
+
+    def _resize(self, name: str, specs: Sequence[ChildSpec], now: float) -> None:
+        pool = self.pools[name]
+        self._pool_of |= {spec.id: pool for spec in specs}
+        self._carry_out(pool.resize(specs, now))
 
     def _shutdown(self, now: float) -> None:
         """Stop pool after pool, the last first."""

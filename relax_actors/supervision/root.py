@@ -20,7 +20,8 @@ from relax_actors.modelfolder import prepare
 from relax_actors.roles import replicas, role_names
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision.brokerhealth import BrokerHealth
-from relax_actors.supervision.processes import Launch, ProcessTree
+from relax_actors.supervision.launch import Launch
+from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 

@@ -61,6 +61,7 @@ class ChildState:
     due: float = 0.0
     starts: int = 0
     failures: int = 0
+    leaving: bool = False
 
     @property
     def alive(self) -> bool:
@@ -101,6 +102,27 @@ class Supervisor:
         """Start all children."""
         self._seen = now
         return [self._start(child, now) for child in self.children.values()]
+
+    def resize(self, specs: Sequence[ChildSpec], now: float) -> list[Action]:
+        """Have just these children: start those that are new, stop those that are no longer wanted."""
+        if self.stopping:
+            return []
+        actions: list[Action] = []
+        wanted = {spec.id for spec in specs}
+        for child in [c for name, c in self.children.items() if name not in wanted]:
+            child.leaving = True
+            if child.phase in (Phase.STARTING, Phase.READY):
+                self._enter(child, Phase.STOPPING, now)
+                actions.append(Stop(child.spec.id))
+            elif not child.alive:
+                del self.children[child.spec.id]
+        for spec in specs:
+            if spec.id not in self.children:
+                self.children[spec.id] = ChildState(spec)
+                actions.append(self._start(self.children[spec.id], now))
+            # One that is still stopping is started again once it is gone.
+            self.children[spec.id].leaving = False
+        return actions
 
     def ready(self, child_id: str, now: float) -> None:
         """A child is ready to work."""
@@ -166,7 +188,9 @@ class Supervisor:
         if self.stopping:
             self._enter(child, Phase.ENDED, now)
             return self._next_stop(now)
-        if child.spec.restart is Restart.TEMPORARY:
+        if child.leaving:
+            del self.children[child.spec.id]
+        elif child.spec.restart is Restart.TEMPORARY:
             self._enter(child, Phase.ENDED, now)
         else:
             self._back_off(child, child.due, now)

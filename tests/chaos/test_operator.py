@@ -16,14 +16,26 @@ from tests.support.running import Run, relax, wait_until
 MakeRun = Callable[..., Run]
 
 
+def assert_ends_in_order(run: Run) -> None:
+    """Stop a run, and see that its ledger is complete."""
+    run.disconnect()
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish(60)[0] == 0
+    ledger = relax("ledger", run.name, cwd=run.cwd)
+    assert ledger.returncode == 0, ledger.stdout
+    assert "the ledger is complete" in ledger.stdout
+
+
 def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mended = tmp_path / "mended"
     monkeypatch.setenv("MENDED", str(mended))
-    settings = ("reward.function=tiny_tasks.poison_until_mended", "supervision.max_failures=1", "run.steps=60")
+    settings = ("reward.function=tiny_tasks.poison_until_mended", "supervision.max_failures=1", "run.steps=3000")
     run = make_run("requeue", *settings, "trainer.checkpoint_every=1000").start()
     column = run.table.subjects.column("quarantined")
+    wait_until(lambda: run.table.get("relax.requeue.weights.0"), "weights.0", 90)
     wait_until(lambda: run.table.written(column), "a quarantined row", 90)
     listed = relax("quarantine", "list", "requeue", "--json", cwd=tmp_path).stdout.splitlines()
     first = json.loads(listed[0])
@@ -55,11 +67,7 @@ def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
     run.kill("prompts.0", signal.SIGKILL)
     wait_until(lambda: run.table.get(cell), "readmitted again", 60)
     assert run.table.fetch(cell, Readmitted) == again
-    run.disconnect()
-    code, result, said = run.finish()
-    assert code == 0, said
-    assert result["trained"] == 240
-    assert result["admitted"] == result["trained"] + result["dropped"] + result["quarantined"]
+    assert_ends_in_order(run)
 
 
 def test_the_tree_shows_who_lives_since_when_and_what_each_waits_for(make_run: MakeRun, tmp_path: Path) -> None:
@@ -70,11 +78,35 @@ def test_the_tree_shows_who_lives_since_when_and_what_each_waits_for(make_run: M
 
     def tree() -> str | None:
         text = relax("tree", "shown", cwd=tmp_path).stdout
-        return text if "life 2" in text and "1 restarts" in text else None
+        reward = next((line for line in text.splitlines() if "reward.0" in line), "")
+        return text if "life 2" in reward and "ready for" in reward else None
 
     lines = wait_until(tree, "the restart in the tree", 60).splitlines()
     reward = next(line for line in lines if "reward.0" in line)
-    assert "ready for" in reward
+    assert "1 restarts" in reward
     assert f"pid {run.pid_of('reward.0')}" in reward
     assert all("since" in line for line in lines if ".0 ready" in line)
     assert any("waits for rows of step" in line or "waits for" in line for line in lines)
+
+
+def test_a_role_is_scaled_up_and_down_while_the_run_is_up(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("scaled", "run.steps=3000", "reward.function=tiny_tasks.slow_share_of_sevens").start()
+    wait_until(lambda: run.table.get("relax.scaled.batch.0"), "batch.0", 90)
+    assert relax("scale", "scaled", "trainer=2", cwd=tmp_path).returncode == 2
+    assert "is no role=number" in relax("scale", "scaled", "reward=0", cwd=tmp_path).stderr
+    done = relax("scale", "scaled", "reward=3", "rollout=2", cwd=tmp_path)
+    assert done.stdout == "reward: 3 actors\nrollout: 2 actors\n", done.stderr
+    authors: set[str] = set()
+
+    def all_take_part() -> bool:
+        for name in ("reward", "trajectory"):
+            found = run.table.snapshot([run.table.subjects.column(name)])
+            authors.update(run.table.open(cell.data).author.partition("#")[0] for _, cell in found)
+        return {"reward.0", "reward.1", "reward.2", "rollout.0", "rollout.1"} <= authors
+
+    wait_until(all_take_part, "cells of all actors", 60)
+    done = relax("scale", "scaled", "reward=1", "rollout=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert run.pid_of("reward.1") is None
+    assert not run.table.written("relax.scaled.group.*.*.dropped")
+    assert_ends_in_order(run)

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from relax_actors.blackbox import BlackBox, Reading
+from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import STATUS_FD, Verdict, outcome_of
-from relax_actors.supervision.processes import Launch, ProcessTree
+from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Restart, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 

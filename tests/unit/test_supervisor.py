@@ -443,3 +443,35 @@ def test_deaths_that_do_not_count_are_waited_out_without_end() -> None:
     made.tick(now + 100.0)
     made.ready("a", now + 100.0)
     assert isinstance(made.exited("a", CRASH, now + 100.0)[0], GiveUp)
+
+
+def test_a_pool_grows_and_shrinks_while_it_runs() -> None:
+    made = up(supervisor("a.0", "a.1"))
+    assert made.resize([ChildSpec("a.0"), ChildSpec("a.1"), ChildSpec("a.2")], 1.0) == [Start("a.2")]
+    made.ready("a.2", 2.0)
+    assert made.resize([ChildSpec("a.0")], 3.0) == [Stop("a.1"), Stop("a.2")]
+    assert made.exited("a.1", DONE, 4.0) == []
+    assert made.exited("a.2", CRASH, 4.0) == []
+    assert phases(made) == {"a.0": Phase.READY}
+    assert made.restarts == 0
+
+
+def test_a_child_that_is_wanted_again_while_it_stops_is_started_once_it_is_gone() -> None:
+    made = up(supervisor("a.0", "a.1"))
+    assert made.resize([ChildSpec("a.0")], 1.0) == [Stop("a.1")]
+    assert made.resize([ChildSpec("a.0"), ChildSpec("a.1")], 1.5) == []
+    assert made.exited("a.1", DONE, 2.0) == [Start("a.1")]
+
+
+def test_a_child_that_waits_for_its_restart_leaves_at_once() -> None:
+    made = up(supervisor("a.0", "a.1"))
+    made.exited("a.1", CRASH, 1.0)
+    assert made.resize([ChildSpec("a.0")], 1.0) == []
+    assert phases(made) == {"a.0": Phase.READY}
+    assert made.tick(1000.0) == []
+
+
+def test_a_pool_that_ends_is_not_resized() -> None:
+    made = up(supervisor("a.0"))
+    made.shutdown(1.0)
+    assert made.resize([ChildSpec("a.0"), ChildSpec("a.1")], 1.0) == []
