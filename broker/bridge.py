@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import nats
 import nats.errors
 import structlog
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
@@ -72,6 +72,22 @@ class Address:
         except (OSError, ValueError, TypeError) as error:
             msg = f"no broker address in {path}: {error}; is the run up?"
             raise BrokerError(msg) from error
+
+
+class _Client(Client):
+    """A client whose connection outlives any message: subjects and headers need not be UTF-8 to be published."""
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        plain = subject.decode(errors="backslashreplace").encode()
+        return super()._build_message(sid, plain, reply, data, headers)
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except ValueError:
+            return None
 
 
 class Bridge:
@@ -130,7 +146,8 @@ class Bridge:
                 await hook()
 
         # nats-py tries for ever by itself: the deadline is ours.
-        connecting = nats.connect(
+        self.nc = _Client()
+        connecting = self.nc.connect(
             self.address.url,
             name=self._name,
             connect_timeout=2,
@@ -143,7 +160,7 @@ class Bridge:
             **options,
         )
         try:
-            self.nc = await asyncio.wait_for(connecting, deadline)
+            await asyncio.wait_for(connecting, deadline)
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
             text = last or f"{type(error).__name__}: {error}"
             msg = (

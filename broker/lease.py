@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
@@ -10,6 +11,12 @@ from nats.js.kv import KeyValue
 
 from broker.bridge import Bridge
 from broker.subjects import RowId
+
+
+def _count(value: Any, revision: int) -> int | None:
+    """The count in an entry, None if there is none; it can be no more than the writes that the bucket has seen."""
+    count = value.get("count") if isinstance(value, dict) else None
+    return count if type(count) is int and 0 < count <= revision else None
 
 
 class RunState:
@@ -26,29 +33,38 @@ class RunState:
                 entry = await self._kv.get(key)
             except KeyNotFoundError:
                 return None, 0
-            return json.loads(entry.value or b"null"), entry.revision or 0
+            try:
+                return json.loads(entry.value or b"null"), entry.revision or 0
+            except (ValueError, RecursionError):
+                return None, entry.revision or 0
 
         return await self._bridge.persist(get, f"read {key}")
 
     async def next_incarnation(self, role: str, n: int) -> int:
-        """Count one more life of an actor; every caller gets a number of its own, from 1 on."""
-        return int((await self._advance(f"incarnation.{role}.{n}", {}))["count"])
+        """Count one more life of an actor; every caller gets a number of its own, from 1 on.
+
+        An entry that cannot be read is taken for its revision: that is no less than any count before it.
+        """
+        return int((await self._advance(f"incarnation.{role}.{n}", {}, lost=lambda revision: revision))["count"])
 
     async def count_failure(self, role: str, row: RowId, error: str, traceback: str) -> int:
         """Count one more time that a row made an actor of `role` fail; remembers the last error."""
         last = {"error": error[:2000], "traceback": traceback[-8000:]}
-        return int((await self._advance(f"failure.{role}.{row}", last))["count"])
+        return int((await self._advance(f"failure.{role}.{row}", last, lost=lambda _: 0))["count"])
 
     async def failures(self, role: str, row: RowId) -> dict[str, Any] | None:
-        """`count`, `error` and `traceback` of a row's failures in a role, or None."""
-        value, _ = await self._get(f"failure.{role}.{row}")
-        return value if isinstance(value, dict) else None
+        """`count`, `error` and `traceback` of a row's failures in a role, or None; an entry that is none counts not."""
+        value, revision = await self._get(f"failure.{role}.{row}")
+        if _count(value, revision) is None:
+            return None
+        return {"count": value["count"], **{name: str(value.get(name, "")) for name in ("error", "traceback")}}
 
-    async def _advance(self, key: str, extra: dict[str, Any]) -> dict[str, Any]:
+    async def _advance(self, key: str, extra: dict[str, Any], lost: Callable[[int], int]) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
             while True:
                 value, revision = await self._get(key)
-                new = {"count": (value["count"] if value else 0) + 1, **extra}
+                count = _count(value, revision)
+                new = {"count": (lost(revision) if count is None else count) + 1, **extra}
                 try:
                     await self._kv.update(key, json.dumps(new).encode(), last=revision)
                 except KeyWrongLastSequenceError:
