@@ -81,7 +81,7 @@ class _Client(Client):
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:
         plain = subject.decode(errors="backslashreplace").encode()
-        return super()._build_message(sid, plain, reply, data, headers)
+        return super()._build_message(sid, plain, reply, data, headers)  # type: ignore[no-any-return]
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         try:
@@ -124,7 +124,7 @@ class Bridge:
 
     async def _connect(self, deadline: float) -> None:
         last = ""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"reconnect_time_wait": 0.1}
         if self.address.user:
             options |= {"user": self.address.user, "password": self.address.password}
         if self.address.credentials:
@@ -153,7 +153,6 @@ class Bridge:
             connect_timeout=2,
             allow_reconnect=True,
             max_reconnect_attempts=-1,
-            reconnect_time_wait=0.1,
             error_cb=on_error,
             disconnected_cb=on_disconnect,
             reconnected_cb=on_reconnect,

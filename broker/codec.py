@@ -130,36 +130,21 @@ def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str 
     if subject is not None and data[-_CHECKSUM_BYTES:] != _checksum(subject, data[:-_CHECKSUM_BYTES]):
         msg = f"the checksum of cell {subject} is not that of its subject and content: its owner did not write it"
         raise CodecError(msg)
-    references = 0
-
-    def ext(code: int, payload: bytes) -> Any:
-        if code == _ARRAY:
-            return _decode_array(payload)
-        if code == _REFERENCE:
-            nonlocal references
-            references += 1
-            if references > MAX_REFERENCES:
-                msg = f"a cell refers to at most {MAX_REFERENCES} arrays in the store"
-                raise CodecError(msg)
-            reference = _decode_reference(payload)
-            if resolve is None:
-                return reference
-            return resolve(reference)
-        msg = f"unknown extension type {code}"
-        raise CodecError(msg)
-
     try:
-        cell = msgpack.unpackb(data, ext_hook=ext, strict_map_key=True, raw=False)
+        cell = msgpack.unpackb(data, ext_hook=_extensions(resolve), strict_map_key=True, raw=False)
     except CodecError:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         msg = f"not msgpack: {str(error)[:200]}"
         raise CodecError(msg) from error
     match cell:
-        case (
-            [int(schema), str(name), str(author), dict(fields)]
-            | [int(schema), str(name), str(author), dict(fields), bytes()]
-        ) if type(schema) is int:
+        case [int(schema), str(name), str(author), dict(fields)] | [
+            int(schema),
+            str(name),
+            str(author),
+            dict(fields),
+            bytes(),
+        ] if type(schema) is int:
             if schema != SCHEMA:
                 msg = f"cell has schema {schema}, this version reads {SCHEMA}; run both ends at the same version"
                 raise CodecError(msg)
@@ -167,6 +152,27 @@ def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str 
             return Envelope(name, author, fields)
     msg = "not a cell: expected [schema, type, author, fields]"
     raise CodecError(msg)
+
+
+def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
+    """What decodes the extension types of one cell."""
+    references = 0
+
+    def decode_extension(code: int, payload: bytes) -> Any:
+        nonlocal references
+        if code == _ARRAY:
+            return _decode_array(payload)
+        if code != _REFERENCE:
+            msg = f"unknown extension type {code}"
+            raise CodecError(msg)
+        references += 1
+        if references > MAX_REFERENCES:
+            msg = f"a cell refers to at most {MAX_REFERENCES} arrays in the store"
+            raise CodecError(msg)
+        reference = _decode_reference(payload)
+        return reference if resolve is None else resolve(reference)
+
+    return decode_extension
 
 
 def decode_fields(envelope: Envelope, expected: type[T]) -> T:

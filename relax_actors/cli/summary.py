@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from broker.table import Table
 from relax_actors.config import Config
+from relax_actors.errors import CodecError, StoreError
 from relax_actors.ledger import Account, Ledger
 from relax_actors.messages import Batch, Checkpoint, Reward, Weights
+from relax_actors.roles.evaluator import is_evaluated
+from relax_actors.roles.reading import KINDS
 
 ENDS_OF_CURVE = 10
 
@@ -49,26 +53,29 @@ class Curves:
 
 
 def read_ledger(table: Table, config: Config) -> Ledger:
-    """The ledger of a run, from its cells as they are now."""
+    """The ledger of a run, from its cells as they are now; malformed ones are left out."""
     ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
     subjects = table.subjects
     columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
     numbered = [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
     for cell_id, cell in table.snapshot([*columns, *numbered]):
-        value: Batch | Checkpoint | None = None
-        if cell_id.kind == "batch":
-            value = table.read(cell.data, Batch)
-        elif cell_id.kind == "checkpoint":
-            value = table.read(cell.data, Checkpoint)
-        ledger.observe(cell_id, value)
+        try:
+            expected = KINDS.get(cell_id.kind)
+            value = table.read(cell.data, expected, subject=cell.subject) if expected else None
+        except CodecError:
+            continue
+        ledger.observe(cell_id, value if isinstance(value, Batch | Checkpoint) else None)
     return ledger
 
 
-def read_curves(table: Table, ledger: Ledger) -> Curves:
+def read_curves(table: Table, config: Config, ledger: Ledger) -> Curves:
     """The reward curves of a run."""
     evals: dict[int, list[float]] = defaultdict(list)
     for cell_id, cell in table.snapshot([table.subjects.column("reward", "eval")]):
-        evals[cell_id.step].append(float(table.read(cell.data, Reward).values.mean()))
+        if config.eval is None or cell_id.index >= config.eval.rows or not is_evaluated(config, cell_id.step):
+            continue
+        with suppress(CodecError, StoreError):
+            evals[cell_id.step].append(float(table.read(cell.data, Reward).values.mean()))
     rewards = [(step, batch.reward) for step, batch in sorted(ledger.batches.items())]
     return Curves(rewards, [(version, sum(v) / len(v)) for version, v in sorted(evals.items())])
 
@@ -76,10 +83,10 @@ def read_curves(table: Table, ledger: Ledger) -> Curves:
 def summarise(table: Table, config: Config, *, seconds: float, restarts: int) -> tuple[Summary, Curves]:
     """The result of a run as its table tells it."""
     ledger = read_ledger(table, config)
-    curves = read_curves(table, ledger)
+    curves = read_curves(table, config, ledger)
     account: Account = ledger.account()
     rewards = [value for _, value in curves.rewards]
-    weights = table.fetch_last(table.subjects.numbered("weights", "*"), Weights)
+    weights = table.fetch_last("weights", Weights)
     summary = Summary(
         run=config.run.name,
         steps=ledger.version or 0,

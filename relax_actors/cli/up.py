@@ -111,13 +111,24 @@ class Watcher(threading.Thread):
 def _is_finished(table: Table, config: Config) -> bool:
     """Whether the last checkpoint is there and the last version evaluated."""
     steps = config.run.steps
-    last = table.fetch_last(table.subjects.numbered("checkpoint", "*"), Checkpoint)
+    last = table.fetch_last("checkpoint", Checkpoint)
     if last is None or last.version < steps:
         return False
     if config.eval is None:
         return True
-    ended = sum(table.count(f"{table.subjects.prefix}.eval.{steps}.*.{field}") for field in ENDS)
-    return ended > 0 and ended >= table.count(f"{table.subjects.prefix}.eval.{steps}.*.prompt")
+    asked = _eval_rows(table, config, "prompt")
+    ended = set[str]().union(*(_eval_rows(table, config, field) for field in ENDS))
+    return bool(ended) and asked <= ended
+
+
+def _eval_rows(table: Table, config: Config, field: str) -> set[str]:
+    """Indices of the last version's evaluation rows that have a column."""
+    most = config.eval.rows if config.eval else 0
+    indices = {
+        subject.split(".")[-2]
+        for subject in table.written(f"{table.subjects.prefix}.eval.{config.run.steps}.*.{field}")
+    }
+    return indices & {str(index) for index in range(most)}
 
 
 def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors.actor import StatefulRole
 from relax_actors.config import Config
-from relax_actors.errors import CodecError, ConfigError, RowError
-from relax_actors.messages import Prompt, Quarantined, Reward
-from relax_actors.roles.prompts import PromptMaker, open_data, room
+from relax_actors.errors import CodecError, ConfigError, StoreError
+from relax_actors.messages import Prompt, Reward
+from relax_actors.roles.prompts import PromptMaker, first_cell, open_data, room
+from relax_actors.roles.reading import read_numbered
 from relax_actors.roles.seeds import seed_of
 from relax_actors.tokenizer import Tokenizer
 
@@ -65,9 +68,11 @@ class Evaluator(StatefulRole):
         """Ask for versions that are there, add up those that are done."""
         config = self.context.config
         for cell_id, cell in cells:
-            if cell_id.kind == "weights" and is_evaluated(config, cell_id.step):
+            if not is_evaluated(config, cell_id.step):
+                continue
+            if cell_id.kind == "weights" and read_numbered(self.context, cell_id, cell) is not None:
                 self._wanted.add(cell_id.step)
-            elif cell_id.kind == "eval":
+            elif cell_id.kind == "eval" and cell_id.index < self._rows:
                 self._end(cell_id, cell)
         for version in sorted(self._wanted):
             if len(self._ended.get(version, {})) < self._rows:
@@ -83,7 +88,7 @@ class Evaluator(StatefulRole):
         if cell_id.field == "reward":
             try:
                 ended[cell_id.index] = float(self.context.table.read(cell.data, Reward).values.mean())
-            except CodecError as error:
+            except (CodecError, StoreError) as error:
                 self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
         if len(ended) == self._rows:
             values = [value for value in ended.values() if value is not None]
@@ -91,20 +96,13 @@ class Evaluator(StatefulRole):
             self.context.journal.event("evaluated", version=cell_id.step, reward=self._latest[1], rows=len(values))
 
     def _ask(self, version: int) -> None:
-        table = self.context.table
-        cells: list[tuple[str, Prompt | Quarantined]] = []
-        for index in range(self._rows):
-            row = RowId(version, index, "eval")
-            seed = seed_of(self.context.config.run.seed, "eval", index)
-            try:
-                prompt = self._maker.make(
-                    self._source[index], seed=seed, min_version=version, exact_version=True, greedy=True
-                )
-            except RowError as error:
-                cells.append((table.cell(row, "quarantined"), Quarantined("evaluator", 1, str(error), "")))
-            else:
-                cells.append((table.cell(row, "prompt"), prompt))
-        table.put_all(cells)
+        rows = [RowId(version, index, "eval") for index in range(self._rows)]
+        self.context.table.put_encoded([first_cell(self.context, row, partial(self._prompt, row)) for row in rows])
+
+    def _prompt(self, row: RowId) -> Prompt:
+        seed = seed_of(self.context.config.run.seed, "eval", row.index)
+        task = self._source[row.index]
+        return self._maker.make(task, seed=seed, min_version=row.step, exact_version=True, greedy=True)
 
     def metrics(self) -> dict[str, float]:
         """The last result."""

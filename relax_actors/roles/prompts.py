@@ -6,16 +6,18 @@ What it admits is a function of the configuration and the row's id, so that a ne
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from broker.subjects import CellId, RowId
 from broker.table import Cell
-from relax_actors.actor import StatefulRole
+from relax_actors.actor import Context, StatefulRole
 from relax_actors.config.schema import Config, DataSection
 from relax_actors.envs.sources import PromptSource as Source
 from relax_actors.envs.sources import open_source
 from relax_actors.envs.tasks import Task
-from relax_actors.errors import RowError
+from relax_actors.errors import CodecError, RowError
 from relax_actors.ledger import Ledger
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined
 from relax_actors.modelfolder import measure
@@ -81,6 +83,19 @@ class PromptMaker:
         return self._tokenizer.chat(messages)
 
 
+def first_cell(context: Context, row: RowId, make: Callable[[], Prompt]) -> tuple[str, bytes]:
+    """Subject and content of the cell that begins a row: its prompt, or why it can have none."""
+    table = context.table
+    subject = table.cell(row, "prompt")
+    try:
+        return subject, table.encode(subject, make())
+    except (RowError, CodecError) as error:
+        trace = "".join(traceback.format_exception(error))
+        context.journal.event("row_quarantined", row=str(row), deliveries=1, error=str(error))
+        subject = table.cell(row, "quarantined")
+        return subject, table.encode(subject, Quarantined(context.role, 1, str(error)[:2000], trace[-8000:]))
+
+
 class PromptSource(StatefulRole):
     """Owns the admission of rows."""
 
@@ -120,15 +135,8 @@ class PromptSource(StatefulRole):
 
     def _admit(self, rows: list[RowId]) -> None:
         table = self.context.table
-        cells: list[tuple[str, Prompt | Quarantined]] = []
-        for row in rows:
-            try:
-                cells.append((table.cell(row, "prompt"), self._prompt(row)))
-            except RowError as error:
-                trace = "".join(traceback.format_exception(error))
-                cells.append((table.cell(row, "quarantined"), Quarantined("prompts", 1, str(error), trace)))
-                self.context.journal.event("row_quarantined", row=str(row), deliveries=1, error=str(error))
-        table.put_all(cells)
+        cells = [first_cell(self.context, row, partial(self._prompt, row)) for row in rows]
+        table.put_encoded(cells)
         for subject, _ in cells:
             self._ledger.observe(table.subjects.parse(subject))
 
