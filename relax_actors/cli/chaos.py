@@ -91,9 +91,11 @@ def _living(at: Connected, target: str) -> Iterator[tuple[str, int]]:
     alive = dict(_commands())
     for name, lease in leases.items():
         own, _, number = name.rpartition(".")
-        pid = int(lease["pid"])
-        if (role in (own, ANY)) and (not n or n == number) and str(at.folder.root) in alive.get(pid, ""):
-            yield name, pid
+        there = lease.get("pid")
+        if not isinstance(there, int):
+            continue
+        if (role in (own, ANY)) and (not n or n == number) and str(at.folder.root) in alive.get(there, ""):
+            yield name, there
 
 
 def _commands() -> Iterator[tuple[int, str]]:

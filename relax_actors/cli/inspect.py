@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.tree import Tree
 
@@ -18,7 +19,7 @@ from relax_actors.actor import COLUMNS
 from relax_actors.cli.connect import Connected, connected
 from relax_actors.cli.render import fields_of
 from relax_actors.cli.summary import read_ledger
-from relax_actors.errors import ConfigError
+from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Quarantined
 from relax_actors.roles import replicas, role_names
 
@@ -54,7 +55,8 @@ def status(run: str, *, as_json: bool) -> None:
             console.print(f"{name:12} {value}", highlight=False)
     shown = RichTable("actor", "pid", "life", "up", "waits for, or has in hand")
     for name, lease in sorted(leases.items()):
-        shown.add_row(name, str(lease.get("pid")), str(lease.get("incarnation")), _up(lease), _doing(lease))
+        cells = (name, str(lease.get("pid"))[:20], str(lease.get("incarnation"))[:20], _up(lease), _doing(lease))
+        shown.add_row(*map(escape, cells))
     console.print(shown)
 
 
@@ -107,9 +109,9 @@ def tree(run: str) -> None:
             if lease is None:
                 pool.add(f"{role}.{n} [red]no lease[/]")
                 continue
-            lives = int(lease.get("incarnation", 1))
+            lives = int(_number(lease.get("incarnation"), 1))
             text = f"{role}.{n} pid {lease.get('pid')}, up {_up(lease)}, {lives - 1} earlier lives: {_doing(lease)}"
-            pool.add(text)
+            pool.add(escape(text))
     Console().print(root, highlight=False, soft_wrap=True)
 
 
@@ -121,7 +123,7 @@ def quarantine(run: str, row: str | None, *, as_json: bool) -> None:
             _show_row(at, RowId.parse(row))
             return
         columns = [table.subjects.column("quarantined", kind) for kind in ("group", "eval")]
-        found = [(c.row, table.read(cell.data, Quarantined)) for c, cell in table.snapshot(columns)]
+        found = [(c.row, _quarantined(table, cell.data)) for c, cell in table.snapshot(columns)]
     if as_json:
         for at_row, cell in found:
             body = {"row": str(at_row), "role": cell.role, "deliveries": cell.deliveries, "error": cell.error}
@@ -129,21 +131,31 @@ def quarantine(run: str, row: str | None, *, as_json: bool) -> None:
         return
     shown = RichTable("row", "role", "deliveries", "error")
     for at_row, cell in found:
-        shown.add_row(str(at_row), cell.role, str(cell.deliveries), cell.error.splitlines()[0] if cell.error else "")
+        first = (cell.error.splitlines() or [""])[0][:500]
+        shown.add_row(str(at_row), escape(cell.role), str(cell.deliveries), escape(first))
     Console().print(shown if found else "nothing is quarantined")
 
 
 def _show_row(at: Connected, row: RowId) -> None:
     console = Console()
-    cell = at.table.fetch(at.table.cell(row, "quarantined"), Quarantined)
-    if cell is None:
+    there = at.table.get(at.table.cell(row, "quarantined"))
+    if there is None:
         msg = f"{row} is not quarantined in run {at.config.run.name}; `relax quarantine RUN` lists what is"
         raise ConfigError(msg)
-    console.print(f"{row} quarantined by {cell.role} after {cell.deliveries} deliveries", highlight=False)
+    cell = _quarantined(at.table, there.data)
+    console.print(f"{row} quarantined by {cell.role} after {cell.deliveries} deliveries", highlight=False, markup=False)
     console.print(cell.error, highlight=False, markup=False, soft_wrap=True)
     console.print(cell.traceback, highlight=False, markup=False, soft_wrap=True)
     for name, fields in _inputs(at.table, row, [*COLUMNS, *at.config.roles]).items():
         console.print(f"{name}: {fields}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _quarantined(table: Table, data: bytes) -> Quarantined:
+    """What a cell says; of one that cannot be read, that and why."""
+    try:
+        return table.read(data, Quarantined)
+    except (CodecError, StoreError) as error:
+        return Quarantined("?", 0, f"unreadable: {error}", "")
 
 
 def _inputs(table: Table, row: RowId, columns: list[str]) -> dict[str, Any]:
@@ -164,10 +176,16 @@ def fingerprint(path: Path) -> str:
 
 
 def _up(lease: dict[str, Any]) -> str:
-    return f"{time.time() - float(lease.get('since', 0)):.0f} s"
+    return f"{time.time() - _number(lease.get('since'), 0.0):.0f} s"
+
+
+def _number(value: Any, otherwise: float) -> float:
+    """A number out of an entry that anybody may have written."""
+    return value if isinstance(value, int | float) and abs(value) < 1e18 else otherwise  # noqa: PLR2004
 
 
 def _doing(lease: dict[str, Any]) -> str:
-    rows = lease.get("rows", [])
+    rows = lease.get("rows")
+    rows = [str(row)[:40] for row in rows] if isinstance(rows, list) else []
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""  # noqa: PLR2004
-    return ", ".join(rows[:3]) + more if rows else f"waits for {lease.get('waits_for') or 'work'}"
+    return ", ".join(rows[:3]) + more if rows else f"waits for {str(lease.get('waits_for') or 'work')[:200]}"
