@@ -75,7 +75,8 @@ def read_curves(table: Table, config: Config, ledger: Ledger) -> Curves:
         if config.eval is None or cell_id.index >= config.eval.rows or not is_evaluated(config, cell_id.step):
             continue
         with suppress(CodecError, StoreError):
-            evals[cell_id.step].append(float(table.read(cell.data, Reward).values.mean()))
+            reward = table.read(cell.data, Reward)
+            evals[cell_id.step].append(float(reward.values.mean()))
     rewards = [(step, batch.reward) for step, batch in sorted(ledger.batches.items())]
     return Curves(rewards, [(version, sum(v) / len(v)) for version, v in sorted(evals.items())])
 
