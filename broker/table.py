@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from nats.errors import NoRespondersError
 from nats.js.api import RawStreamMsg
-from nats.js.errors import APIError, BadRequestError, NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from broker.bridge import Bridge
 from broker.codec import Envelope, decode_fields, encode, open_envelope
@@ -24,7 +25,7 @@ from broker.subjects import CellId, RowId, Subjects
 
 T = TypeVar("T")
 CALL_DEADLINE = 120.0
-_STORE_FAILED = 10077
+_STORE_FAILED, _NO_MESSAGE = 10077, 10057
 _ALREADY_THERE = "maximum messages per subject exceeded"
 
 
@@ -123,7 +124,7 @@ class Table:
         async def look_up() -> RawStreamMsg | None:
             if direct and self._direct:
                 # The answer has the message's own headers among the server's, and they may say anything.
-                with suppress(APIError, ValueError, KeyError):
+                with suppress(APIError, NoRespondersError, ValueError, KeyError):
                     return await ask(direct=True)
             return await ask(direct=False)
 
@@ -224,9 +225,11 @@ class Table:
 
         async def one(cell: Cell) -> None:
             async def request() -> None:
-                # One that somebody else has removed already is no concern.
-                with suppress(NotFoundError, BadRequestError):
+                try:
                     await self.bridge.js.delete_msg(self.subjects.table_stream, cell.sequence)
+                except APIError as error:
+                    if error.err_code != _NO_MESSAGE:  # somebody else has removed it already
+                        raise
 
             await self.bridge.persist(request, f"remove {cell.subject}")
 

@@ -109,7 +109,7 @@ class Fuzzer:
     def _stranger(self) -> Message:
         """A subject that the stream takes and that names nothing."""
         r = self.random
-        odd = ("x", "-1", "01", "1e3", "9" * 40, "é", "$", "١", "0x1", "<>", "(", "%s", "a" * 300)
+        odd = ("x", "-1", "01", "1e3", "9" * 40, "é", "$", "\u0661", "0x1", "<>", "(", "%s", "a" * 300)
         token = r.choice(odd)
         tail = r.choice(
             (
