@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | bench | clean
+# make demo | test | test-all | chaos | fuzz | lint | bench | clean
 PYTHON ?= python3
 VENV ?= .venv
 # Another build of torch, e.g. one for CUDA: make demo TORCH=torch
@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all chaos lint bench smollm2 clean
+.PHONY: demo test test-all chaos fuzz lint bench smollm2 clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.base: pyproject.toml
@@ -42,6 +42,12 @@ test-all: $(VENV)/.test
 # Runs that are killed at random against undisturbed ones, and the other long tests of faults.
 chaos: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow tests/chaos
+
+# A million malformed messages on all subjects of living runs; about ten minutes. make fuzz COUNT=100000 SEED=7
+COUNT ?= 1000000
+SEED ?= 0
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.chaos.fuzz --count $(COUNT) --seed $(SEED)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

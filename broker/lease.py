@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from broker.bridge import Bridge
@@ -97,7 +98,8 @@ class RunState:
         found = {}
         for subject in await self._bridge.persist(subjects, "list leases"):
             key = subject.removeprefix(prefix)
-            value, _ = await self._get(key)
-            if isinstance(value, dict):
-                found[key.removeprefix("lease.")] = value
+            with suppress(InvalidKeyError):
+                value, _ = await self._get(key)
+                if isinstance(value, dict):
+                    found[key.removeprefix("lease.")] = value
         return found

@@ -25,7 +25,8 @@ from broker.subjects import CellId, RowId, Subjects
 
 T = TypeVar("T")
 CALL_DEADLINE = 120.0
-_STORE_FAILED, _NO_MESSAGE = 10077, 10057
+_STORE_FAILED = 10077
+_GONE = (10037, 10043, 10057)
 _ALREADY_THERE = "maximum messages per subject exceeded"
 
 
@@ -228,7 +229,7 @@ class Table:
                 try:
                     await self.bridge.js.delete_msg(self.subjects.table_stream, cell.sequence)
                 except APIError as error:
-                    if error.err_code != _NO_MESSAGE:  # somebody else has removed it already
+                    if error.err_code not in _GONE:  # somebody else has removed it already
                         raise
 
             await self.bridge.persist(request, f"remove {cell.subject}")

@@ -117,8 +117,9 @@ def _is_finished(table: Table, config: Config) -> bool:
     if config.eval is None:
         return True
     asked = _eval_rows(table, config, "prompt")
-    ended = set[str]().union(*(_eval_rows(table, config, field) for field in ENDS))
-    return bool(ended) and asked <= ended
+    ended = {field: _eval_rows(table, config, field) for field in ENDS}
+    # A row that was refused at its admission has no prompt.
+    return bool(asked | ended["quarantined"]) and asked <= set().union(*ended.values())
 
 
 def _eval_rows(table: Table, config: Config, field: str) -> set[str]:

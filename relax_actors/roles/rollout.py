@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -123,36 +124,24 @@ class Rollout(Role):
         """
         if exact >= 0 and exact == self._engine.version:
             return
+        table = self.context.table
         if exact >= 0:
-            announced = self._announced(exact)
+            announced = None
+            with suppress(CodecError):  # not the trainer's; it will name it, and write its own in its place
+                announced = table.fetch(table.subjects.numbered("weights", exact), Weights)
             if announced is not None and self._load(announced):
                 return
-        at = self._engine.version
-        if (newest := self._newest(least if at is None else max(least, at + 1))) is None:
-            if at is not None and at >= least:
-                return
-            msg = f"the row demands weights {least} or newer, which are not announced"
+        newest = table.fetch_last("weights", Weights)
+        if newest is None or newest.version < least:
+            at = "none" if newest is None else newest.version
+            msg = f"the row demands weights {least} or newer, the newest announced is {at}"
             raise RowError(msg)
-        while not self._load(newest):
+        if newest.version != self._engine.version and not self._load(newest):
             # The trainer has announced a newer version in the meantime and removed this one.
-            missing = newest.version
-            if (newest := self._newest(missing + 1)) is None:
-                msg = f"weights {missing} are announced but missing in the store"
+            newest = table.fetch_last("weights", Weights)
+            if newest is None or not self._load(newest):
+                msg = f"weights {newest.version if newest else least} are announced but missing in the store"
                 raise ActorError(msg)
-
-    def _newest(self, least: int) -> Weights | None:
-        """The newest weights from version `least` on; versions follow each other without a gap."""
-        newest, version = None, least
-        while (found := self._announced(version)) is not None:
-            newest, version = found, version + 1
-        return newest
-
-    def _announced(self, version: int) -> Weights | None:
-        table = self.context.table
-        try:
-            return table.fetch(table.subjects.numbered("weights", version), Weights)
-        except CodecError:
-            return None  # not the trainer's; it will name it, and write its own in its place
 
     def _load(self, announced: Weights) -> bool:
         store = self.context.table.store

@@ -87,6 +87,17 @@ def test_a_message_that_pretends_to_be_the_servers_answer_is_a_message(table: Ta
     assert table.put(subject, samples()["prompt"])
 
 
+def test_removing_what_is_gone_is_no_error_and_spares_what_came_since(table: Table) -> None:
+    subjects = [table.cell(RowId(0, i), "dropped") for i in range(3)]
+    table.put_encoded([(subject, b"x") for subject in subjects])
+    cells = [cell for _, cell in table.snapshot([table.subjects.column("dropped")])]
+    for _ in range(2):
+        table.remove(cells[1:2])
+    assert table.put(subjects[1], samples()["dropped"])
+    table.remove(cells)
+    assert [cell.subject for _, cell in table.snapshot([table.subjects.column("dropped")])] == [subjects[1]]
+
+
 def test_sizes_are_bounded_by_the_server_and_by_the_writer(table: Table) -> None:
     async def publish(size: int) -> None:
         await table.bridge.js.publish(table.cell(ROW, "prompt"), bytes(size))

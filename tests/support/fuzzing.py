@@ -109,7 +109,7 @@ class Fuzzer:
     def _stranger(self) -> Message:
         """A subject that the stream takes and that names nothing."""
         r = self.random
-        odd = ("x", "-1", "01", "1e3", "9" * 40, "é", "$", "\u0661", "0x1", "<>", "(", "%s", "a" * 300)
+        odd = ("*", ">", "x", "-1", "01", "1e3", "9" * 40, "é", "$", "\u0661", "0x1", "<>", "(", "%s", "a" * 300)
         token = r.choice(odd)
         tail = r.choice(
             (
@@ -140,7 +140,9 @@ class Fuzzer:
         r = self.random
         row = f"group.{self._step() + r.randrange(3)}.{r.randrange(self._rows)}"
         role = r.choice(ROLES)
-        key = r.choice((f"failure.{role}.{row}", f"incarnation.{role}.0", f"lease.{role}.{r.randrange(3)}", "x.y"))
+        key = r.choice(
+            (f"failure.{role}.{row}", f"incarnation.{role}.0", f"lease.{role}.{r.randrange(3)}", "lease.é.$", "x.y")
+        )
         body = {name: self._json() for name in r.sample(("count", "pid", "since", "rows", "waits_for", "error"), 3)}
         data = r.choice((json.dumps(body).encode(), json.dumps(self._json()).encode(), self._bytes(), b"[" * 5000))
         return Message("KV state", f"$KV.RELAX_{self._run}_STATE.{key}", data)
