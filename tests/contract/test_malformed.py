@@ -238,7 +238,7 @@ def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, n
         wait_until(lambda: not table.bridge.loop.is_closed() and pump._pull is not None, "pump")
         wait_until(done, "end of all messages", 60)
         table.bridge.loop.call_soon_threadsafe(stopping.set)
-        pump.wake()
+        table.bridge.loop.call_soon_threadsafe(pump.wake)
         running.result(20)
     finally:
         mailbox.stop()
@@ -269,7 +269,7 @@ def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_p
         running = table.bridge.submit(pump.run(stopping))
         found = wait_until(lambda: table.fetch(table.cell(ROW, "quarantined"), Quarantined), "quarantine", 20)
         table.bridge.loop.call_soon_threadsafe(stopping.set)
-        pump.wake()
+        table.bridge.loop.call_soon_threadsafe(pump.wake)
         running.result(20)
     finally:
         mailbox.stop()
