@@ -49,7 +49,7 @@ MakeTable = Callable[[Bridge], Table]
 @pytest.fixture
 def make_table(tmp_path: Path, subjects: Subjects) -> MakeTable:
     def make(bridge: Bridge) -> Table:
-        bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 28), log_spec(subjects, 1 << 24, 3600)]), 20)
+        bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 26), log_spec(subjects, 1 << 24, 3600)]), 20)
         return Table(bridge, subjects, Store(tmp_path / "store"), "test.0#1")
 
     return make

@@ -12,6 +12,7 @@ from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import FencedError
 from relax_actors.messages import Shard, Weights
 from relax_actors.roles.evaluator import last_evaluated
+from relax_actors.roles.reading import fetch_own, put_own
 
 # Columns that outlive their rows: what was quarantined, and what became of it.
 KEPT = ("quarantined", "requeued", "readmitted")
@@ -35,19 +36,19 @@ class Publisher:
         """
         context, table = self._context, self._context.table
         subject = table.subjects.numbered("weights", version)
-        known = table.fetch(subject, Weights) if context.incarnation > 1 else None
+        known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
             # Each life writes files of its own: one that was replaced must not touch what its successor announced.
             uri = f"weights/{version}.{context.incarnation}.safetensors"
             fingerprint = table.store.write(uri, self._engine.announce)
             size = table.store.path(uri).stat().st_size
             cell = Weights(version, fingerprint, [Shard(uri, size, fingerprint)], context.incarnation)
-            if table.put(subject, cell):
+            known = put_own(context, subject, cell)
+            if known is None:
                 self._latest = cell
                 self._collect(version)
                 return
-            known = table.fetch(subject, Weights)
-        if known is None or known.incarnation > context.incarnation:
+        if known.incarnation > context.incarnation:
             msg = f"weights {version} were announced by a later life; this one gives way"
             raise FencedError(msg)
         found = self._engine.fingerprint()
@@ -61,7 +62,7 @@ class Publisher:
     def restore(self, version: int) -> None:
         """See that the files of an announced version are there: a store may have lost what the table still names."""
         table = self._context.table
-        known = table.fetch(table.subjects.numbered("weights", version), Weights)
+        known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
         if known is None:
             self.announce(version)
         elif known.fingerprint == self._engine.fingerprint():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,8 +14,9 @@ import numpy as np
 from broker.errors import StoreError
 from relax_actors.actor import Role, Row
 from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
-from relax_actors.errors import ActorError, ConfigError
+from relax_actors.errors import ActorError, CodecError, ConfigError, RelaxError, RowError
 from relax_actors.messages import Prompt, Trajectory, Weights
+from relax_actors.roles.rows import Limits
 from relax_actors.tokenizer import Tokenizer
 
 WEIGHTS_SECONDS = 30.0
@@ -52,17 +54,25 @@ class Rollout(Role):
         self._tokenizer = Tokenizer(config.model_path)
         self._stops = self._tokenizer.stop_ids | {stop_id(self._tokenizer, text) for text in config.rollout.stop}
         self._engine = make_engine(config.rollout.backend, config.model_path, config.run.threads)
+        self._limits = Limits(config)
         self._fingerprint = ""
         self._tokens = 0
         self._model_seconds = 0.0
 
-    def handle_many(self, rows: Sequence[Row]) -> list[Trajectory]:
-        """Generate rows together; those that ask for one version of the weights are generated with just that."""
+    def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
+        """Generate rows together; those that ask for one version of the weights are generated with just that.
+
+        A row whose prompt is bad gets its error and does not hold up its neighbours.
+        """
         groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        found: dict[int, Trajectory | RelaxError] = {}
         for i, row in enumerate(rows):
-            prompt: Prompt = row.prompt
+            try:
+                prompt = self._prompt(row)
+            except RelaxError as error:
+                found[i] = error
+                continue
             groups[prompt.min_version if prompt.exact_version else -1, prompt.greedy].append(i)
-        found: dict[int, Trajectory] = {}
         for (version, greedy), members in groups.items():
             prompts = [rows[i].prompt for i in members]
             self._use_version(version, least=max(p.min_version for p in prompts))
@@ -73,6 +83,12 @@ class Rollout(Role):
             for i, prompt, samples in zip(members, prompts, generated, strict=True):
                 found[i] = self._trajectory(prompt, samples)
         return [found[i] for i in range(len(rows))]
+
+    def _prompt(self, row: Row) -> Prompt:
+        prompt: Prompt = row.prompt
+        if why := self._limits.of_prompt(prompt):
+            raise RowError(why)
+        return prompt
 
     def _request(self, prompt: Prompt, *, greedy: bool) -> GenerationRequest:
         settings = self._settings
@@ -105,20 +121,23 @@ class Rollout(Role):
         """Have the version asked for, or the newest if -1; an evaluated version that is gone is replaced by the newest.
 
         Raises:
-            ActorError: there are no weights as new as the row demands.
+            RowError: weights as new as the row demands were never announced; rows are admitted after them.
+            ActorError: they are announced but cannot be had.
         """
         if exact >= 0 and exact == self._engine.version:
             return
         table = self.context.table
         if exact >= 0:
-            announced = table.fetch(table.subjects.numbered("weights", exact), Weights)
+            announced = None
+            with suppress(CodecError):  # not the trainer's; it will name it, and write its own in its place
+                announced = table.fetch(table.subjects.numbered("weights", exact), Weights)
             if announced is not None and self._load(announced):
                 return
-        newest = table.fetch_last(table.subjects.numbered("weights", "*"), Weights)
+        newest = table.fetch_last("weights", Weights)
         if newest is None or newest.version < least:
             at = "none" if newest is None else newest.version
-            msg = f"a row needs weights {least} or newer, the newest announced is {at}"
-            raise ActorError(msg)
+            msg = f"the row demands weights {least} or newer, the newest announced is {at}"
+            raise RowError(msg)
         end = time.monotonic() + WEIGHTS_SECONDS
         while newest.version != self._engine.version and not self._load(newest):
             # The trainer has removed them for a newer version, or will see that they are gone and write them again.
@@ -127,7 +146,7 @@ class Rollout(Role):
                 raise ActorError(msg)
             time.sleep(0.1)
             self.progress()
-            newest = table.fetch_last(table.subjects.numbered("weights", "*"), Weights) or newest
+            newest = table.fetch_last("weights", Weights) or newest
 
     def _load(self, announced: Weights) -> bool:
         store = self.context.table.store

@@ -8,28 +8,29 @@ a later life than ours means that we were replaced: we end.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from broker.codec import Array
 from broker.errors import CodecError, RelaxError, StoreError
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors import checkpoint as checkpoints
 from relax_actors.actor import StatefulRole
-from relax_actors.engines.training import Sequences, TrainBatch, TrainingEngine
+from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.ledger import Ledger
-from relax_actors.messages import Advantage, Batch, Checkpoint, Dropped, DropReason, Trajectory, Weights
+from relax_actors.messages import Advantage, Batch, Checkpoint, Dropped, DropReason, Quarantined, Trajectory, Weights
 from relax_actors.roles.publish import Publisher
-from relax_actors.roles.reading import observe, read_logprobs
+from relax_actors.roles.reading import KINDS, Numbered, observe, put_own, read_logprobs
+from relax_actors.roles.rows import Limits, StepRows, lost_row
 from relax_actors.roles.seeds import seed_of
 from relax_actors.roles.warm_start import warm_start
 
 PROXIMAL = "actor_fwd"
 """The column of the proximal policy's log-probs, `[total] float32`, where algorithm.proximal asks for it."""
+T = TypeVar("T")
 
 
 def make_engine(backend: str, config: object, threads: int) -> TrainingEngine:
@@ -45,43 +46,6 @@ def make_engine(backend: str, config: object, threads: int) -> TrainingEngine:
     raise ConfigError(msg)
 
 
-@dataclass(slots=True)
-class _Rows:
-    """The rows of a step as the trainer needs them."""
-
-    ids: list[int]
-    trajectories: list[Trajectory]
-    advantages: list[Advantage]
-    proximal: list[Array] | None = None
-
-    def batch(self) -> TrainBatch:
-        """All samples, row after row."""
-        prompts: list[Array] = []
-        completions: list[Array] = []
-        logprobs: list[Array] = []
-        for trajectory in self.trajectories:
-            for sample in trajectory.samples:
-                prompts.append(trajectory.prompt_tokens)
-                completions.append(sample.tokens)
-                logprobs.append(sample.logprobs)
-        values = np.concatenate([a.values for a in self.advantages]).astype(np.float32)
-        proximal = None
-        if self.proximal is not None:
-            pairs = zip(self.proximal, self.trajectories, strict=True)
-            proximal = [part for array, t in pairs for part in np.split(array, np.cumsum(t.lengths)[:-1])]
-        return TrainBatch(Sequences(prompts, completions), logprobs, values, proximal)
-
-    @property
-    def oldest(self) -> int:
-        """The oldest version that wrote a token."""
-        return min(int(t.versions.min()) for t in self.trajectories if len(t.versions))
-
-    @property
-    def newest(self) -> int:
-        """The newest version that wrote a token."""
-        return max(int(t.versions.max()) for t in self.trajectories if len(t.versions))
-
-
 class Trainer(StatefulRole):
     """Owns the weights."""
 
@@ -95,9 +59,11 @@ class Trainer(StatefulRole):
         self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
-        self._ready: dict[int, dict[int, bytes]] = {}
+        self._ready: dict[int, set[int]] = {}
         self._scores = config.algorithm.proximal == PROXIMAL
         self._scored: dict[int, set[int]] = {}
+        self._malformed: list[Cell] = []
+        self._limits = Limits(config)
         self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
@@ -115,12 +81,12 @@ class Trainer(StatefulRole):
         last: Checkpoint | None = None
         purged = 0
         for cell_id, cell in cells:
-            self._take(cell_id, cell)
-            if cell_id.kind == "checkpoint":
-                found = self.context.table.read(cell.data, Checkpoint)
+            found = self._take(cell_id, cell)
+            if isinstance(found, Checkpoint):
                 purged = last.floor if last is not None else 0
                 last = found if last is None or found.version > last.version else last
                 self._checkpoints[found.version] = found.path
+        self._tidy()
         if last is None:
             self._begin()
         else:
@@ -173,18 +139,28 @@ class Trainer(StatefulRole):
         """Take cells in; step while a step's rows are all there."""
         for cell_id, cell in cells:
             self._take(cell_id, cell)
+        self._tidy()
         self._advance()
 
     def idle(self) -> None:
         """See that the weights in use are there."""
         self._publisher.look_after()
 
-    def _take(self, cell_id: CellId, cell: Cell) -> None:
-        observe(self._ledger, self.context, cell_id, cell)
-        if cell_id.field == "advantage" and cell_id.step >= max(self._version, 0):
-            self._ready.setdefault(cell_id.step, {})[cell_id.index] = cell.data
-        elif cell_id.field == PROXIMAL and cell_id.step >= max(self._version, 0):
-            self._scored.setdefault(cell_id.step, set()).add(cell_id.index)
+    def _take(self, cell_id: CellId, cell: Cell) -> Numbered | None:
+        value = observe(self._ledger, self.context, cell_id, cell)
+        if value is None and cell_id.kind in KINDS:
+            self._malformed.append(cell)
+        if max(self._version, 0) <= cell_id.step < self.context.config.run.steps:
+            if cell_id.field == "advantage":
+                self._ready.setdefault(cell_id.step, set()).add(cell_id.index)
+            elif cell_id.field == PROXIMAL:
+                self._scored.setdefault(cell_id.step, set()).add(cell_id.index)
+        return value
+
+    def _tidy(self) -> None:
+        """Remove what lies where only the trainer writes, and is not its own."""
+        self.context.table.remove(self._malformed)
+        self._malformed.clear()
 
     def _advance(self) -> None:
         while self._version < self.context.config.run.steps and not self.context.stopping():
@@ -196,68 +172,80 @@ class Trainer(StatefulRole):
                 break
             self._train(self._version, rows)
         step = self._version
-        ready = len(self._ready.get(step, {}))
+        ready = len(self._ready.get(step, ()))
         self.context.waits_for(f"rows of step {step}: {ready} of {self._settings.rows} are ready")
 
-    def _rows_of(self, step: int) -> _Rows | None:
-        """The step's rows, one a slot, if all are there and usable; rows that are not are dropped."""
+    def _rows_of(self, step: int) -> StepRows | None:
+        """The step's rows, one a slot, if all are there and usable; rows that are not are dropped or quarantined."""
         candidates = self._ledger.candidates(step)
-        ready = self._ready.get(step, {})
+        ready = self._ready.get(step, ())
         if len(candidates) < self._settings.rows or not all(i in ready for i in candidates.values()):
             return None
         if self._scores and not self._scored.get(step, set()).issuperset(candidates.values()):
             return None
         indices = [candidates[slot] for slot in sorted(candidates)]
-        lost: list[tuple[int, DropReason, str]] = []
-        rows = _Rows([], [], [])
-        for index, trajectory in zip(indices, self._trajectories(step, indices), strict=True):
-            if isinstance(trajectory, RelaxError):
-                lost.append((index, DropReason.LOST_SEGMENT, str(trajectory)))
-                continue
-            advantage = self.context.table.read(ready[index], Advantage)
-            if len(advantage.values) != len(trajectory.lengths) or not len(trajectory.tokens):
-                detail = f"{len(advantage.values)} advantages for {len(trajectory.lengths)} samples"
-                lost.append((index, DropReason.UNUSABLE, f"{detail} of {len(trajectory.tokens)} tokens"))
-                continue
-            age = step - int(trajectory.versions.min())
-            staleness = self.context.config.staleness
-            if age > staleness.max and staleness.policy == "drop":
-                lost.append((index, DropReason.TOO_OLD, f"age {age} is over staleness.max"))
-                continue
-            rows.ids.append(index)
-            rows.trajectories.append(trajectory)
-            rows.advantages.append(advantage)
+        lost: list[tuple[int, Dropped | Quarantined]] = []
+        rows = StepRows([], [], [])
+        trajectories = self._column(step, indices, "trajectory", Trajectory)
+        advantages = self._column(step, indices, "advantage", Advantage)
+        for index, trajectory, advantage in zip(indices, trajectories, advantages, strict=True):
+            if fate := self._fate(trajectory, advantage, step):
+                lost.append((index, fate))
+            elif not isinstance(trajectory, RelaxError) and not isinstance(advantage, RelaxError):
+                rows.ids.append(index)
+                rows.trajectories.append(trajectory)
+                rows.advantages.append(advantage)
         if self._scores:
             rows.proximal, bad = read_logprobs(self.context.table, PROXIMAL, step, rows.ids, rows.trajectories)
-            lost += [(index, DropReason.UNUSABLE, detail) for index, detail in bad]
+            lost += [(index, Quarantined("trainer", 1, detail, "")) for index, detail in bad]
         if lost:
             # Or a later life of the trainer is through with them.
             self.context.give_way()
-        for index, reason, detail in lost:
-            self._drop(RowId(step, index), reason, detail)
+        for index, cell in lost:
+            self._end(RowId(step, index), cell)
         return None if lost else rows
 
-    def _trajectories(self, step: int, indices: list[int]) -> list[Trajectory | RelaxError]:
+    def _fate(
+        self, trajectory: Trajectory | RelaxError, advantage: Advantage | RelaxError, step: int
+    ) -> Dropped | Quarantined | None:
+        """How a row ends that cannot be trained; None if it can."""
+        if isinstance(trajectory, RelaxError):
+            return lost_row(trajectory)
+        if isinstance(advantage, RelaxError):
+            return lost_row(advantage)
+        if why := self._limits.of_row(trajectory, advantage, step):
+            return Quarantined("trainer", 1, why, "")
+        age, staleness = step - int(trajectory.versions.min()), self.context.config.staleness
+        if age > staleness.max and staleness.policy == "drop":
+            return Dropped(DropReason.TOO_OLD, f"age {age} is over staleness.max")
+        return None
+
+    def _column(self, step: int, indices: list[int], name: str, expected: type[T]) -> list[T | RelaxError]:
         table = self.context.table
-        cells = table.get_all(table.cell(RowId(step, i), "trajectory") for i in indices)
-        found: list[Trajectory | RelaxError] = []
+        cells = table.get_all(table.cell(RowId(step, i), name) for i in indices)
+        found: list[T | RelaxError] = []
         for index, cell in zip(indices, cells, strict=True):
             try:
                 if cell is None:
-                    msg = f"cell group.{step}.{index}.trajectory is gone"
+                    msg = f"cell group.{step}.{index}.{name} is gone"
                     raise StoreError(msg)  # noqa: TRY301 one way for all that is lost
-                found.append(table.read(cell.data, Trajectory))
+                found.append(table.read(cell.data, expected))
             except (StoreError, CodecError) as error:
                 found.append(error)
         return found
 
-    def _drop(self, row: RowId, reason: DropReason, detail: str) -> None:
-        table = self.context.table
-        table.put(table.cell(row, "dropped"), Dropped(reason, detail))
-        self.context.journal.event("row_dropped", row=str(row), reason=reason, detail=detail)
-        self._ledger.observe(CellId("group", row.step, row.index, "dropped"))
+    def _end(self, row: RowId, cell: Dropped | Quarantined) -> None:
+        """Take a row out of its step; PromptSource replaces it."""
+        table, journal = self.context.table, self.context.journal
+        field = "dropped" if isinstance(cell, Dropped) else "quarantined"
+        table.put(table.cell(row, field), cell)
+        if isinstance(cell, Dropped):
+            journal.event("row_dropped", row=str(row), reason=cell.reason, detail=cell.detail)
+        else:
+            journal.event("row_quarantined", row=str(row), deliveries=cell.deliveries, error=cell.error)
+        self._ledger.observe(CellId("group", row.step, row.index, field))
 
-    def _train(self, step: int, rows: _Rows) -> None:
+    def _train(self, step: int, rows: StepRows) -> None:
         waited = time.monotonic() - self._waited_since
         batch = Batch(
             rows=rows.ids,
@@ -268,10 +256,9 @@ class Trainer(StatefulRole):
             tokens=int(sum(len(t.tokens) for t in rows.trajectories)),
             unix_time=time.time(),
         )
-        table = self.context.table
-        subject = table.subjects.numbered("batch", step)
-        if not table.put(subject, batch):
-            self._adopt(step, subject)
+        known = put_own(self.context, self.context.table.subjects.numbered("batch", step), batch)
+        if known is not None:
+            self._adopt(step, known)
             return
         self._ledger.observe(CellId("batch", step), batch)
         start, began = time.monotonic(), time.thread_time()
@@ -282,29 +269,29 @@ class Trainer(StatefulRole):
         self._waited_since = time.monotonic()
         self._report(step, batch, rows, dict(result.metrics), waited, trained - start)
 
-    def _adopt(self, step: int, subject: str) -> None:
+    def _adopt(self, step: int, batch: Batch) -> None:
         """The step's batch is there already: an earlier life's is replayed, before a later life's we give way."""
-        batch = self.context.table.fetch(subject, Batch)
-        if batch is None or batch.incarnation > self.context.incarnation:
-            by = "a purged step" if batch is None else f"incarnation {batch.incarnation}"
-            msg = f"step {step} belongs to {by}; this is incarnation {self.context.incarnation}, which gives way"
+        if batch.incarnation > self.context.incarnation:
+            mine = self.context.incarnation
+            msg = f"step {step} belongs to incarnation {batch.incarnation}; this is incarnation {mine}, which gives way"
             raise FencedError(msg)
         self._ledger.observe(CellId("batch", step), batch)
         self._replay(step, batch)
 
     def _replay(self, step: int, batch: Batch) -> None:
         """Step through a batch that an earlier life had written."""
-        table = self.context.table
-        cells = table.get_all(table.cell(RowId(step, i), "advantage") for i in batch.rows)
-        rows = _Rows(list(batch.rows), [], [])
-        for index, cell, trajectory in zip(batch.rows, cells, self._trajectories(step, batch.rows), strict=True):
-            if isinstance(trajectory, RelaxError) or cell is None:
-                msg = f"step {step} cannot be replayed: row {index} is lost ({trajectory}); restore the store's folder"
+        rows = StepRows(list(batch.rows), [], [])
+        trajectories = self._column(step, batch.rows, "trajectory", Trajectory)
+        advantages = self._column(step, batch.rows, "advantage", Advantage)
+        for index, trajectory, advantage in zip(batch.rows, trajectories, advantages, strict=True):
+            if isinstance(trajectory, RelaxError) or isinstance(advantage, RelaxError):
+                why = trajectory if isinstance(trajectory, RelaxError) else advantage
+                msg = f"step {step} cannot be replayed: row {index} is lost ({why}); restore the store's folder"
                 raise ConfigError(msg)
             rows.trajectories.append(trajectory)
-            rows.advantages.append(table.read(cell.data, Advantage))
+            rows.advantages.append(advantage)
         if self._scores:
-            rows.proximal, bad = read_logprobs(table, PROXIMAL, step, rows.ids, rows.trajectories)
+            rows.proximal, bad = read_logprobs(self.context.table, PROXIMAL, step, rows.ids, rows.trajectories)
             if bad:
                 msg = f"step {step} cannot be replayed: row {bad[0][0]}: {bad[0][1]}; restore the store's folder"
                 raise ConfigError(msg)
@@ -342,11 +329,9 @@ class Trainer(StatefulRole):
             totals=self._ledger.totals_below(floor),
             incarnation=self.context.incarnation,
         )
-        table = self.context.table
-        subject = table.subjects.numbered("checkpoint", version)
-        if not table.put(subject, cell):
-            found = table.fetch(subject, Checkpoint)
-            if found is None or found.incarnation > self.context.incarnation:
+        found = put_own(self.context, self.context.table.subjects.numbered("checkpoint", version), cell)
+        if found is not None:
+            if found.incarnation > self.context.incarnation:
                 msg = f"checkpoint {version} was written by a later life; this one gives way"
                 raise FencedError(msg)
             cell = found
@@ -363,7 +348,7 @@ class Trainer(StatefulRole):
         checkpoints.collect(folder.checkpoints, kept, newest[-1], self.context.incarnation)
 
     def _report(
-        self, step: int, batch: Batch, rows: _Rows, measured: dict[str, float], waited: float, seconds: float
+        self, step: int, batch: Batch, rows: StepRows, measured: dict[str, float], waited: float, seconds: float
     ) -> None:
         self._metrics = {
             "step": step,
