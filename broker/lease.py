@@ -28,7 +28,7 @@ class Failures:
 
 def _count(value: Any, name: str, revision: int) -> int | None:
     """A count in an entry, None if there is none; it can be no more than the writes that the bucket has seen."""
-    count = value.get(name, 0) if isinstance(value, dict) else None
+    count = value.get(name) if isinstance(value, dict) else None
     return count if type(count) is int and 0 <= count <= revision else None
 
 

@@ -14,7 +14,7 @@ import pytest
 from broker.bridge import Address
 from broker.codec import MAX_CELL_BYTES
 from broker.errors import CodecError
-from broker.lease import RunState
+from broker.lease import Failures, RunState
 from broker.pull import Follower
 from broker.streams import ensure_bucket
 from broker.subjects import RowId
@@ -173,7 +173,7 @@ def test_an_entry_that_is_none_stops_no_count(table: Table, tmp_path: Path, entr
             await bridge.js.publish(f"$KV.{table.subjects.state_bucket}.{key}", entry)
 
     bridge.call(spoil(), 10)
-    assert bridge.call(state.failures("reward", ROW), 10) is None
+    assert bridge.call(state.failures("reward", ROW), 10) == Failures()
     assert bridge.call(state.count_failure("reward", ROW, "E", "T"), 10) == 1
     assert bridge.call(state.next_incarnation("trainer", 0), 10) > lives[-1]
     assert all(isinstance(lease, dict) for lease in bridge.call(state.leases(), 10).values())
