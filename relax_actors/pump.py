@@ -186,7 +186,10 @@ class PoolPump:
             return None
         row = cell.row
         again = (message.metadata.num_delivered or 1) > 1
-        if self._is_below_floor(row) or (again and not await self._still_wanted(row, message.subject)):
+        over = self._is_below_floor(row)
+        if over and not again:
+            self.context.journal.event("stray_cell", subject=message.subject, error="the rows of its step are gone")
+        if over or (again and not await self._still_wanted(row, message.subject)):
             await self._quietly(message.ack())
             return None
         cells = {cell.field: message.data}

@@ -175,6 +175,8 @@ def _cells(table: Table, ledger: Ledger, until: int) -> tuple[Counts, list[str]]
             counts["unreadable cell", "of a column that nobody reads"] += 1
         elif cell_id.row in ended:
             counts["unreadable cell", f"its row is {ended[cell_id.row]}"] += 1
+        elif cell_id.kind == "group" and cell_id.step < ledger.floor:
+            counts["unreadable cell", "of a step that is over"] += 1
         elif cell_id.field == "advantage" and ledger.state(cell_id.row) is None:
             # Only the trainer reads it, and only of rows that it may train.
             counts["unreadable cell", "of a row that nobody wants"] += 1
