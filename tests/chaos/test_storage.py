@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.faults import story_of
 from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -46,9 +47,9 @@ def fill(folder: Path) -> Path:
     return path
 
 
-def events(run: Run, kind: str) -> list[dict[str, object]]:
-    out = relax("tail", f"relax.{run.name}.event.*.*.{kind}", "--history", cwd=run.cwd).stdout
-    return [json.loads(line.split(" ", 1)[1]) for line in out.splitlines()]
+def events(run: Run, kind: str) -> list[dict[str, Any]]:
+    """Events of a kind so far, live or after the end."""
+    return story_of(run).of(kind)
 
 
 def test_a_full_disk_is_waited_for_and_the_run_goes_on(make_run: MakeRun, small_disk: Path) -> None:
@@ -118,7 +119,7 @@ def test_damaged_files_are_named_and_what_they_held_is_made_again(make_run: Make
     run = make_run("damaged", *WIDE, "run.steps=3000", "staleness.max=2", "trainer.checkpoint_every=1000").start()
     wait_until(lambda: run.table.get("relax.damaged.batch.0"), "batch.0", 90)
     options = ("--corrupt-segment", damage, "--every", "0.1", "--count", "60")
-    lost: list[dict[str, object]] = []
+    lost: list[dict[str, Any]] = []
 
     def hurt() -> bool:
         done = relax("chaos", "damaged", *options, cwd=run.cwd)
