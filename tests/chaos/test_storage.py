@@ -69,6 +69,7 @@ def test_a_full_disk_is_waited_for_and_the_run_goes_on(make_run: MakeRun, small_
     assert "0 MiB free" in log
 
 
+@pytest.mark.slow
 def test_chaos_does_not_fill_a_disk_that_others_use(make_run: MakeRun) -> None:
     run = make_run("shared", "run.steps=1000").start()
     wait_until(lambda: run.table.get("relax.shared.batch.0"), "batch.0", 90)
@@ -77,6 +78,7 @@ def test_chaos_does_not_fill_a_disk_that_others_use(make_run: MakeRun) -> None:
     assert "from all who use the disk" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_ends_the_run_with_a_report_and_it_resumes_when_there_is_room(
     make_run: MakeRun, small_disk: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_damaged_files_are_named_and_what_they_held_is_made_again(make_run: Make
     run.end_in_order()
 
 
+@pytest.mark.slow
 def test_weights_that_are_lost_while_they_are_needed_are_written_again(make_run: MakeRun) -> None:
     run = make_run("lostweights", "staleness.max=0", SLOW, "run.steps=12").start()
     folder = run.folder.root / "store" / "weights"
