@@ -10,7 +10,7 @@ from broker.streams import ensure_bucket
 from broker.subjects import RowId
 from relax_actors.cli.connect import connected
 from relax_actors.cli.summary import read_curves, read_ledger
-from relax_actors.messages import Dropped
+from relax_actors.messages import Dropped, Quarantined
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -38,6 +38,8 @@ def test_rows_of_passed_steps_and_of_evaluated_versions_are_gone_at_the_end(make
     for row in late:
         table.put(table.cell(row, "late"), Dropped("late", ""))
         bridge.call(state.count_failure("rollout", row, "an error", ""), 10)
+    kept = RowId(0, 1)
+    table.put(table.cell(kept, "quarantined"), Quarantined("reward", 1, "an error", ""))
     for row in late:
         segments = run.folder.root / "store" / row.kind / "0"
         segments.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,8 @@ def test_rows_of_passed_steps_and_of_evaluated_versions_are_gone_at_the_end(make
         assert ledger.floor >= 20
         assert [version for version, _ in read_curves(at.table, ledger).evals] == list(range(0, 25, 3))
         assert {cell.step for cell in at.table.cells("relax.lean.eval.>")} == {24}
-        assert min(cell.step for cell in at.table.cells("relax.lean.group.>")) >= ledger.floor
+        below = [cell for cell in at.table.cells("relax.lean.group.>") if cell.step < ledger.floor]
+        assert [(cell.row, cell.field) for cell in below] == [(kept, "quarantined")]
         assert at.table.store.names("eval") in ([], ["24"])
         assert min(map(int, at.table.store.names("group")), default=ledger.floor) >= ledger.floor
         for row in late:
