@@ -24,7 +24,7 @@ from broker.lease import RunState
 from broker.pull import Follower
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
-from broker.subjects import CellId, Subjects
+from broker.subjects import NUMBERED_KINDS, CellId, Subjects
 from broker.table import Table
 from relax_actors.cli.summary import read_ledger
 from relax_actors.ledger import RowState
@@ -33,6 +33,7 @@ from relax_actors.runfolder import RunFolder
 T = TypeVar("T")
 DEMO = Path(__file__).parents[1] / "examples" / "demo" / "demo.toml"
 DEADLINE = 120.0
+RECORD_OVERHEAD = 30
 PROGRAMS = {"nats-server": "broker", "supervision.node": "node", "supervision.zygote": "zygote", "cli.main": "root"}
 
 
@@ -92,6 +93,8 @@ class Seen:
     batches: list[float] = field(default_factory=list)
     """When each step began."""
     steps: int = 0
+    record: int = 0
+    """Bytes of the cells that are kept for good: subject, data, and what the server adds."""
     stored: float = 0.0
     """When the last cell was stored."""
     events: list[dict[str, object]] = field(default_factory=list)
@@ -164,6 +167,8 @@ class LiveRun:
         seen.first.setdefault((written.role, written.incarnation), written)
         seen.stored = written.stored
         row = cell.step, cell.index
+        if cell.kind in NUMBERED_KINDS:
+            seen.record += len(message.subject) + len(message.data) + RECORD_OVERHEAD
         if cell.kind == "group" and cell.field == "trajectory" and known.sequence is not None:
             seen.trajectories[row].append((known.sequence.stream, written.incarnation))
         elif cell.kind == "group" and cell.field in ("dropped", "quarantined"):
@@ -215,9 +220,9 @@ class LiveRun:
         ledger = read_ledger(self.table, self.folder.load_config())
         trained = {(step, index) for step, batch in ledger.batches.items() for index in batch.rows}
         there = {(cell.step, cell.index) for cell in self.table.cells(self.subjects.column("trajectory"))}
-        found = list(ledger.violations())
+        known, found = trained | there | self.seen.ended, list(ledger.violations())
         for row, cells in list(self.seen.trajectories.items()):
-            if row not in trained | there | self.seen.ended:
+            if row not in known:
                 found.append(f"trajectory of group.{row[0]}.{row[1]} is gone")
             if len({sequence for sequence, _ in cells}) > 1:
                 found.append(f"trajectory of group.{row[0]}.{row[1]} was stored twice")

@@ -1,15 +1,17 @@
 """A long run that is killed all the time: does anything grow?
 
 Runs the demo for `--steps` steps and kills one of its parts, drawn at random, every `--every` steps. Every few seconds
-it takes the memory of each process (PSS), the sizes of the store, of the broker's folder, of the logs and of the whole
-run folder, open descriptors and threads of the processes that are seldom started anew, and the broker's consumers, keys
-and cells. It prints what the first and the last quarter of the steps come to, draws all of it over the steps, and exits
-with 1 if anything grew by 10 % or more, and by more than a grain. The first tenth of the steps, the start, is left out.
+it takes the memory of each process (PSS), the sizes of the store, of the broker's folder, of the logs and of the rest
+of the run folder, open descriptors and threads of the processes that are seldom started anew, and the broker's
+consumers, keys and cells. It prints what the first and the last quarter of the steps come to, draws all of it over the
+steps, and exits with 1 if anything grew by 10 % or more, and by more than a grain. The first tenth of the steps, the
+start, is left out.
 
 Figures are medians; of cells and files they are the 95th percentile, for these are saw-teeth: the floor rises with a
-checkpoint, and the broker frees a file of its store when more than half of it was purged. Its files are half as large
-here as by default (`broker.max_bytes`), so that more than the first tooth is seen. What must grow is named: the run's
-record, a `batch` and a `weights` cell a step.
+checkpoint, and the broker frees a file of its store when enough of it is gone. To see more than the first tooth, files
+of the table are half as large here as by default (`broker.max_bytes`), and the bucket of leases, whose file is freed
+every 13,000 leases or half an hour, gets `LEASES` more a second. Two things must grow, and are named: the run's record,
+which is taken off the broker's folder, and the logs, of which each is bounded by 4 MiB and one older file.
 
     python benchmarks/soak.py [--steps 2000] [--every 20] [--seed 1] [--picture docs/soak.png] [--json]
 """
@@ -30,21 +32,24 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import nats.errors
 import numpy as np
 from live_run import LiveRun
 from process_memory import PROC, pss_mib
 from recovery import TARGETS
 
+from broker.errors import BrokerError
 from relax_actors.supervision import logs
 
 SAMPLE_SECONDS = 3.0
 GROWTH = 0.10
 STEP_DEADLINE = 180.0
+LEASES = 100
 GRAINS = {"MiB": 3.0, "KiB": 64.0, "": 3.0}
 """Growth that is too small to tell from noise, by unit."""
 LABELS = re.compile("^(memory|size) of ")
 TEETH = ("size of", "cells of")
-RECORD = ("table cells of record",)
+NAMED = ("table cells of record", "size of record", "size of logs")
 SETTINGS = [
     "trainer.checkpoint_every=20",
     "trainer.warm_start.steps=2",
@@ -98,8 +103,28 @@ class Sampler(threading.Thread):
     def run(self) -> None:
         """Sample."""
         while not self._halt.wait(SAMPLE_SECONDS):
+            self._age()
             values = self._processes() | self._folders() | self._broker()
             self.samples.append(Sample(self._run.seen.steps, values))
+
+    def _age(self) -> None:
+        """Write leases that nobody reads."""
+        lease = {
+            "pid": 0,
+            "incarnation": 0,
+            "since": 0.0,
+            "rows": [],
+            "waits_for": "nothing: it is there to be replaced",
+        }
+
+        async def work() -> None:
+            for _ in range(int(LEASES * SAMPLE_SECONDS)):
+                await self._run.state.renew_lease("soak", 0, lease, 10)
+
+        try:
+            self._run.bridge.call(work(), 5)
+        except (BrokerError, nats.errors.Error) as error:
+            print(f"no more leases: {error}", file=sys.stderr)
 
     def _processes(self) -> dict[tuple[str, str], float]:
         found: dict[tuple[str, str], float] = {}
@@ -115,9 +140,12 @@ class Sampler(threading.Thread):
         return found
 
     def _folders(self) -> dict[tuple[str, str], float]:
-        root = self._run.folder.root
-        names = {"store": root / "store", "broker's folder": root / "broker", "logs": root / "logs", "all files": root}
-        return {(f"size of {name}", "KiB"): size_of(path) / 1024 for name, path in names.items()}
+        root, record = self._run.folder.root, self._run.seen.record
+        names = ("store", "broker", "logs")
+        sizes = {name: size_of(root / name) for name in names}
+        sizes["rest"] = size_of(root) - sum(sizes.values())
+        sizes |= {"broker": sizes["broker"] - record, "record": record}
+        return {(f"size of {name}", "KiB"): size / 1024 for name, size in sizes.items()}
 
     def _broker(self) -> dict[tuple[str, str], float]:
         run, found = self._run, dict[tuple[str, str], float]()
@@ -164,9 +192,9 @@ class Series:
 
     @property
     def verdict(self) -> str:
-        """Flat, grows, or is the record."""
-        if self.name in RECORD:
-            return "record"
+        """Flat, grows, or is named in the docstring above."""
+        if self.name in NAMED:
+            return "named"
         return "grows" if self.growth >= GROWTH and self.last - self.first > GRAINS[self.unit] else "flat"
 
 

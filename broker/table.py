@@ -7,10 +7,12 @@ refuses the second write; a refused write means "already done".
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -29,6 +31,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 PATIENCE = 300.0
 CALL_DEADLINE = PATIENCE + 60.0
+LIST_SECONDS = 10.0
 _STORE_FAILED = 10077
 _GONE = (10037, 10043, 10057)
 _ALREADY_THERE = "maximum messages per subject exceeded"
@@ -199,13 +202,21 @@ class Table:
 
     def written(self, filter_subject: str) -> list[str]:
         """Subjects of the cells that a filter matches."""
+        # nats-py asks for the first page of subjects only.
+        js, endpoint = self.bridge.js, f"$JS.API.STREAM.INFO.{self.subjects.table_stream}"
+
+        async def page(offset: int) -> tuple[list[str], int]:
+            wanted = json.dumps({"subjects_filter": filter_subject, "offset": offset}).encode()
+            reply = await js._api_request(endpoint, wanted, timeout=LIST_SECONDS)  # noqa: SLF001
+            return list(reply["state"].get("subjects") or {}), int(reply.get("total", 0))
 
         async def work() -> list[str]:
-            async def request() -> list[str]:
-                info = await self.bridge.js.stream_info(self.subjects.table_stream, subjects_filter=filter_subject)
-                return list(info.state.subjects or {})
-
-            return await self.bridge.persist(request, f"list {filter_subject}")
+            found: list[str] = []
+            while True:
+                more, total = await self.bridge.persist(partial(page, len(found)), f"list {filter_subject}")
+                found += more
+                if not more or len(found) >= total:
+                    return found
 
         return self.bridge.call(work(), CALL_DEADLINE)
 

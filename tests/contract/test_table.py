@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
@@ -59,6 +60,20 @@ def test_snapshot_gives_cells_in_the_order_written(table: Table) -> None:
 
 def test_snapshot_of_an_empty_table_is_empty(table: Table) -> None:
     assert table.snapshot([table.subjects.column("dropped")]) == []
+
+
+@pytest.mark.slow
+def test_more_cells_are_listed_than_the_server_names_at_once(table: Table) -> None:
+    data = table.encode(table.cell(ROW, "dropped"), Dropped("x", ""))
+    wanted = 100_001
+
+    async def write() -> None:
+        for start in range(0, wanted, 5_000):
+            subjects = [table.cell(RowId(0, i), "dropped") for i in range(start, min(wanted, start + 5_000))]
+            await asyncio.gather(*[await table.bridge.js.publish_async(subject, data) for subject in subjects])
+
+    table.bridge.call(write(), 100)
+    assert table.count(table.subjects.column("dropped")) == wanted
 
 
 def test_purge_removes_the_rows_of_a_step_only(table: Table) -> None:
