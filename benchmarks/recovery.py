@@ -7,11 +7,12 @@ node's supervisor (with it all actors die) and the broker. What counts as the fi
     node      the first cell of any role's next life
     broker    the first cell stored after it died
 
-"load" is what the part needs to be ready: imports, engine and model of the actor that wrote it (event `ready`), nothing
-for the broker. "Next step" is the time to the first step that begins after the death. A row is "rolled out again" if a
-life of the rollout had it in hand when it was killed and a later one wrote its trajectory, or if two lives wanted to
-write it. "Replayed" are steps that the trainer went through again from its checkpoint. A trajectory is lost if it was
-stored, and is gone though its row was neither trained nor dropped; one stored twice counts too.
+"load" is what the part needs to be ready: imports, engine and model of the actor that wrote it (event `ready`), with
+the node those of the process that forks actors too (its log), nothing for the broker. "Next step" is the time to the
+first step that begins after the death. A row is "rolled out again" if a life of the rollout had it in hand when it was
+killed and a later one wrote its trajectory, or if two lives wanted to write it. "Replayed" are steps that the trainer
+went through again from its checkpoint. A trajectory is lost if it was stored, and is gone though its row was neither
+trained nor dropped; one stored twice counts too.
 
     python benchmarks/recovery.py [--kills 10] [--seed 1] [--json]
 """
@@ -22,6 +23,7 @@ import argparse
 import json
 import logging
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -35,6 +37,7 @@ from live_run import LiveRun, wait_for
 from broker.subjects import RowId
 from relax_actors.blackbox import BlackBox
 from relax_actors.supervision import logs
+from relax_actors.supervision.node import FORKED
 
 ROLES = ("trainer", "rollout", "reward", "advantages", "prompts", "evaluator")
 TARGETS = (*ROLES, "node", "broker")
@@ -83,6 +86,11 @@ def in_hand(run: LiveRun) -> set[tuple[int, int]]:
     return {(row.step, row.index) for row in rows if row.kind == "group"}
 
 
+def preload(run: LiveRun) -> float:
+    """Seconds that the process which forks actors took for its imports the last time."""
+    return float(re.findall(r"preloaded .* in ([0-9.]+) s", run.folder.log("zygote").read_text())[-1])
+
+
 def lives(run: LiveRun) -> dict[str, int]:
     """The present incarnation of every role."""
     found = run.bridge.call(run.state.leases(), 30)
@@ -112,7 +120,11 @@ def kill_once(run: LiveRun, target: str, into: Recovered) -> None:
 
     def load() -> float | None:
         found = [e for e in seen.events[events:] if e["kind"] == "ready" and e["role"] == by]
-        return float(str(found[0]["seconds"])) if found else None
+        if not found:
+            return None
+        before_fork = preload(run) if target == "node" and by in FORKED else 0.0
+        # A new node that waits for the process that forks actors hears late that another actor is ready.
+        return min(stored - at, before_fork + float(str(found[0]["seconds"])))
 
     into.seconds.append(stored - at)
     into.load.append(wait_for(load, f"event that {by} is ready") if by else 0.0)
