@@ -90,8 +90,8 @@ class Seen:
     """Of each training row, the lives of rollout that wanted to write its trajectory."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Training rows that were dropped or quarantined."""
-    batches: list[float] = field(default_factory=list)
-    """When each step began."""
+    batches: list[tuple[float, int]] = field(default_factory=list)
+    """When each step began, and in which life of the trainer."""
     steps: int = 0
     record: int = 0
     """Bytes of the cells that are kept for good: subject, data, and what the server adds."""
@@ -174,7 +174,7 @@ class LiveRun:
         elif cell.kind == "group" and cell.field in ("dropped", "quarantined"):
             seen.ended.add(row)
         elif cell.kind == "batch":
-            seen.batches.append(written.stored)
+            seen.batches.append((written.stored, written.incarnation))
             seen.steps = max(seen.steps, cell.step + 1)
 
     async def _follow_events(self) -> None:

@@ -128,7 +128,10 @@ def kill_once(run: LiveRun, target: str, into: Recovered) -> None:
 
     into.seconds.append(stored - at)
     into.load.append(wait_for(load, f"event that {by} is ready") if by else 0.0)
-    into.step.append(wait_for(lambda: next((t for t in seen.batches if t > dead), None), "step") - at)
+    # The trainer may outlive its node for a moment.
+    least = before["trainer"] + (target in ("trainer", "node"))
+    steps = wait_for(lambda: [stored for stored, life in seen.batches if stored > dead and life >= least], "step")
+    into.step.append(steps[0] - at)
     run.wait_for_steps(seen.steps + SETTLE_STEPS)
     into.replayed += sum(int(str(e["replayed"])) for e in seen.events[events:] if e["kind"] == "recovered")
     for row in hand:

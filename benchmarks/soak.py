@@ -56,7 +56,7 @@ SETTINGS = [
     "eval.every=50",
     "eval.rows=16",
     # Reached early on, so that what is bounded by it does not hide what grows.
-    "broker.log_bytes=1000000",
+    "broker.log_bytes=120000",
     "broker.max_bytes=16000000",
     "supervision.intensity=100000",
     "supervision.period=5",
