@@ -237,6 +237,9 @@ def draw(samples: list[Sample], path: Path, title: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(64)
+    small.save(path, optimize=True)
 
 
 def soak(steps: int, every: int, seed: int, folder: Path) -> tuple[list[Sample], dict[str, object]]:
