@@ -17,15 +17,16 @@ MakeRun = Callable[..., Run]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("who", ["node", pytest.param("broker", marks=pytest.mark.slow)])
 def test_a_supervisor_or_a_broker_that_was_stopped_is_found_killed_and_replaced(make_run: MakeRun, who: str) -> None:
-    run = make_run(f"stopped{who}", "run.steps=16", "supervision.heartbeat=2", "supervision.ack_wait=1").start()
+    run = make_run(f"stopped{who}", "run.steps=3000", "supervision.heartbeat=2", "supervision.ack_wait=1").start()
     for step in (2, 8):
         wait_until(lambda step=step: run.table.get(f"relax.{run.name}.batch.{step}"), f"batch.{step}", 90)
+        trainer = wait_until(lambda: run.pid_of("trainer.0"), "trainer")
         pid = hit(run, who, signal.SIGSTOP)
         wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of the stopped {who}", 30)
-    run.disconnect()
-    code, result, said = run.finish()
-    assert code == 0, said
-    assert (result["admitted"], result["trained"], result["in_flight"]) == (64, 64, 0)
+        if who == "node":
+            # One that is only starting has more time than one that has started actors.
+            wait_until(lambda old=trainer: run.pid_of("trainer.0") not in (None, old), "another trainer", 90)
+    run.end_in_order()
 
 
 @pytest.mark.slow

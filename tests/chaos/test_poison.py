@@ -23,6 +23,7 @@ QUICK = (
 def finished_with_quarantine(run: Run) -> list[Quarantined]:
     """Let a run end; gives what was quarantined on the way."""
     run.start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.weights.0"), "weights.0", 90)
     found: dict[str, Quarantined] = {}
     column = run.table.subjects.column("quarantined")
 
