@@ -217,6 +217,7 @@ def draw(samples: list[Sample], path: Path, title: str) -> None:
 
     mpl.use("agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
+    from PIL import Image  # noqa: PLC0415
 
     panels = {
         "memory (PSS), MiB": lambda n: n.startswith("memory of"),
@@ -237,6 +238,7 @@ def draw(samples: list[Sample], path: Path, title: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
+    # Few colours: a fraction of the size.
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(64)
     small.save(path, optimize=True)
