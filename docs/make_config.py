@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from relax_actors.config import schema
 
 TARGET = Path(__file__).parent / "config.md"
+PACKAGE = "relax_actors.config"
 
 
 def field_notes(model: type[BaseModel]) -> dict[str, str]:
@@ -36,7 +37,7 @@ def inherited_notes(model: type[BaseModel]) -> dict[str, str]:
     """Notes of a class and its bases."""
     notes: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        if issubclass(base, BaseModel) and base.__module__ == schema.__name__:
+        if issubclass(base, BaseModel) and base.__module__.startswith(PACKAGE):
             notes |= field_notes(base)
     return notes
 
@@ -97,7 +98,7 @@ def page() -> str:
     head = [
         "# Configuration",
         "",
-        "Made by `python docs/make_config.py` from `relax_actors/config/schema.py`. Paths are relative to the file;",
+        "Made by `python docs/make_config.py` from `relax_actors/config`. Paths are relative to the file;",
         "every key can be set on the command line as `section.key=value`. Unknown keys are refused.",
         "",
     ]

@@ -9,16 +9,8 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from broker.subjects import check_name
-
-Positive = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A table of the TOML file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+from relax_actors.config.sections import PoolSection, Positive, PositiveFloat, Section
+from relax_actors.config.training import AlgorithmSection, StalenessSection, TrainerSection
 
 
 class RunSection(Section):
@@ -120,15 +112,6 @@ class EvalSection(Section):
     """A source of its own, so that nothing trained is held out by mistake."""
 
 
-class PoolSection(Section):
-    """What every role has."""
-
-    replicas: Positive = 1
-    """Actors of the role, each a process."""
-    deadline: PositiveFloat = 60.0
-    """Seconds without progress after which an actor counts as hung, is killed and replaced."""
-
-
 class RolloutSection(PoolSection):
     """[rollout]"""
 
@@ -168,60 +151,6 @@ class AdvantagesSection(PoolSection):
     normalise: Literal["std", "none"] = "std"
     drop_no_signal: bool = False
     """Drop and refill rows whose samples all have the same reward (dynamic sampling)."""
-
-
-class WarmStartSection(Section):
-    """[trainer.warm_start]: supervised steps on the data's answers before version 0."""
-
-    steps: Positive
-    rows: Positive = 64
-    learning_rate: PositiveFloat = 1e-3
-
-
-class TrainerSection(PoolSection):
-    """[trainer]"""
-
-    backend: Literal["torch"] = "torch"
-    rows: Positive = 16
-    """Rows of a step."""
-    learning_rate: PositiveFloat = 1e-6
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    final_fraction: Fraction = 0.1
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    epsilon: PositiveFloat = 1e-8
-    clip_norm: PositiveFloat = 1.0
-    token_budget: Positive = 8192
-    """Tokens of a micro-batch, padding included."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What forward and backward compute in; the optimizer's own weights are always float32."""
-    device: str = "auto"
-    checkpoint_every: Positive = 50
-    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
-    warm_start: WarmStartSection | None = None
-    replicas: Literal[1] = 1
-    deadline: PositiveFloat = 300.0
-
-
-class AlgorithmSection(Section):
-    """[algorithm]: GRPO and its variants."""
-
-    clip_low: PositiveFloat = 0.2
-    clip_high: PositiveFloat = 0.2
-    clip_ratio_c: Annotated[float, Field(gt=1)] | None = None
-    """Dual clip for negative advantages; off if not set."""
-    loss: Literal["token", "sequence"] = "token"
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL to the model at the start of the run."""
-
-
-class StalenessSection(Section):
-    """[staleness]"""
-
-    max: Annotated[int, Field(ge=0)] = 1
-    """How many steps ahead of the trained version rows may be admitted: 0 is on-policy."""
 
 
 class BrokerSection(Section):
