@@ -71,7 +71,7 @@ def policy_loss(
     gradient flows to `old_logprobs` or `advantages`. Raises ValueError when shapes or bounds do not fit.
     """
     _check_clip(clip_low, clip_high, clip_ratio_c)
-    _check_same_shape(logprobs, old_logprobs)
+    check_same_shape(logprobs, old_logprobs)
     weights = advantages.detach()
     if weights.ndim == 1:
         weights = weights.unsqueeze(-1)
@@ -98,7 +98,7 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: KLKind) -> T
     the other direction, KL(reference || policy). k3 holds d within +-`MAX_LOG_RATIO`. Raises ValueError when the
     shapes differ.
     """
-    _check_same_shape(logprobs, reference_logprobs)
+    check_same_shape(logprobs, reference_logprobs)
     delta = logprobs - reference_logprobs
     match kind:
         case "k1":
@@ -120,7 +120,7 @@ def reduce_loss(per_token: Tensor, mask: Tensor, *, mode: LossMode, normaliser: 
     sequence: with the step's number of sequences as `normaliser` every sequence weighs the same (GRPO). A sequence
     without tokens adds 0. Raises ValueError when the shapes differ or the normaliser is not positive.
     """
-    _check_same_shape(per_token, mask)
+    check_same_shape(per_token, mask)
     if not normaliser > 0:
         msg = f"normaliser is {normaliser}; pass the tokens or sequences of the whole step, and skip an empty step"
         raise ValueError(msg)
@@ -133,30 +133,6 @@ def reduce_loss(per_token: Tensor, mask: Tensor, *, mode: LossMode, normaliser: 
 def sft_loss(logprobs: Tensor, mask: Tensor, normaliser: float) -> Tensor:
     """Scalar float32: cross-entropy of the masked tokens over `normaliser`, the number of such tokens in the step."""
     return reduce_loss(-logprobs, mask, mode="token", normaliser=normaliser)
-
-
-def mismatch_metrics(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far the trainer's log-probs are from those the tokens were sampled with, as sums over the masked tokens.
-
-    With `d = logprobs - old_logprobs`: `tokens`; `abs_delta`, sum of |d|; `k3`, of the k3 estimate of KL(old || new);
-    `ratio` and `ratio_squared`, of exp(d) and its square (`ratio^2 / ratio_squared` is the effective sample size);
-    and `max_ratio`, their largest. Add micro-batches up with `add_metrics`, then divide by `tokens`. No gradient.
-    Raises ValueError when the shapes differ.
-    """
-    _check_same_shape(logprobs, mask)
-    _check_same_shape(logprobs, old_logprobs)
-    new, old = logprobs.detach()[mask], old_logprobs.detach()[mask]
-    k3 = kl_estimate(old, new, "k3").double()
-    delta = (new - old).double()
-    ratio = delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return {
-        "tokens": float(delta.numel()),
-        "abs_delta": delta.abs().sum().item(),
-        "k3": k3.sum().item(),
-        "ratio": ratio.sum().item(),
-        "ratio_squared": ratio.square().sum().item(),
-        "max_ratio": ratio.max().item() if delta.numel() else 0.0,
-    }
 
 
 def add_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -182,7 +158,8 @@ def _check_clip(clip_low: float, clip_high: float, clip_ratio_c: float | None) -
         raise ValueError(msg)
 
 
-def _check_same_shape(left: Tensor, right: Tensor) -> None:
+def check_same_shape(left: Tensor, right: Tensor) -> None:
+    """Refuse tensors that broadcasting would join silently; raises ValueError."""
     if left.shape != right.shape:
         msg = f"shapes {list(left.shape)} and {list(right.shape)} differ; align both to [batch, seq] first"
         raise ValueError(msg)

@@ -256,6 +256,12 @@ class Config(Section):
         if self.prompts.replicas != 1:
             msg = "prompts.replicas must be 1: one actor owns the admission of rows"
             raise ValueError(msg)
+        if self.staleness.policy == "correct" and self.algorithm.correction == self.algorithm.reject == "none":
+            msg = (
+                'staleness.policy = "correct" trains rows however old they are, and needs what corrects them: set '
+                "algorithm.correction (with algorithm.proximal) or algorithm.reject"
+            )
+            raise ValueError(msg)
         if self.run.deterministic and self.rollout.rows_together != 1:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"rows_together": 1}))
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relax_actors.config.sections import Fraction, PoolSection, Positive, PositiveFloat, Section
 
@@ -54,6 +54,30 @@ class AlgorithmSection(Section):
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL to the model at the start of the run."""
+    proximal: Literal["rollout", "trainer", "actor_fwd"] = "rollout"
+    """Whose log-probs the clipped ratio is taken against: those that the tokens were sampled with; the trainer's own,
+    before the step (decoupled PPO); or column `actor_fwd`, `[total] float32`, of a role that writes it."""
+    correction: Literal["none", "importance", "tis", "icepop"] = "none"
+    """Weight of a token's loss by w, its proximal over its rollout probability: 1; w; w up to `correction_high`; w from
+    `correction_low` to `correction_high`, else 0. Needs `proximal` to be another than the rollout."""
+    correction_low: Fraction = 0.5
+    correction_high: Annotated[float, Field(ge=1)] = 2.0
+    """2 is usual for tis, 5 for icepop."""
+    reject: Literal["none", "geometric", "max"] = "none"
+    """Leave out samples with w outside of `reject_low` to `reject_high`, as a geometric mean or at any token; with
+    `proximal = "rollout"` w is the trainer's probability over the rollout's."""
+    reject_low: Fraction = 0.5
+    reject_high: Annotated[float, Field(ge=1)] = 2.0
+
+    @model_validator(mode="after")
+    def _corrects_something(self) -> AlgorithmSection:
+        if self.correction != "none" and self.proximal == "rollout":
+            msg = (
+                f"algorithm.correction = {self.correction!r} weighs by the proximal policy over the rollout's, "
+                'and they are one here; set algorithm.proximal to "trainer" or "actor_fwd"'
+            )
+            raise ValueError(msg)
+        return self
 
 
 class StalenessSection(Section):
@@ -61,3 +85,6 @@ class StalenessSection(Section):
 
     max: Annotated[int, Field(ge=0)] = 1
     """How many steps ahead of the trained version rows may be admitted: 0 is on-policy."""
+    policy: Literal["drop", "correct"] = "drop"
+    """A row with a token older than `max` versions is dropped and refilled, or trained all the same; the latter needs
+    a correction or rejection in [algorithm]."""

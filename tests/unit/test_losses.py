@@ -15,9 +15,7 @@ from relax_actors.algorithms.losses import (
     KLKind,
     LossMode,
     PolicyLoss,
-    add_metrics,
     kl_estimate,
-    mismatch_metrics,
     policy_loss,
     reduce_loss,
     sft_loss,
@@ -243,33 +241,6 @@ def test_expected_gradient_of_each_estimate_is_the_one_its_docstring_names(seed:
     torch.testing.assert_close(actual, expected)
 
 
-@UNTIMED
-@given(SEEDS)
-def test_mismatch_metrics_of_micro_batches_add_up(seed: int) -> None:
-    new, old, _, mask = random_step(seed)
-    whole = mismatch_metrics(new, old, mask)
-    rows = [mismatch_metrics(new[i : i + 1], old[i : i + 1], mask[i : i + 1]) for i in range(len(mask))]
-    assert add_metrics(rows) == pytest.approx(whole)
-    delta = (new - old)[mask].detach().double()
-    assert whole == pytest.approx(
-        {
-            "tokens": len(delta),
-            "abs_delta": delta.abs().sum().item(),
-            "k3": (delta.exp() - 1 - delta).sum().item(),
-            "ratio": delta.exp().sum().item(),
-            "ratio_squared": (2 * delta).exp().sum().item(),
-            "max_ratio": delta.exp().max().item(),
-        },
-        rel=1e-4,
-        abs=1e-5,
-    )
-
-
-def test_mismatch_of_no_tokens_is_all_zero() -> None:
-    new, old, _, mask = random_step(0)
-    assert set(mismatch_metrics(new, old, torch.zeros_like(mask)).values()) == {0.0}
-
-
 def test_arguments_that_do_not_fit_are_refused_with_the_remedy() -> None:
     new, old, advantages, mask = random_step(0)
     with pytest.raises(ValueError, match=r"shapes \[5, 7\] and \[1, 7\] differ"):
@@ -284,5 +255,3 @@ def test_arguments_that_do_not_fit_are_refused_with_the_remedy() -> None:
         reduce_loss(new, mask, mode="token", normaliser=0)
     with pytest.raises(ValueError, match="temperature is 0; score"):
         token_logprobs(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64), 0)
-    with pytest.raises(ValueError, match=r"shapes .* differ"):
-        mismatch_metrics(new, old[:1], mask)

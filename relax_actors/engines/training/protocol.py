@@ -35,11 +35,13 @@ class TrainBatch:
     """The samples of a step in the order of its batch cell.
 
     `old_logprobs[i] [len] float32` belong to `sequences.completions[i]`; `advantages [samples] float32`.
+    `proximal_logprobs[i] [len] float32` come from column `actor_fwd`, if algorithm.proximal asks for it.
     """
 
     sequences: Sequences
     old_logprobs: Sequence[NDArray[Any]]
     advantages: NDArray[Any]
+    proximal_logprobs: Sequence[NDArray[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,20 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relax_actors.algorithms.losses import (
-    add_metrics,
-    kl_estimate,
-    mismatch_metrics,
-    policy_loss,
-    reduce_loss,
-    sft_loss,
-    token_logprobs,
-)
+from relax_actors.algorithms.losses import add_metrics, sft_loss, token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.schedules import learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines import weights
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
+from relax_actors.engines.training.objective import StepObjective
 from relax_actors.engines.training.protocol import Sequences, StepResult, TrainBatch
 
 OPTIMIZER = "optimizer.safetensors"
@@ -130,49 +123,37 @@ class TorchEngine:
         )
         self._set_rate(rate)
         tokens = sum(len(c) for c in batch.sequences.completions)
-        normaliser = float(tokens if algorithm.loss == "token" else len(batch.sequences))
+        objective = StepObjective(algorithm, tokens=tokens, sequences=len(batch.sequences))
         temperature = self._config.rollout.temperature
+        proximal = batch.proximal_logprobs
 
         def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
             part = self._part(batch.sequences, indices)
-            mask = part.completion_mask
-            old = self._padded([batch.old_logprobs[i] for i in indices], part.width)
-            advantages = torch.from_numpy(np.array(batch.advantages[indices])).to(self._device)
             logprobs = self._logprobs(self._model, part, temperature)
-            policy = policy_loss(
-                logprobs,
-                old,
-                advantages,
-                clip_low=algorithm.clip_low,
-                clip_high=algorithm.clip_high,
-                clip_ratio_c=algorithm.clip_ratio_c,
-            )
-            per_token = policy.loss
-            measured = mismatch_metrics(logprobs.detach(), old, mask)
+            reference = None
             if self._reference is not None:
                 with torch.no_grad():
                     reference = self._logprobs(self._reference, part, temperature)
-                kl = kl_estimate(logprobs, reference, algorithm.kl)
-                per_token = per_token + algorithm.kl_coefficient * kl
-                measured["kl"] = float((kl.detach() * mask).sum())
-            loss = reduce_loss(per_token, mask, mode=algorithm.loss, normaliser=normaliser)
-            measured["loss"] = float(loss.detach())
-            measured["clipped"] = float((policy.clipped & mask).sum())
-            measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
-            return loss, measured
+            return objective.loss(
+                logprobs,
+                self._padded(batch.old_logprobs, indices, part.width),
+                torch.from_numpy(np.array(batch.advantages[indices])).to(self._device),
+                part.completion_mask,
+                actor_fwd=self._padded(proximal, indices, part.width) if proximal is not None else None,
+                reference=reference,
+            )
 
-        result = dict(self._optimise(batch.sequences.lengths, loss_of, progress).metrics)
-        per_token_sums = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entropy_proxy")
-        result |= {name: result[name] / tokens for name in per_token_sums if name in result}
-        return StepResult(result | {"learning_rate": rate, "tokens": float(tokens)})
+        measured = dict(self._optimise(batch.sequences.lengths, loss_of, progress, objective.factor).metrics)
+        return StepResult(objective.figures(measured) | {"learning_rate": rate})
 
     def _optimise(
         self,
         lengths: Sequence[int],
         loss_of: Callable[[list[int]], tuple[Tensor, dict[str, float]]],
         progress: Callable[[], None],
+        factor: Callable[[dict[str, float]], float] = lambda _: 1.0,
     ) -> StepResult:
-        """Add the gradients of all micro-batches up, clip, step."""
+        """Add the gradients of all micro-batches up, multiply them with `factor`, clip, step."""
         # Without dropout: a step must be a function of its batch, and score tokens as generation did.
         self._model.train(mode=False)
         self._optimizer.zero_grad(set_to_none=True)
@@ -182,12 +163,17 @@ class TorchEngine:
             torch.autograd.backward(loss)
             parts.append(measured)
             progress()
+        measured = add_metrics(parts)
+        if (by := factor(measured)) != 1.0:
+            for parameter in self._model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(by)
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.clip_norm))
         if not math.isfinite(norm):
             msg = f"gradient norm is {norm}: the loss diverged; lower trainer.learning_rate or clip the ratio tighter"
             raise FloatingPointError(msg)
         self._optimizer.step()
-        return StepResult(add_metrics(parts) | {"gradient_norm": norm, "micro_batches": float(len(parts))})
+        return StepResult(measured | {"gradient_norm": norm, "micro_batches": float(len(parts))})
 
     def _set_rate(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -207,10 +193,10 @@ class TorchEngine:
         whole = torch.from_numpy(mask).to(device)
         return _MicroBatch(torch.from_numpy(tokens).to(device), whole, whole[:, before:].bool())
 
-    def _padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
-        out = np.zeros((len(arrays), width), np.float32)
-        for row, array in enumerate(arrays):
-            out[row, : len(array)] = array
+    def _padded(self, arrays: Sequence[NDArray[Any]], indices: list[int], width: int) -> Tensor:
+        out = np.zeros((len(indices), width), np.float32)
+        for row, index in enumerate(indices):
+            out[row, : len(arrays[index])] = arrays[index]
         return torch.from_numpy(out).to(self._device)
 
     def _logprobs(self, model: PreTrainedModel, part: _MicroBatch, temperature: float) -> Tensor:

@@ -1,0 +1,262 @@
+"""Laws of the corrections: hand-computed values, no change where the policies agree, no gradient through a weight."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from relax_actors.algorithms.corrections import (
+    CorrectionKind,
+    RejectKind,
+    kept_sequences,
+    mismatch_metrics,
+    ratio_quantiles,
+    token_weights,
+)
+from relax_actors.algorithms.losses import LossMode, add_metrics, policy_loss, reduce_loss
+from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.config.training import AlgorithmSection
+from relax_actors.engines.training.objective import StepObjective
+
+SEEDS = st.integers(0, 2**31 - 1)
+KINDS = st.sampled_from(["none", "importance", "tis", "icepop"])
+REJECTS = st.sampled_from(["none", "geometric", "max"])
+MODES = st.sampled_from(["token", "sequence"])
+
+
+def logs(*ratios: float) -> Tensor:
+    return torch.tensor([ratios]).log()
+
+
+def random_step(seed: int, batch: int = 6, seq: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probs that require a gradient, those of the rollout, advantages a sequence, and a mask of random lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    rollout = -3 * torch.rand(batch, seq, generator=generator)
+    new = rollout + torch.randn(batch, seq, generator=generator)
+    advantages = torch.randn(batch, generator=generator)
+    lengths = torch.randint(1, seq + 1, (batch, 1), generator=generator)
+    return new.requires_grad_(), rollout, advantages, torch.arange(seq) < lengths
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "bounded"),
+    [
+        ("none", [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]),
+        ("importance", [0.1, 0.5, 1, 2, 7], [0, 0, 0, 0, 0]),
+        ("tis", [0.1, 0.5, 1, 2, 2], [0, 0, 0, 0, 1]),
+        ("icepop", [0, 0.5, 1, 2, 0], [1, 0, 0, 0, 1]),
+    ],
+)
+def test_the_weight_of_a_token_by_hand(kind: CorrectionKind, expected: list[float], bounded: list[int]) -> None:
+    rollout = logs(0.01, 0.02, 0.03, 0.04, 0.05)
+    proximal = rollout + logs(0.1, 0.5 + 1e-6, 1, 2 - 1e-6, 7)
+    found = token_weights(proximal, rollout, kind=kind, low=0.5, high=2.0)
+    torch.testing.assert_close(found.weight, torch.tensor([expected], dtype=torch.float32), rtol=1e-5, atol=1e-5)
+    assert found.bounded.int().tolist() == [bounded]
+
+
+def test_which_sequences_are_kept_by_hand() -> None:
+    proximal = torch.stack([logs(4, 0.25, 1)[0], logs(1.5, 1.5, 9)[0], logs(2.5, 2.5, 2.5)[0], logs(1, 1, 9)[0]])
+    rollout = torch.zeros(4, 3)
+    mask = torch.tensor([[True, True, True], [True, True, False], [True, True, True], [False, False, False]])
+    bounds = {"low": 0.5, "high": 2.0}
+    # Geometric means: 1, 1.5 (its third token does not count), 2.5, none.
+    assert kept_sequences(proximal, rollout, mask, kind="none", **bounds).tolist() == [True] * 4
+    assert kept_sequences(proximal, rollout, mask, kind="geometric", **bounds).tolist() == [True, True, False, True]
+    assert kept_sequences(proximal, rollout, mask, kind="max", **bounds).tolist() == [False, True, False, True]
+
+
+@given(SEEDS, KINDS, REJECTS, st.floats(0, 1), st.floats(1, 10))
+def test_where_the_policies_agree_nothing_changes(
+    seed: int, kind: CorrectionKind, reject: RejectKind, low: float, high: float
+) -> None:
+    new, _, _, mask = random_step(seed)
+    found = token_weights(new, new, kind=kind, low=low, high=high)
+    assert (found.weight == 1).all()
+    assert not found.bounded.any()
+    assert kept_sequences(new, new, mask, kind=reject, low=low, high=high).all()
+
+
+@given(SEEDS, st.floats(0, 1), st.floats(1, 10))
+def test_each_correction_is_the_plain_one_within_its_bounds_and_never_above_it(
+    seed: int, low: float, high: float
+) -> None:
+    new, rollout, _, _ = random_step(seed)
+    plain, tis, icepop = (
+        token_weights(new, rollout, kind=kind, low=low, high=high) for kind in ("importance", "tis", "icepop")
+    )
+    for found in (tis, icepop):
+        assert torch.equal(found.weight[~found.bounded], plain.weight[~found.bounded])
+        assert (found.weight <= plain.weight).all()
+        assert (found.weight <= high + 1e-6).all()
+    assert not icepop.weight[icepop.bounded].any()
+    assert not (tis.bounded & ~icepop.bounded).any()
+
+
+@given(SEEDS, REJECTS)
+def test_what_is_masked_out_rejects_no_sequence(seed: int, kind: RejectKind) -> None:
+    new, rollout, _, mask = random_step(seed)
+    other = new.masked_fill(~mask, -77.0)
+    kept = kept_sequences(new, rollout, mask, kind=kind, low=0.5, high=2.0)
+    assert torch.equal(kept, kept_sequences(other, rollout, mask, kind=kind, low=0.5, high=2.0))
+
+
+@given(SEEDS, KINDS)
+def test_no_gradient_flows_through_a_weight(seed: int, kind: CorrectionKind) -> None:
+    new, rollout, advantages, _ = random_step(seed)
+    weights = token_weights(new, rollout.requires_grad_(), kind=kind, low=0.5, high=2.0)
+    assert not weights.weight.requires_grad
+    policy = policy_loss(new, new.detach(), advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
+    gradient, through = torch.autograd.grad((policy.loss * weights.weight).sum(), [new, rollout], allow_unused=True)
+    # At ratio 1 this is REINFORCE, each token weighted: Hilton et al. at the first step from the proximal policy.
+    torch.testing.assert_close(gradient, -advantages.unsqueeze(-1) * weights.weight)
+    assert through is None
+
+
+def test_enormous_and_impossible_ratios_stay_finite() -> None:
+    proximal, rollout = torch.tensor([[-1.0, -1e6]]), torch.tensor([[-1e6, -1.0]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    for kind in ("importance", "tis", "icepop"):
+        assert token_weights(proximal, rollout, kind=kind, low=0.5, high=2).weight.isfinite().all()
+    assert kept_sequences(proximal, rollout, mask, kind="geometric", low=0.5, high=2).all()
+    assert not kept_sequences(proximal, rollout, mask, kind="max", low=0.5, high=2).any()
+
+
+def objective_of(mask: Tensor, **settings: object) -> StepObjective:
+    algorithm = AlgorithmSection.model_validate(settings)
+    return StepObjective(algorithm, tokens=int(mask.sum()), sequences=len(mask))
+
+
+@given(SEEDS, st.sampled_from(["trainer", "actor_fwd"]), KINDS, REJECTS, MODES, st.integers(7, 40))
+def test_a_corrected_step_is_the_same_however_it_is_cut(
+    seed: int, proximal: str, kind: CorrectionKind, reject: RejectKind, mode: LossMode, budget: int
+) -> None:
+    new, rollout, advantages, mask = random_step(seed)
+    near = new.detach() + 0.3 * torch.randn(new.shape, generator=torch.Generator().manual_seed(seed))
+    settings = {"proximal": proximal, "correction": kind, "reject": reject, "loss": mode, "kl_coefficient": 0.1}
+
+    def run(parts: list[list[int]]) -> tuple[Tensor, dict[str, float]]:
+        objective = objective_of(mask, **settings)
+        leaf = new.detach().clone().requires_grad_()
+        measured = []
+        for rows in parts:
+            width = int(mask[rows].sum(-1).max())  # each micro-batch is padded to its own longest sequence
+            cut = [tensor[rows, :width] for tensor in (leaf, rollout, mask, near)]
+            loss, found = objective.loss(cut[0], cut[1], advantages[rows], cut[2], actor_fwd=cut[3], reference=cut[1])
+            loss.backward()
+            measured.append(found)
+        total = add_metrics(measured)
+        assert leaf.grad is not None
+        return leaf.grad * objective.factor(total), objective.figures(total)
+
+    whole, figures = run([list(range(len(mask)))])
+    cut, same = run(micro_batches(mask.sum(-1).tolist(), token_budget=budget))
+    torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-6)
+    assert same == pytest.approx(figures, rel=1e-4, abs=1e-5)
+
+
+@given(SEEDS, MODES)
+def test_a_rejected_sequence_counts_as_if_it_had_never_been_in_the_step(seed: int, mode: LossMode) -> None:
+    new, rollout, advantages, mask = random_step(seed)
+    settings = {"reject": "geometric", "reject_low": 0.6, "reject_high": 1.6, "loss": mode}
+    kept = kept_sequences(new, rollout, mask, kind="geometric", low=0.6, high=1.6)
+    objective = objective_of(mask, **settings)
+    loss, measured = objective.loss(new, rollout, advantages, mask)
+    (gradient,) = torch.autograd.grad(loss, new)
+    assert measured["rejected"] == int((~kept).sum())
+    assert not gradient[~kept].any()
+    if not kept.any():
+        assert objective.factor(measured) == 1.0
+        return
+    few = new[kept].detach().requires_grad_()
+    without = objective_of(mask[kept], loss=mode)
+    alone, _ = without.loss(few, rollout[kept], advantages[kept], mask[kept])
+    (expected,) = torch.autograd.grad(alone, few)
+    torch.testing.assert_close(gradient[kept] * objective.factor(measured), expected, rtol=1e-4, atol=1e-6)
+    assert objective.figures(measured)["loss"] == pytest.approx(alone.item(), rel=1e-4, abs=1e-6)
+
+
+@given(SEEDS, MODES)
+def test_without_settings_the_objective_is_the_clipped_loss_against_the_rollout(seed: int, mode: LossMode) -> None:
+    new, rollout, advantages, mask = random_step(seed)
+    found, measured = objective_of(mask, loss=mode).loss(new, rollout, advantages, mask)
+    policy = policy_loss(new, rollout, advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
+    normaliser = float(mask.sum()) if mode == "token" else float(len(mask))
+    assert torch.equal(found, reduce_loss(policy.loss, mask, mode=mode, normaliser=normaliser))
+    assert {"abs_delta", "k3", "ratio", "max_ratio"} <= measured.keys()
+    assert not {"weight", "bounded", "rejected", "trained"} & measured.keys()
+
+
+def test_the_proximal_policy_decides_what_is_clipped() -> None:
+    new = logs(0.5, 0.5).requires_grad_()
+    rollout, near = logs(0.25, 0.5), logs(0.5, 0.4)  # the trainer is 2 and 1 times the rollout, 1 and 1.25 times `near`
+    mask = torch.ones(1, 2, dtype=torch.bool)
+
+    def clipped(**settings: object) -> float:
+        _, measured = objective_of(mask, **settings).loss(new, rollout, torch.ones(1), mask, actor_fwd=near)
+        return measured["clipped"]
+
+    assert [clipped(proximal=p) for p in ("rollout", "trainer", "actor_fwd")] == [1, 0, 1]
+    loss, measured = objective_of(mask, proximal="actor_fwd", correction="importance").loss(
+        new, rollout, torch.ones(1), mask, actor_fwd=near
+    )
+    # Token 1: -(0.5/0.25) * (0.5/0.5); token 2: -(0.4/0.5) * min(0.5/0.4, 1.2).
+    assert loss.item() == pytest.approx(-(2 * 1 + 0.8 * 1.2) / 2)
+    assert measured["weight"] == pytest.approx(2.8)
+
+
+@given(SEEDS)
+def test_mismatch_metrics_of_micro_batches_add_up(seed: int) -> None:
+    new, old, _, mask = random_step(seed)
+    whole = mismatch_metrics(new, old, mask)
+    rows = [mismatch_metrics(new[i : i + 1], old[i : i + 1], mask[i : i + 1]) for i in range(len(mask))]
+    assert add_metrics(rows) == pytest.approx(whole)
+    delta = (new - old)[mask].detach().double()
+    assert whole == pytest.approx(
+        {
+            "tokens": len(delta),
+            "abs_delta": delta.abs().sum().item(),
+            "k3": (delta.exp() - 1 - delta).sum().item(),
+            "ratio": delta.exp().sum().item(),
+            "ratio_squared": (2 * delta).exp().sum().item(),
+            "max_ratio": delta.exp().max().item(),
+        },
+        rel=1e-4,
+        abs=1e-5,
+    )
+
+
+def test_mismatch_of_no_tokens_is_all_zero() -> None:
+    new, old, _, mask = random_step(0)
+    assert set(mismatch_metrics(new, old, torch.zeros_like(mask)).values()) == {0.0}
+
+
+def test_quantiles_of_ratios_are_those_of_all_micro_batches_together() -> None:
+    ratios = np.arange(1, 102, dtype=np.float32)
+    parts = [np.log(part) for part in np.split(np.random.default_rng(0).permutation(ratios), [3, 50])]
+    found = ratio_quantiles(parts)
+    assert found == pytest.approx({"ratio_p1": 2, "ratio_p50": 51, "ratio_p99": 100}, rel=1e-5)
+    assert ratio_quantiles([]) == {"ratio_p1": 1, "ratio_p50": 1, "ratio_p99": 1}
+    assert math.isfinite(ratio_quantiles([np.array([1e6], np.float32)])["ratio_p99"])
+
+
+def test_arguments_that_do_not_fit_are_refused_with_the_remedy() -> None:
+    new, old, advantages, mask = random_step(0)
+    with pytest.raises(ValueError, match=r"bounds are \[1\.5, 2\]; they must enclose 1"):
+        token_weights(new, old, kind="tis", low=1.5, high=2)
+    with pytest.raises(ValueError, match=r"bounds are \[0\.5, 0\.9\]"):
+        kept_sequences(new, old, mask, kind="max", low=0.5, high=0.9)
+    with pytest.raises(ValueError, match=r"shapes .* differ"):
+        token_weights(new, old[:1], kind="tis", low=0.5, high=2)
+    with pytest.raises(ValueError, match=r"shapes .* differ"):
+        kept_sequences(new, old, mask[:1], kind="max", low=0.5, high=2)
+    with pytest.raises(ValueError, match=r"shapes .* differ"):
+        mismatch_metrics(new, old[:1], mask)
+    with pytest.raises(ValueError, match="the batch has no such log-probs; add the column"):
+        objective_of(mask, proximal="actor_fwd").loss(new, old, advantages, mask)
