@@ -93,6 +93,9 @@ def _roles(config: Config) -> Iterator[str]:
     if config.advantages.reads not in produced:
         msg = f"advantages.reads is {config.advantages.reads!r}, a column no role writes; there are {sorted(produced)}"
         raise ConfigError(msg)
+    if config.algorithm.proximal == "actor_fwd" and "actor_fwd" not in produced:
+        msg = 'algorithm.proximal = "actor_fwd" needs a role that writes column actor_fwd; add one, or set "trainer"'
+        raise ConfigError(msg)
     yield from ()
 
 

@@ -23,9 +23,12 @@ from relax_actors.errors import ConfigError, FencedError
 from relax_actors.ledger import Ledger
 from relax_actors.messages import Advantage, Batch, Checkpoint, Dropped, DropReason, Trajectory, Weights
 from relax_actors.roles.publish import Publisher
-from relax_actors.roles.reading import observe
+from relax_actors.roles.reading import observe, read_logprobs
 from relax_actors.roles.seeds import seed_of
 from relax_actors.roles.warm_start import warm_start
+
+PROXIMAL = "actor_fwd"
+"""The column of the proximal policy's log-probs, `[total] float32`, where algorithm.proximal asks for it."""
 
 
 def make_engine(backend: str, config: object, threads: int) -> TrainingEngine:
@@ -48,6 +51,7 @@ class _Rows:
     ids: list[int]
     trajectories: list[Trajectory]
     advantages: list[Advantage]
+    proximal: list[Array] | None = None
 
     def batch(self) -> TrainBatch:
         """All samples, row after row."""
@@ -60,7 +64,11 @@ class _Rows:
                 completions.append(sample.tokens)
                 logprobs.append(sample.logprobs)
         values = np.concatenate([a.values for a in self.advantages]).astype(np.float32)
-        return TrainBatch(Sequences(prompts, completions), logprobs, values)
+        proximal = None
+        if self.proximal is not None:
+            pairs = zip(self.proximal, self.trajectories, strict=True)
+            proximal = [part for array, t in pairs for part in np.split(array, np.cumsum(t.lengths)[:-1])]
+        return TrainBatch(Sequences(prompts, completions), logprobs, values, proximal)
 
     @property
     def oldest(self) -> int:
@@ -87,6 +95,8 @@ class Trainer(StatefulRole):
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
         self._ready: dict[int, dict[int, bytes]] = {}
+        self._scores = config.algorithm.proximal == PROXIMAL
+        self._scored: dict[int, set[int]] = {}
         self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
@@ -96,6 +106,7 @@ class Trainer(StatefulRole):
         """Rows that are ready or ended, and what the trainer itself announced in earlier lives."""
         subjects = self.context.table.subjects
         columns = [subjects.column(name) for name in ("prompt", "advantage", "dropped", "quarantined")]
+        columns += [subjects.column(PROXIMAL)] * self._scores
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -163,6 +174,8 @@ class Trainer(StatefulRole):
         observe(self._ledger, self.context, cell_id, cell)
         if cell_id.field == "advantage" and cell_id.step >= max(self._version, 0):
             self._ready.setdefault(cell_id.step, {})[cell_id.index] = cell.data
+        elif cell_id.field == PROXIMAL and cell_id.step >= max(self._version, 0):
+            self._scored.setdefault(cell_id.step, set()).add(cell_id.index)
 
     def _advance(self) -> None:
         while self._version < self.context.config.run.steps and not self.context.stopping():
@@ -183,6 +196,8 @@ class Trainer(StatefulRole):
         ready = self._ready.get(step, {})
         if len(candidates) < self._settings.rows or not all(i in ready for i in candidates.values()):
             return None
+        if self._scores and not self._scored.get(step, set()).issuperset(candidates.values()):
+            return None
         indices = [candidates[slot] for slot in sorted(candidates)]
         lost: list[tuple[int, DropReason, str]] = []
         rows = _Rows([], [], [])
@@ -196,12 +211,16 @@ class Trainer(StatefulRole):
                 lost.append((index, DropReason.UNUSABLE, f"{detail} of {len(trajectory.tokens)} tokens"))
                 continue
             age = step - int(trajectory.versions.min())
-            if age > self.context.config.staleness.max:
+            staleness = self.context.config.staleness
+            if age > staleness.max and staleness.policy == "drop":
                 lost.append((index, DropReason.TOO_OLD, f"age {age} is over staleness.max"))
                 continue
             rows.ids.append(index)
             rows.trajectories.append(trajectory)
             rows.advantages.append(advantage)
+        if self._scores:
+            rows.proximal, bad = read_logprobs(self.context.table, PROXIMAL, step, rows.ids, rows.trajectories)
+            lost += [(index, DropReason.UNUSABLE, detail) for index, detail in bad]
         for index, reason, detail in lost:
             self._drop(RowId(step, index), reason, detail)
         return None if lost else rows
@@ -272,6 +291,11 @@ class Trainer(StatefulRole):
                 raise ConfigError(msg)
             rows.trajectories.append(trajectory)
             rows.advantages.append(table.read(cell.data, Advantage))
+        if self._scores:
+            rows.proximal, bad = read_logprobs(table, PROXIMAL, step, rows.ids, rows.trajectories)
+            if bad:
+                msg = f"step {step} cannot be replayed: row {bad[0][0]}: {bad[0][1]}; restore the store's folder"
+                raise ConfigError(msg)
         result = self._engine.step(rows.batch(), step, self.progress)
         self._finish(step)
         self._report(step, batch, rows, dict(result.metrics), 0.0, 0.0)
@@ -280,6 +304,7 @@ class Trainer(StatefulRole):
         """Announce what a step made."""
         self._version = step + 1
         self._ready.pop(step, None)
+        self._scored.pop(step, None)
         self._publisher.announce(self._version)
         self.progress()
         steps = self.context.config.run.steps
@@ -329,6 +354,11 @@ class Trainer(StatefulRole):
             "reward": round(batch.reward, 5),
             "age": batch.age,
             "span": rows.newest - rows.oldest,
+            "stale_rows": sum(
+                step - int(t.versions.min()) > self.context.config.staleness.max
+                for t in rows.trajectories
+                if len(t.versions)
+            ),
             "waited_seconds": round(waited, 4),
             "train_seconds": round(seconds, 4),
             **{name: round(float(value), 6) for name, value in measured.items()},

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from relax_actors.cli.check import examine
 from relax_actors.config import BUILT_IN, Config, load_config, validate
 from relax_actors.errors import ConfigError
 from relax_actors.roles import deadline, make_role, replicas, role_class, role_names
@@ -86,7 +87,7 @@ def test_a_configuration_does_not_change(write: Write) -> None:
         ("[trainer.warm_start]\nstep = 4\nsteps = 4\n", "trainer.warm_start.step", "did you mean 'steps'?"),
         ("[eval]\nevry = 4\n[eval.data]\nkind = 'jsonl'\n", "eval.evry", "did you mean 'every'?"),
         ("[eval.data]\nkind = 'jsonl'\npromt_field = 'q'\n", "eval.data.promt_field", "did you mean 'prompt_field'?"),
-        ("[staleness]\nzzz = 4\n", "staleness.zzz", "known here: max"),
+        ("[staleness]\nzzz = 4\n", "staleness.zzz", "known here: max, policy"),
     ],
 )
 def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str, remedy: str) -> None:
@@ -122,6 +123,10 @@ def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str
         ("staleness.max=-1", "staleness.max", "greater than or equal to 0"),
         ("supervision.heartbeat=0.5", "supervision.heartbeat", "greater than or equal to 1"),
         ("algorithm.clip_ratio_c=1", "algorithm.clip_ratio_c", "greater than 1"),
+        ("algorithm.correction_high=0.9", "algorithm.correction_high", "greater than or equal to 1"),
+        ("algorithm.reject_low=1.1", "algorithm.reject_low", "less than or equal to 1"),
+        ("algorithm.correction=tis", "algorithm", 'set algorithm.proximal to "trainer" or "actor_fwd"'),
+        ("staleness.policy=correct", None, "set algorithm.correction (with algorithm.proximal) or algorithm.reject"),
         ("prompts.replicas=2", None, "prompts.replicas must be 1: one actor owns the admission of rows"),
     ],
 )
@@ -293,3 +298,9 @@ def test_the_whole_tree_is_validated_at_once() -> None:
     with pytest.raises(ConfigError, match="somewhere: model: is missing; add it"):
         validate({}, "somewhere")
     assert isinstance(validate({"model": {"path": "m"}, "data": {"kind": "jsonl"}}, "x"), Config)
+
+
+def test_a_proximal_policy_needs_a_role_that_computes_it() -> None:
+    config = load_config(DEMO, ["algorithm.proximal=actor_fwd"])
+    (error,) = examine(config).errors
+    assert "needs a role that writes column actor_fwd; add one" in error
