@@ -39,8 +39,9 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest
 
-# Runs that are killed at random against undisturbed ones, and the other long tests of faults.
+# A run that is killed a hundred times against one that is left alone, and the other long tests of faults.
 chaos: $(VENV)/.test
+	$(BIN)/python -m tests.chaos.equivalence --kills 100
 	$(BIN)/python -m pytest -m slow tests/chaos
 
 lint: $(VENV)/.lint

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -53,12 +54,14 @@ class Address:
         return f"Address({self.url})"
 
     def save(self, path: Path) -> None:
-        """Write it readable for this user only."""
-        path.touch(mode=0o600)
-        path.chmod(0o600)
-        path.write_text(
+        """Write it readable for this user only, whole or not at all: whoever is killed here is started again."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.touch(mode=0o600)
+        temporary.chmod(0o600)
+        temporary.write_text(
             json.dumps({"url": self.url, "user": self.user, "password": self.password, "credentials": self.credentials})
         )
+        temporary.rename(path)
 
     @classmethod
     def load(cls, path: Path) -> Address:
@@ -90,6 +93,8 @@ class Bridge:
         self.address = address
         self.loop = asyncio.new_event_loop()
         self.on_reconnect: list[Callable[[], Awaitable[None]]] = []
+        self.waiting: Callable[[], None] = lambda: None
+        """Called now and then while the broker is waited for: who waits for it does not hang."""
         self._name = name
         self._closing = False
         self._thread = threading.Thread(target=self._run_loop, name="bridge", daemon=True)
@@ -146,6 +151,9 @@ class Bridge:
             self.nc = await asyncio.wait_for(connecting, deadline)
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
             text = last or f"{type(error).__name__}: {error}"
+            if "authorization" in text.lower():
+                msg = f"broker {self.address.url} refuses these credentials ({text}); mend broker.url or .credentials"
+                raise BrokerError(msg) from error
             msg = (
                 f"broker {self.address.url} does not answer within {deadline:g} s ({text}); "
                 "start it, or set broker.url and its credentials"
@@ -161,7 +169,7 @@ class Bridge:
         """Run a coroutine in the bridge's thread and wait for it; never from that thread itself.
 
         Raises:
-            BrokerError: it took longer than `deadline` seconds.
+            BrokerUnreachableError: it took longer than `deadline` seconds.
         """
         future = self.submit(work)
         try:
@@ -171,7 +179,7 @@ class Bridge:
                 raise
             future.cancel()
             msg = f"no answer from broker {self.address.url} within {deadline:g} s"
-            raise BrokerError(msg) from error
+            raise BrokerUnreachableError(msg) from error
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], what: str, deadline: float | None = None) -> T:
         """Repeat a request to the broker until it is answered; the answer may be an error of the server's.
@@ -200,6 +208,7 @@ class Bridge:
                 if waited > warned + 10:
                     warned = waited
                     log.warning("waiting_for_broker", request=what, seconds=round(waited, 1))
+            self.waiting()
             await asyncio.sleep(0.05)
 
     def close(self) -> None:

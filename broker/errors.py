@@ -18,6 +18,10 @@ class BrokerUnreachableError(BrokerError):
     """No answer from the broker before the deadline."""
 
 
+class BrokerFullError(BrokerError):
+    """The broker has no room for a message."""
+
+
 class CodecError(RelaxError):
     """A message that does not decode: wrong schema, unknown field, wrong type, too large."""
 

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from broker.bridge import Bridge
+from broker.errors import SubjectError
 from broker.subjects import RowId
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """How often an actor failed with a row in hand: by itself (`count`), killed from `outside`; and the last error."""
+
+    count: int = 0
+    outside: int = 0
+    error: str = ""
+    traceback: str = ""
 
 
 class RunState:
@@ -32,23 +46,62 @@ class RunState:
 
     async def next_incarnation(self, role: str, n: int) -> int:
         """Count one more life of an actor; every caller gets a number of its own, from 1 on."""
-        return int((await self._advance(f"incarnation.{role}.{n}", {}))["count"])
+        return int((await self._advance(f"incarnation.{role}.{n}", "count", {}))["count"])
 
-    async def count_failure(self, role: str, row: RowId, error: str, traceback: str) -> int:
-        """Count one more time that a row made an actor of `role` fail; remembers the last error."""
+    async def lives(self, role: str, n: int) -> int:
+        """How many lives of an actor were counted; the last of them has this number as its incarnation."""
+        value, _ = await self._get(f"incarnation.{role}.{n}")
+        return int(value["count"]) if isinstance(value, dict) else 0
+
+    async def count_failure(self, role: str, row: RowId, error: str, traceback: str, *, outside: bool = False) -> int:
+        """Count one more time that an actor of `role` failed with a row in hand; remembers the last error.
+
+        Args:
+            role: the role.
+            row: what the actor had in hand.
+            error: what happened, in a line.
+            traceback: where.
+            outside: it was killed from outside; such deaths are counted apart.
+        """
+        name = "outside" if outside else "count"
         last = {"error": error[:2000], "traceback": traceback[-8000:]}
-        return int((await self._advance(f"failure.{role}.{row}", last))["count"])
+        return int((await self._advance(f"failure.{role}.{row}", name, last))[name])
 
-    async def failures(self, role: str, row: RowId) -> dict[str, Any] | None:
-        """`count`, `error` and `traceback` of a row's failures in a role, or None."""
+    async def failures(self, role: str, row: RowId) -> Failures:
+        """What was counted of a row in a role."""
         value, _ = await self._get(f"failure.{role}.{row}")
-        return value if isinstance(value, dict) else None
+        return Failures(**value) if isinstance(value, dict) else Failures()
 
-    async def _advance(self, key: str, extra: dict[str, Any]) -> dict[str, Any]:
+    async def forget_failures(self, gone: Callable[[RowId], bool]) -> None:
+        """Remove the counts of the rows that are gone, without a trace."""
+        for key in await self._keys("failure"):
+            row = key.split(".", 2)[2]
+            with suppress(SubjectError):
+                if gone(RowId.parse(row)):
+                    await self._purge(key)
+
+    async def _purge(self, key: str) -> None:
+        async def purge() -> bool:
+            return await self._bridge.js.purge_stream(f"KV_{self._bucket}", subject=f"$KV.{self._bucket}.{key}")
+
+        await self._bridge.persist(purge, f"purge {key}")
+
+    async def _keys(self, kind: str) -> list[str]:
+        """The keys that begin with `<kind>.`."""
+        prefix = f"$KV.{self._bucket}."
+
+        async def subjects() -> list[str]:
+            info = await self._bridge.js.stream_info(f"KV_{self._bucket}", subjects_filter=f"{prefix}{kind}.>")
+            return [subject.removeprefix(prefix) for subject in info.state.subjects or {}]
+
+        return await self._bridge.persist(subjects, f"list {kind} keys")
+
+    async def _advance(self, key: str, name: str, extra: dict[str, Any]) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
             while True:
                 value, revision = await self._get(key)
-                new = {"count": (value["count"] if value else 0) + 1, **extra}
+                old = value if isinstance(value, dict) else {}
+                new = {**old, name: int(old.get(name, 0)) + 1, **extra}
                 try:
                     await self._kv.update(key, json.dumps(new).encode(), last=revision)
                 except KeyWrongLastSequenceError:
@@ -72,15 +125,8 @@ class RunState:
 
     async def leases(self) -> dict[str, dict[str, Any]]:
         """All living leases by `<role>.<n>`."""
-        prefix = f"$KV.{self._bucket}."
-
-        async def subjects() -> dict[str, int]:
-            info = await self._bridge.js.stream_info(f"KV_{self._bucket}", subjects_filter=f"{prefix}lease.>")
-            return info.state.subjects or {}
-
         found = {}
-        for subject in await self._bridge.persist(subjects, "list leases"):
-            key = subject.removeprefix(prefix)
+        for key in await self._keys("lease"):
             value, _ = await self._get(key)
             if isinstance(value, dict):
                 found[key.removeprefix("lease.")] = value

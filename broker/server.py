@@ -161,6 +161,30 @@ def answers(address: Address) -> bool:
         return False
 
 
+def serves(address: Address, timeout: float = 0.5) -> bool:
+    """Whether JetStream answers at a loopback address, within `timeout` seconds a message."""
+    options = {"verbose": False, "pedantic": False, "user": address.user, "pass": address.password}
+    inbox = f"_INBOX.{secrets.token_hex(8)}"
+    try:
+        with (
+            socket.create_connection((HOST, _port(address)), timeout) as connection,
+            connection.makefile("rb") as lines,
+        ):
+            connection.settimeout(timeout)
+            if not lines.readline().startswith(b"INFO "):
+                return False
+            request = f"CONNECT {json.dumps(options)}\r\nSUB {inbox} 1\r\nPUB $JS.API.INFO {inbox} 0\r\n\r\n"
+            connection.sendall(request.encode())
+            while line := lines.readline():
+                if line.startswith(b"MSG "):
+                    return "error" not in json.loads(lines.read(int(line.split()[-1])))
+                if line.startswith(b"-ERR"):
+                    return False
+    except (OSError, ValueError):
+        pass
+    return False
+
+
 def _port(address: Address) -> int:
     return int(address.url.rsplit(":", 1)[1])
 

@@ -10,9 +10,9 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
@@ -20,9 +20,6 @@ import xxhash
 from broker.codec import Array, TensorRef
 from broker.errors import StoreError, StoreFullError
 from broker.subjects import RowId
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 T = TypeVar("T")
 INLINE_BYTES = 16 << 10
@@ -39,10 +36,12 @@ class Store:
 
     Args:
         root: the folder; made when something is written.
+        when_full: called when there is no room for a file; it waits, or raises the error to give up.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, when_full: Callable[[StoreFullError], None] | None = None) -> None:
         self.root = root.resolve()
+        self.when_full = when_full or raise_it
 
     def path(self, uri: str) -> Path:
         """The file of a reference.
@@ -86,20 +85,22 @@ class Store:
         """Let `save` write a file under a temporary name, then rename it to `uri`; gives what `save` gave.
 
         Raises:
-            StoreFullError: no space left.
+            StoreFullError: no space left, and `when_full` gave up.
         """
         path = self.path(uri)
-        with _space_errors(self.root, uri):
-            path.parent.mkdir(parents=True, exist_ok=True)
         # Two lives of one actor may write the same segment at once: each under a name of its own.
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with _space_errors(self.root, uri):
+
+        def attempt() -> T:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
                 result = save(temporary)
                 temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return result
+            finally:
+                temporary.unlink(missing_ok=True)
+            return result
+
+        return with_room(attempt, self.root, f"segment {uri}", self.when_full)
 
     def segment(self, row: RowId, field: str, author: str) -> SegmentWriter:
         """A writer for the arrays of one cell as one author writes it.
@@ -108,6 +109,11 @@ class Store:
         """
         by = author.replace("#", "-")
         return SegmentWriter(self, f"{row.kind}/{row.step}/{row.index}.{field}.{by}.safetensors")
+
+    def names(self, uri: str) -> list[str]:
+        """What lies in a folder of the store; nothing if it is not there."""
+        path = self.path(uri)
+        return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
 
     def remove(self, uri: str) -> None:
         """Remove a file or a folder of the store; nothing happens if it is not there."""
@@ -191,15 +197,27 @@ _SAFETENSORS = {
 }
 
 
-@contextmanager
-def _space_errors(root: Path, uri: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        free = 0
-        with suppress(OSError):
-            free = shutil.disk_usage(root).free >> 20
-        msg = f"{root} has {free} MiB free, too little for segment {uri}; free space or set store.path"
-        raise StoreFullError(msg) from error
+def raise_it(error: StoreFullError) -> None:
+    """Give up at once."""
+    raise error
+
+
+def with_room(work: Callable[[], T], root: Path, what: str, when_full: Callable[[StoreFullError], None]) -> T:
+    """Do work that writes files below `root`, again and again for want of room, until `when_full` gives up.
+
+    Raises:
+        StoreFullError: by `when_full`; names `what` and the room there is.
+    """
+    while True:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            free = 0
+            with suppress(OSError):
+                free = shutil.disk_usage(root).free >> 20
+            msg = f"{root} has {free} MiB free, too little for {what}; free space or set store.path"
+            full = StoreFullError(msg)
+            full.__cause__ = error
+            when_full(full)

@@ -5,6 +5,7 @@ relax.<run>.eval.<version>.<index>.<field>   a cell of an evaluation row
 relax.<run>.batch.<step>                     rows that a step consumes
 relax.<run>.weights.<version>                where a set of weights lies
 relax.<run>.checkpoint.<version>             a durable checkpoint
+relax.<run>.evaluation.<version>             what the evaluation of a version came to
 relax.<run>.event.<role>.<n>.<kind>          supervision, JSON
 relax.<run>.metric.<role>.<n>                measurements, JSON
 """
@@ -21,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 ROW_KINDS = ("group", "eval")
-NUMBERED_KINDS = ("batch", "weights", "checkpoint")
+NUMBERED_KINDS = ("batch", "weights", "checkpoint", "evaluation")
 
 
 def check_name(name: str, what: str) -> str:
@@ -119,7 +120,7 @@ class Subjects:
         return f"{self.prefix}.{row}.*"
 
     def numbered(self, kind: str, number: int | str) -> str:
-        """Subject of `batch`, `weights` or `checkpoint` cell `number`; `*` for all of them."""
+        """Subject of the `batch`, `weights`, `checkpoint` or `evaluation` cell `number`; `*` for all of them."""
         if kind not in NUMBERED_KINDS:
             msg = f"no numbered kind {kind!r}; there are {', '.join(NUMBERED_KINDS)}"
             raise SubjectError(msg)

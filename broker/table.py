@@ -7,22 +7,27 @@ refuses the second write; a refused write means "already done".
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import structlog
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
 from broker.bridge import Bridge
 from broker.codec import Envelope, decode_fields, encode, open_envelope
-from broker.errors import BrokerError
+from broker.errors import BrokerFullError, SubjectError
 from broker.pull import Follower
 from broker.store import Store
 from broker.subjects import CellId, RowId, Subjects
 
 T = TypeVar("T")
-CALL_DEADLINE = 120.0
+log = structlog.get_logger()
+PATIENCE = 300.0
+CALL_DEADLINE = PATIENCE + 60.0
 _STORE_FAILED = 10077
 _ALREADY_THERE = "maximum messages per subject exceeded"
 
@@ -48,6 +53,7 @@ class Table:
         self.subjects = subjects
         self.store = store
         self.author = author
+        self.patience = PATIENCE
         self._direct = direct
 
     def encode(self, subject: str, value: Any) -> bytes:
@@ -66,11 +72,23 @@ class Table:
         return data
 
     async def put_async(self, subject: str, data: bytes) -> bool:
-        """Write an encoded cell; False if it was there already.
+        """Write an encoded cell; False if it was there already. Room for it is waited for, `patience` seconds.
 
         Raises:
-            BrokerError: the broker cannot take it (no room left).
+            BrokerFullError: the broker had no room for it all that time.
         """
+        start = time.monotonic()
+        while True:
+            try:
+                return await self._publish(subject, data)
+            except BrokerFullError as error:
+                if time.monotonic() - start > self.patience:
+                    raise
+                log.warning("waiting_for_room", error=str(error))
+            self.bridge.waiting()
+            await asyncio.sleep(0.5)
+
+    async def _publish(self, subject: str, data: bytes) -> bool:
 
         async def publish() -> bool:
             try:
@@ -81,7 +99,7 @@ class Table:
                     if error.description == _ALREADY_THERE:
                         return False
                     msg = f"broker cannot store {subject}: {error.description}; free space or raise broker.max_bytes"
-                    raise BrokerError(msg) from error
+                    raise BrokerFullError(msg) from error
                 raise
             return True
 
@@ -166,6 +184,14 @@ class Table:
             return await self.bridge.persist(request, f"list {filter_subject}")
 
         return self.bridge.call(work(), CALL_DEADLINE)
+
+    def cells(self, filter_subject: str) -> list[CellId]:
+        """The cells that a filter matches; a subject that is none of the run's cells is left out."""
+        found = []
+        for subject in self.written(filter_subject):
+            with suppress(SubjectError):
+                found.append(self.subjects.parse(subject))
+        return found
 
     def count(self, filter_subject: str) -> int:
         """How many cells a filter matches."""

@@ -16,12 +16,12 @@ import pydantic
 
 from broker.codec import decode_fields, open_envelope, plain_value
 from broker.lease import RunState
-from broker.store import Store
+from broker.store import Store, raise_it
 from broker.subjects import CellId, RowId, check_name
-from broker.table import Cell, Table
+from broker.table import CALL_DEADLINE, Cell, Table
 from relax_actors import messages
 from relax_actors.config import Config
-from relax_actors.errors import CodecError, ConfigError, SubjectError
+from relax_actors.errors import CodecError, ConfigError, FencedError, StoreFullError, SubjectError
 from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
 
@@ -32,7 +32,12 @@ COLUMNS: dict[str, type] = {
     "advantage": messages.Advantage,
     "dropped": messages.Dropped,
     "quarantined": messages.Quarantined,
+    "requeued": messages.Requeued,
+    "readmitted": messages.Readmitted,
 }
+
+# Columns about a row's end, which no role of a user's may write.
+ENDS = ("dropped", "quarantined", "requeued", "readmitted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +105,28 @@ class Context:
     stopping: Callable[[], bool] = field(default=lambda: False)
     progress: Callable[[], None] = field(default=lambda: None)
     waits_for: Callable[[str], None] = field(default=lambda _: None)
+    wait_for_room: Callable[[StoreFullError], None] = raise_it
+    """What to do when the disk is full: it waits a while, or raises the error."""
 
     @property
     def author(self) -> str:
         """This life of the actor, as it signs its cells."""
         return f"{self.role}.{self.n}#{self.incarnation}"
+
+    async def give_way_async(self) -> None:
+        """End this life if a later one of the same actor has begun: it was stopped, and taken for dead.
+
+        Raises:
+            FencedError: one has.
+        """
+        lives = await self.state.lives(self.role, self.n)
+        if lives > self.incarnation:
+            msg = f"incarnation {lives} of {self.role}.{self.n} has begun; this is {self.incarnation}, which gives way"
+            raise FencedError(msg)
+
+    def give_way(self) -> None:
+        """As `give_way_async`, from the role's thread."""
+        self.table.bridge.call(self.give_way_async(), CALL_DEADLINE)
 
 
 class Role:
@@ -210,6 +232,9 @@ class StatefulRole(Role):
         """Called with the cells that came since, in order."""
         raise NotImplementedError
 
+    def idle(self) -> None:
+        """Called about twice a second while nothing comes."""
+
 
 def check_role(cls: object, where: str) -> type[Role]:
     """Return `cls` if it is a usable role.
@@ -233,7 +258,7 @@ def check_role(cls: object, where: str) -> type[Role]:
             check_name(cls.writes, f"{where}: column")
         except SubjectError as error:
             raise ConfigError(str(error)) from error
-    if cls.writes in cls.reads or cls.writes in ("dropped", "quarantined"):
+    if cls.writes in cls.reads or cls.writes in ENDS:
         msg = f"{where}: {cls.__name__} writes {cls.writes!r}, which it cannot; choose a column of its own"
         raise ConfigError(msg)
     if cls.handle is Role.handle and cls.handle_many is Role.handle_many:

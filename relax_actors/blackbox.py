@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 import time
 from dataclasses import dataclass
@@ -18,11 +19,15 @@ _HEAD = struct.Struct("<dI")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`beat` is the last sign of life (seconds, CLOCK_MONOTONIC); `rows` are in hand; `waits_for` says for what."""
+    """`beat` is the last sign of life (seconds, CLOCK_MONOTONIC); `rows` are in hand; `waits_for` says for what.
+
+    `since` is when this was so first (seconds since 1970).
+    """
 
     beat: float
     rows: tuple[str, ...] = ()
     waits_for: str = ""
+    since: float = 0.0
 
 
 class BlackBox:
@@ -35,7 +40,8 @@ class BlackBox:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
-            file.truncate(SIZE)
+            # With room of its own: a write into a hole of a mapped file on a full disk would kill the process.
+            os.posix_fallocate(file.fileno(), 0, SIZE)
             self._map = mmap.mmap(file.fileno(), SIZE)
 
     def beat(self) -> None:
@@ -44,9 +50,10 @@ class BlackBox:
 
     def record(self, rows: list[str], waits_for: str = "") -> None:
         """Say which rows are in hand, or what is waited for; a sign of life too."""
-        body = json.dumps([rows, waits_for]).encode()
+        now = round(time.time(), 3)
+        body = json.dumps([rows, waits_for, now]).encode()
         if len(body) > SIZE - _HEAD.size:
-            body = json.dumps([rows[:64], waits_for[:1000]]).encode()
+            body = json.dumps([rows[:64], waits_for[:1000], now]).encode()
         # The length is written last: a reader never takes half a text for a whole one.
         _HEAD.pack_into(self._map, 0, time.monotonic(), 0)
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
@@ -56,8 +63,8 @@ class BlackBox:
         """The last entry."""
         beat, length = _HEAD.unpack_from(self._map)
         try:
-            rows, waits_for = json.loads(self._map[_HEAD.size : _HEAD.size + length])
-            return Reading(beat, tuple(rows), waits_for)
+            rows, waits_for, since = json.loads(self._map[_HEAD.size : _HEAD.size + length])
+            return Reading(beat, tuple(rows), waits_for, since)
         except (ValueError, TypeError):
             return Reading(beat)
 

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+from broker.errors import StoreFullError
+from broker.store import raise_it, with_room
 
-def write(folder: Path, save: Callable[[Path], None]) -> None:
-    """Let `save` fill a folder and make it appear at `folder`, whole and durable; an older one there is replaced."""
+_RENAME_EXCHANGE, _HERE = 2, -100
+_NAME = re.compile(r"(?P<unfinished>\.)?(?P<version>\d+)\.(?P<incarnation>\d+)(?(unfinished)\.\d+\.tmp)")
+
+
+def write(folder: Path, save: Callable[[Path], None], when_full: Callable[[StoreFullError], None] = raise_it) -> None:
+    """Let `save` fill a folder and make it appear at `folder`, whole and durable; an older one there is replaced.
+
+    Raises:
+        StoreFullError: no space left, and `when_full` gave up.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+        if not Path(f"/proc/{left.name.split('.')[-2]}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    with_room(lambda: _write(folder, save), folder.parent, f"{folder.parent.name}/{folder.name}", when_full)
+
+
+def _write(folder: Path, save: Callable[[Path], None]) -> None:
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -18,20 +37,40 @@ def write(folder: Path, save: Callable[[Path], None]) -> None:
         save(temporary)
         for path in [*temporary.rglob("*"), temporary]:
             _sync(path)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
+        _put(temporary, folder)
         _sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def remove(folder: Path) -> None:
-    """Remove a checkpoint, and what writers that died left beside it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for path in folder.parent.glob(".*.tmp"):
-        if not path.name.endswith(f".{os.getpid()}.tmp"):
+def collect(parent: Path, kept: Collection[str], version: int, incarnation: int) -> None:
+    """Remove checkpoints that nobody will load, and what writers that died left unfinished or unannounced.
+
+    Args:
+        parent: folder of the checkpoints, each named `<version>.<incarnation>`.
+        kept: names of those to keep.
+        version: the last announced one. Later ones stay: a life that was replaced and does not know it keeps off them.
+        incarnation: the caller's; what a later life is writing stays.
+    """
+    for path in parent.iterdir():
+        found = _NAME.fullmatch(path.name)
+        if found is None or path.name in kept:
+            continue
+        if int(found["incarnation"]) < incarnation if found["unfinished"] else int(found["version"]) <= version:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _put(new: Path, folder: Path) -> None:
+    """Rename `new` to `folder`; where the file system can, there is no moment without one of the two there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    exchanged = (
+        folder.exists()
+        and hasattr(libc, "renameat2")
+        and libc.renameat2(_HERE, os.fsencode(new), _HERE, os.fsencode(folder), _RENAME_EXCHANGE) == 0
+    )
+    if not exchanged:
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
 
 
 def _sync(path: Path) -> None:

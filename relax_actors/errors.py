@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.errors import (
     BrokerError,
+    BrokerFullError,
     BrokerUnreachableError,
     CodecError,
     RelaxError,
@@ -15,6 +16,7 @@ from broker.errors import (
 __all__ = [
     "ActorError",
     "BrokerError",
+    "BrokerFullError",
     "BrokerUnreachableError",
     "CodecError",
     "ConfigError",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pykka
@@ -15,9 +17,11 @@ from broker.subjects import CellId
 from broker.table import Cell
 from relax_actors.actor import Context, StatefulRole
 from relax_actors.mailbox import Mailbox, ask
-from relax_actors.pump import Watch
+from relax_actors.watch import Watch
 
 TICK = 0.5
+ANSWER_SECONDS = 5.0
+FENCE_SECONDS = 1.0
 
 
 class FollowPump:
@@ -26,6 +30,7 @@ class FollowPump:
     def __init__(self, role: StatefulRole, context: Context, mailbox: pykka.ActorRef[Mailbox], watch: Watch) -> None:
         self.role, self.context, self.mailbox, self.watch = role, context, mailbox, watch
         self.handled = 0
+        self._looked = float("-inf")
         table = context.table
         self._follower = Follower(table.bridge, table.subjects.table_stream, role.follows())
 
@@ -42,6 +47,10 @@ class FollowPump:
             if stopping.is_set():
                 await follower.close()
                 return
+            # What comes may be of a later life of this actor, and not this one's to act on: one that was stopped and
+            # taken for dead has not looked for long.
+            if time.monotonic() - self._looked > FENCE_SECONDS:
+                await self._give_way()
             cells = [self._cell(m) for m in messages]
             seen += len(cells)
             if history is not None:
@@ -53,15 +62,35 @@ class FollowPump:
                 await self._run(partial(self.role.recover, cells))
             elif cells:
                 await self._run(partial(self.role.on_cells, cells))
+            else:
+                await self._idle()
             self.handled += len(cells)
 
     async def _run(self, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self.watch.begin([])
         start = loop.time()
-        await ask(self.mailbox, work)
+        try:
+            await ask(self.mailbox, work)
+        except Exception:
+            # A later life lets go of rows and files that this one misses.
+            await self._give_way()
+            raise
         self.watch.busy_seconds += loop.time() - start
         self.watch.busy = False
+
+    async def _idle(self) -> None:
+        self.watch.progress()
+        self.watch.busy = True
+        await ask(self.mailbox, self.role.idle)
+        self.watch.busy = False
+
+    async def _give_way(self) -> None:
+        """End by `FencedError` if a later life of the actor has begun; a broker that does not answer says nothing."""
+        with suppress(TimeoutError):
+            if self.context.table.bridge.nc.is_connected:
+                await asyncio.wait_for(self.context.give_way_async(), ANSWER_SECONDS)
+                self._looked = time.monotonic()
 
     def _cell(self, message: Msg) -> tuple[CellId, Cell]:
         sequence = message.metadata.sequence

@@ -42,6 +42,7 @@ class Prompt:
     `tokens` is `[prompt_len] int32`, what the model reads; `text` the same before tokenization. `answer` and
     `metadata` are for the reward. `seed` is the row's own, from (run seed, step, index). `min_version` is the
     oldest version of the weights that may generate it; `exact_version` asks for just that version.
+    `requeue_of` is the quarantined row whose task it has, if it was requeued.
     """
 
     text: str
@@ -52,6 +53,7 @@ class Prompt:
     min_version: int
     exact_version: bool = False
     greedy: bool = False
+    requeue_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,20 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class Requeued:
+    """Column `requeued` of a quarantined row: its task is to be admitted again."""
+
+    unix_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Readmitted:
+    """Column `readmitted` of a requeued row: the new row that has its task."""
+
+    row: str
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Cell `batch.<step>`: the rows that the step consumes, in order, written before it steps.
 
@@ -208,3 +224,12 @@ class Checkpoint:
     floor: int
     totals: Totals = field(default_factory=Totals)
     incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Cell `evaluation.<version>`: mean reward of the version's `rows` held-out rows that could be scored."""
+
+    version: int
+    reward: float
+    rows: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -24,12 +23,11 @@ from broker.pull import StandingPull
 from broker.streams import ensure_consumer, pool_spec
 from broker.subjects import RowId
 from relax_actors.actor import Context, Drop, Role, Row
-from relax_actors.blackbox import BlackBox
 from relax_actors.errors import ActorError, BrokerError, CodecError, ConfigError, RowError, StoreFullError, SubjectError
-from relax_actors.mailbox import ExitRequestedError, Mailbox, ask, stack_of
+from relax_actors.mailbox import ExitRequestedError, Mailbox, ask
 from relax_actors.messages import Checkpoint, Dropped, DropReason, Quarantined
+from relax_actors.watch import Watch
 
-EXIT_CRASHED, EXIT_HUNG, EXIT_BLAMELESS = 70, 71, 72
 RETRY_SECONDS = 0.2
 NOT_THE_ROWS = (ActorError, BrokerError, ConfigError, StoreFullError)
 
@@ -64,46 +62,6 @@ class Job:
     field: str = ""
     data: bytes | None = None
     error: Exception | None = None
-
-
-class Watch:
-    """Sees to it that work in the role's thread makes progress; ends the process if it does not."""
-
-    def __init__(self, context: Context, box: BlackBox, deadline: float, report: Callable[[str], None]) -> None:
-        self._context, self._box, self._deadline, self._report = context, box, deadline, report
-        self._last = time.monotonic()
-        self.busy = False
-        self.busy_seconds = 0.0
-        self.thread_id: int | None = None
-        context.progress = self.progress
-        context.waits_for = self.end
-
-    def progress(self) -> None:
-        """The role works; called from its thread."""
-        self._last = time.monotonic()
-
-    def begin(self, rows: list[str]) -> None:
-        """The role begins to handle rows."""
-        self._box.record(rows)
-        self._last = time.monotonic()
-        self.busy = True
-
-    def end(self, waits_for: str) -> None:
-        """The role is done, and waits."""
-        self.busy = False
-        self._box.record([], waits_for)
-
-    def check(self) -> None:
-        """Give a sign of life, or end a process whose role hangs."""
-        silent = time.monotonic() - self._last
-        if self.busy and silent > self._deadline:
-            rows = ", ".join(self._box.read().rows)
-            stack = stack_of(self.thread_id)
-            self._report(
-                f"no progress for {silent:.1f} s (deadline {self._deadline:g} s) with {rows}; it was at:\n{stack}"
-            )
-            os._exit(EXIT_HUNG)
-        self._box.beat()
 
 
 class PoolPump:
@@ -179,6 +137,9 @@ class PoolPump:
         except CodecError:
             return
 
+    def _is_below_floor(self, row: RowId) -> bool:
+        return row.kind == "group" and row.step < self._floor
+
     async def _renew(self, pull: StandingPull) -> None:
         while True:
             await asyncio.sleep(self._ack_wait / 3)
@@ -223,7 +184,7 @@ class PoolPump:
             return None
         row = cell.row
         again = (message.metadata.num_delivered or 1) > 1
-        if (row.kind == "group" and row.step < self._floor) or (again and not await self._still_wanted(row)):
+        if self._is_below_floor(row) or (again and not await self._still_wanted(row, message.subject)):
             await self._quietly(message.ack())
             return None
         cells = {cell.field: message.data}
@@ -236,15 +197,19 @@ class PoolPump:
         cells |= {name: other.data for name, other in zip(others, found, strict=False) if other is not None}
         return Job(message, row, cells)
 
-    async def _still_wanted(self, row: RowId) -> bool:
+    async def _still_wanted(self, row: RowId, subject: str) -> bool:
         """Whether a row delivered again is to be handled; quarantines one that failed too often."""
         ends = [self.role.writes] if self.role.writes else []
         ends += ["dropped", "quarantined"]
-        if any(await asyncio.gather(*(self.table.get_async(self.table.cell(row, name)) for name in ends))):
+        looked_up = [subject, *(self.table.cell(row, name) for name in ends)]
+        itself, *ended = await asyncio.gather(*map(self.table.get_async, looked_up))
+        # A row whose own cell is gone was purged, with a floor or an evaluated version.
+        if itself is None or any(ended):
             return False
-        failures = await self.context.state.failures(self.context.role, row)
-        if failures and failures["count"] >= self.context.config.supervision.max_failures:
-            await self._quarantine(row, failures["count"], failures["error"], failures["traceback"])
+        failed = await self.context.state.failures(self.context.role, row)
+        limits = self.context.config.supervision
+        if failed.count >= limits.max_failures or failed.outside >= limits.max_kills:
+            await self._quarantine(row, failed.count + failed.outside, failed.error, failed.traceback)
             return False
         return True
 
@@ -287,7 +252,7 @@ class PoolPump:
         if job.error is not None:
             await self._failed(job, job.error)
             return
-        if job.data is not None:
+        if job.data is not None and not self._is_below_floor(job.row):
             written = await self.table.put_async(self.table.cell(job.row, job.field), job.data)
             if written and job.field == "dropped":
                 dropped = self.table.read(job.data, Dropped)

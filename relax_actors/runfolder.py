@@ -50,11 +50,6 @@ class RunFolder:
         return self.root / "reward.png"
 
     @property
-    def parked_store(self) -> Path:
-        """Where a store in shared memory lies while the run is not up."""
-        return self.root / "store"
-
-    @property
     def model(self) -> Path:
         """The trained model, at the end."""
         return self.root / "model"

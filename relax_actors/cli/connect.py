@@ -60,8 +60,7 @@ def connected(run: str) -> Iterator[Connected]:
     config = folder.load_config()
     address = Address.load(folder.address)
     live = config.broker.url is not None or answers(address)
-    parked = config.store.memory and not live
-    store = Store(folder.parked_store if parked else config.store_path)
+    store = Store(config.store_path)
     server = lock = None
     if not live:
         lock = folder.lock()

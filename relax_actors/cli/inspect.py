@@ -1,4 +1,4 @@
-"""`relax status`, `ledger`, `tree`, `quarantine` and `fingerprint`: what happened, proved from the table."""
+"""`relax status`, `ledger`, `tree` and `fingerprint`: what happened, proved from the table."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.tree import Tree
 
-from broker.subjects import RowId
-from broker.table import Table
-from relax_actors.actor import COLUMNS
-from relax_actors.cli.connect import Connected, connected
-from relax_actors.cli.render import fields_of
+from relax_actors.cli.connect import connected
 from relax_actors.cli.summary import read_ledger
 from relax_actors.errors import ConfigError
-from relax_actors.messages import Quarantined
 from relax_actors.roles import replicas, role_names
+
+WIDE = 250
 
 
 def status(run: str, *, as_json: bool) -> None:
@@ -28,6 +26,7 @@ def status(run: str, *, as_json: bool) -> None:
     with connected(run) as at:
         ledger = read_ledger(at.table, at.config)
         leases = at.table.bridge.call(at.state.leases(), 10)
+    leases.pop("node.0", None)
     account = ledger.account()
     last = ledger.batches[max(ledger.batches)] if ledger.batches else None
     body = {
@@ -54,7 +53,7 @@ def status(run: str, *, as_json: bool) -> None:
             console.print(f"{name:12} {value}", highlight=False)
     shown = RichTable("actor", "pid", "life", "up", "waits for, or has in hand")
     for name, lease in sorted(leases.items()):
-        shown.add_row(name, str(lease.get("pid")), str(lease.get("incarnation")), _up(lease), _doing(lease))
+        shown.add_row(name, str(lease.get("pid")), str(lease.get("incarnation")), _since(lease), _doing(lease))
     console.print(shown)
 
 
@@ -94,62 +93,34 @@ def ledger(run: str, *, as_json: bool) -> int:
 
 
 def tree(run: str) -> None:
-    """Print the supervision tree with what each actor does."""
+    """Print the supervision tree with the state of each actor and what it does."""
     with connected(run) as at:
         leases = at.table.bridge.call(at.state.leases(), 10)
+    node = leases.pop("node.0", None)
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
     root.add("broker, embedded" if at.config.broker.url is None else f"broker {at.table.bridge.address.url}")
-    node = root.add("node")
+    machine = root.add(f"node pid {node['pid']}, up {_since(node)}" if node else "node [red]no lease[/]")
+    states = node["children"] if node else {}
     for role in role_names(at.config):
-        pool = node.add(f"{role}, one_for_one")
+        pool = machine.add(f"{role}, one_for_one")
         for n in range(replicas(at.config, role)):
-            lease = leases.get(f"{role}.{n}")
-            if lease is None:
-                pool.add(f"{role}.{n} [red]no lease[/]")
-                continue
-            lives = int(lease.get("incarnation", 1))
-            text = f"{role}.{n} pid {lease.get('pid')}, up {_up(lease)}, {lives - 1} earlier lives: {_doing(lease)}"
-            pool.add(text)
-    Console().print(root, highlight=False, soft_wrap=True)
+            name = f"{role}.{n}"
+            pool.add(f"{name} {_state(states.get(name))}{_life(leases.get(name))}")
+    # Elsewhere than on a terminal a line must not be cut.
+    width = None if sys.stdout.isatty() else WIDE
+    Console(width=width).print(root, highlight=False)
 
 
-def quarantine(run: str, row: str | None, *, as_json: bool) -> None:
-    """List quarantined rows, or show one with its inputs and traceback."""
-    with connected(run) as at:
-        table = at.table
-        if row is not None:
-            _show_row(at, RowId.parse(row))
-            return
-        columns = [table.subjects.column("quarantined", kind) for kind in ("group", "eval")]
-        found = [(c.row, table.read(cell.data, Quarantined)) for c, cell in table.snapshot(columns)]
-    if as_json:
-        for at_row, cell in found:
-            body = {"row": str(at_row), "role": cell.role, "deliveries": cell.deliveries, "error": cell.error}
-            sys.stdout.write(json.dumps(body) + "\n")
-        return
-    shown = RichTable("row", "role", "deliveries", "error")
-    for at_row, cell in found:
-        shown.add_row(str(at_row), cell.role, str(cell.deliveries), cell.error.splitlines()[0] if cell.error else "")
-    Console().print(shown if found else "nothing is quarantined")
+def _state(state: dict[str, Any] | None) -> str:
+    if state is None:
+        return "[red]unknown[/]"
+    return f"{state['phase']} for {time.time() - state['since']:.0f} s, {state['restarts']} restarts"
 
 
-def _show_row(at: Connected, row: RowId) -> None:
-    console = Console()
-    cell = at.table.fetch(at.table.cell(row, "quarantined"), Quarantined)
-    if cell is None:
-        msg = f"{row} is not quarantined in run {at.config.run.name}; `relax quarantine RUN` lists what is"
-        raise ConfigError(msg)
-    console.print(f"{row} quarantined by {cell.role} after {cell.deliveries} deliveries", highlight=False)
-    console.print(cell.error, highlight=False, markup=False, soft_wrap=True)
-    console.print(cell.traceback, highlight=False, markup=False, soft_wrap=True)
-    for name, fields in _inputs(at.table, row, [*COLUMNS, *at.config.roles]).items():
-        console.print(f"{name}: {fields}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _inputs(table: Table, row: RowId, columns: list[str]) -> dict[str, Any]:
-    names = [name for name in columns if name != "quarantined"]
-    cells = table.get_all(table.cell(row, name) for name in names)
-    return {name: fields_of(cell.data) for name, cell in zip(names, cells, strict=True) if cell is not None}
+def _life(lease: dict[str, Any] | None) -> str:
+    if lease is None:
+        return ""
+    return f", pid {lease['pid']}, life {lease['incarnation']}, up {_since(lease)}: {escape(_doing(lease))}"
 
 
 def fingerprint(path: Path) -> str:
@@ -163,11 +134,13 @@ def fingerprint(path: Path) -> str:
     return weights.fingerprint(weights.load(shards).items())
 
 
-def _up(lease: dict[str, Any]) -> str:
+def _since(lease: dict[str, Any]) -> str:
     return f"{time.time() - float(lease.get('since', 0)):.0f} s"
 
 
 def _doing(lease: dict[str, Any]) -> str:
     rows = lease.get("rows", [])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""  # noqa: PLR2004
-    return ", ".join(rows[:3]) + more if rows else f"waits for {lease.get('waits_for') or 'work'}"
+    doing = f"has {', '.join(rows[:3])}{more}" if rows else f"waits for {lease.get('waits_for') or 'work'}"
+    seconds = time.time() - float(lease.get("doing_since", 0)) if lease.get("doing_since") else None
+    return doing if seconds is None else f"{doing}, since {max(0.0, seconds):.1f} s"

@@ -17,6 +17,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+quarantine = typer.Typer(help="Rows that hurt whoever handled them.", no_args_is_help=True)
+app.add_typer(quarantine, name="quarantine")
+
 ConfigPath = Annotated[Path, typer.Argument(help="TOML file, e.g. examples/demo/demo.toml")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", metavar="[SETTING]...")]
 RunName = Annotated[str, typer.Argument(help="run name, or its folder", metavar="RUN")]
@@ -89,38 +92,77 @@ def tree(run: RunName) -> None:
     run_tree(run)
 
 
-@app.command()
-def quarantine(
+@quarantine.command("list")
+def quarantine_list(
     run: RunName,
-    row: Annotated[str | None, typer.Argument(help="a row, e.g. group.12.3, to see with inputs and traceback")] = None,
     json: Annotated[bool, typer.Option("--json", help="one line of JSON a row")] = False,
 ) -> None:
-    """List the rows that were quarantined, or show one."""
-    from relax_actors.cli.inspect import quarantine as run_quarantine
+    """List the rows that were quarantined."""
+    from relax_actors.cli.quarantine import list_rows
 
-    run_quarantine(run, row, as_json=json)
+    list_rows(run, as_json=json)
+
+
+@quarantine.command("show")
+def quarantine_show(
+    run: RunName, row: Annotated[str, typer.Argument(help="a row, e.g. group.12.3", metavar="ROW")]
+) -> None:
+    """Show a quarantined row with its inputs and traceback."""
+    from relax_actors.cli.quarantine import show_row
+
+    show_row(run, row)
+
+
+@quarantine.command("requeue")
+def quarantine_requeue(
+    run: RunName,
+    rows: Annotated[list[str] | None, typer.Argument(help="rows, e.g. group.12.3", metavar="[ROW]...")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="all that are quarantined")] = False,
+) -> None:
+    """Have the tasks of quarantined rows admitted again, as new rows, once what hurt them is mended."""
+    from relax_actors.cli.quarantine import requeue
+
+    typer.echo(f"{requeue(run, rows or [], everything=everything)} rows will be admitted again")
 
 
 @app.command()
 def chaos(
     run: RunName,
-    kill: Annotated[str, typer.Option(help="a role, role/number, any, node or broker")] = "any",
+    kill: Annotated[str | None, typer.Option(help="a role, role/number, any, node or broker")] = None,
+    hang: Annotated[str | None, typer.Option(help="stop such a process, without ending it")] = None,
+    disk_full: Annotated[float | None, typer.Option(help="fill the run's file system for so many seconds")] = None,
+    corrupt_segment: Annotated[str | None, typer.Option(help="truncate, flip, delete or any: damage a file")] = None,
     every: Annotated[float, typer.Option(help="mean seconds between faults")] = 5.0,
     count: Annotated[int, typer.Option(help="how many")] = 1,
     seed: Annotated[int, typer.Option(help="of the choice of victims and pauses")] = 0,
-    signal: Annotated[str, typer.Option(help="KILL, STOP or TERM")] = "KILL",
+    signal: Annotated[str, typer.Option(help="of --kill: KILL, STOP or TERM")] = "KILL",
 ) -> None:
-    """Hurt a live run on this machine: real signals to its processes, each told in an event."""
+    """Hurt a live run on this machine: one kind of real fault, each told in an event."""
     from signal import SIGKILL, SIGSTOP, SIGTERM
 
+    from relax_actors.cli import faults
+    from relax_actors.cli.chaos import Schedule
     from relax_actors.cli.chaos import chaos as run_chaos
 
+    if sum(option is not None for option in (kill, hang, disk_full, corrupt_segment)) != 1:
+        msg = "choose one of --kill, --hang, --disk-full and --corrupt-segment"
+        raise ConfigError(msg)
     numbers = {"KILL": SIGKILL, "STOP": SIGSTOP, "TERM": SIGTERM}
     if signal.upper() not in numbers:
         msg = f"--signal {signal!r} is none of {', '.join(numbers)}"
         raise ConfigError(msg)
-    hit = run_chaos(run, kill, every=every, count=count, seed=seed, number=numbers[signal.upper()])
-    typer.echo(f"{hit} of {count} faults done")
+    if corrupt_segment not in (None, "any", *faults.Damage):
+        msg = f"--corrupt-segment {corrupt_segment!r} is none of any, {', '.join(faults.Damage)}"
+        raise ConfigError(msg)
+    if kill is not None:
+        fault = faults.signalling(kill, numbers[signal.upper()])
+    elif hang is not None:
+        fault = faults.signalling(hang, SIGSTOP)
+    elif disk_full is not None:
+        fault = faults.filling_disk(disk_full)
+    else:
+        fault = faults.damaging(None if corrupt_segment == "any" else faults.Damage(corrupt_segment or ""))
+    typer.echo(f"{run_chaos(run, fault, Schedule(every, count, seed))} of {count} faults done")
 
 
 @app.command()

@@ -16,7 +16,17 @@ from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 STALE_SECONDS = 5.0
-NOTABLE = ("crashed", "row_quarantined", "row_dropped", "row_failed", "gave_up", "replay_diverged", "evaluated")
+NOTABLE = (
+    "fault",
+    "waiting_for_room",
+    "crashed",
+    "row_quarantined",
+    "row_dropped",
+    "row_failed",
+    "gave_up",
+    "replay_diverged",
+    "evaluated",
+)
 
 
 @dataclass(slots=True)
@@ -34,6 +44,8 @@ class Progress:
     restarts: int = 0
     evals: dict[int, float] = field(default_factory=dict)
     events: deque[str] = field(default_factory=lambda: deque(maxlen=5))
+    notice: str = ""
+    """What the whole run waits for, if it does."""
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
 
     def take(self, subject: str, data: bytes) -> None:
@@ -99,7 +111,7 @@ class Progress:
         return (
             f"step {self.step}/{self.steps} reward {self.reward:.3f} in_flight {self.ledger.get('in_flight', 0)} "
             f"age {self.figures.get('age', 0)} actors {self.alive} restarts {self.restarts} "
-            f"left {'?' if left is None else f'{left:.0f} s'}"
+            f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {self.notice}" if self.notice else "")
         )
 
     def __rich__(self) -> Panel:
@@ -121,6 +133,8 @@ class Progress:
         grid.add_row("rows", rows)
         grid.add_row("staleness", f"age {self.figures.get('age', 0)}, span {self.figures.get('span', 0)}")
         grid.add_row("actors", f"{self.alive} alive, {self.restarts} restarts")
+        if self.notice:
+            grid.add_row("waiting", Text(self.notice, style="yellow"))
         events = Text("\n".join(self.events), style="dim")
         return Panel(Group(grid, events), title=f"relax {self.run}", width=100)
 

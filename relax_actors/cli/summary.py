@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.ledger import Account, Ledger
-from relax_actors.messages import Batch, Checkpoint, Reward, Weights
+from relax_actors.messages import Batch, Checkpoint, Evaluation, Weights
 
 ENDS_OF_CURVE = 10
 
@@ -66,11 +65,11 @@ def read_ledger(table: Table, config: Config) -> Ledger:
 
 def read_curves(table: Table, ledger: Ledger) -> Curves:
     """The reward curves of a run."""
-    evals: dict[int, list[float]] = defaultdict(list)
-    for cell_id, cell in table.snapshot([table.subjects.column("reward", "eval")]):
-        evals[cell_id.step].append(float(table.read(cell.data, Reward).values.mean()))
+    found = [
+        table.read(cell.data, Evaluation) for _, cell in table.snapshot([table.subjects.numbered("evaluation", "*")])
+    ]
     rewards = [(step, batch.reward) for step, batch in sorted(ledger.batches.items())]
-    return Curves(rewards, [(version, sum(v) / len(v)) for version, v in sorted(evals.items())])
+    return Curves(rewards, sorted((e.version, e.reward) for e in found if e.rows))
 
 
 def summarise(table: Table, config: Config, *, seconds: float, restarts: int) -> tuple[Summary, Curves]:

@@ -28,8 +28,8 @@ from relax_actors.cli.check import require
 from relax_actors.cli.progress import Progress
 from relax_actors.cli.summary import Curves, Summary, draw, summarise
 from relax_actors.config import Config, load_config
+from relax_actors.errors import RelaxError
 from relax_actors.messages import Checkpoint
-from relax_actors.roles.evaluator import ENDS
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.root import Failure, Root
@@ -39,6 +39,7 @@ POLL_SECONDS = 0.25
 LINE_SECONDS = 5.0
 ASK_SECONDS = 2.0
 WAIT_SECONDS = 60.0
+AWAY_SECONDS = 3.0
 
 
 class Watcher(threading.Thread):
@@ -52,6 +53,7 @@ class Watcher(threading.Thread):
         self.first_step_after: float | None = None
         self.began = time.monotonic()
         self.halt = threading.Event()
+        self._connected = time.monotonic()
         self._root, self._console, self._live, self._lines = root, console, live, lines
 
     def run(self) -> None:
@@ -79,11 +81,14 @@ class Watcher(threading.Thread):
         following = bridge.submit(self._follow(bridge, subjects))
         display = Live(self.progress, console=self._console, refresh_per_second=4) if self._live else None
         spoke = asked = time.monotonic()
+        # Asked in a thread of its own: while the broker is away there is no answer, and this one says so.
+        asking: _Asking | None = None
         with display or contextlib.nullcontext():
             while not self.halt.wait(POLL_SECONDS) and not self.finished:
                 if following.done():
                     following.result()
                 now = time.monotonic()
+                self._notice(bridge, now)
                 if display:
                     display.update(self.progress)
                 elif self._lines and now - spoke > LINE_SECONDS:
@@ -92,20 +97,46 @@ class Watcher(threading.Thread):
                 if self.progress.step and self.first_step_after is None:
                     self.first_step_after = round(now - self.began, 2)
                 # What the table says counts, not what was heard: a metric may be lost.
-                if self.progress.step >= config.run.steps or now - asked > ASK_SECONDS:
+                if asking is None and (self.progress.step >= config.run.steps or now - asked > ASK_SECONDS):
                     asked = now
-                    if _is_finished(table, config):
+                    asking = _Asking(table, config)
+                    asking.start()
+                if asking is not None and not asking.is_alive():
+                    if asking.answer:
                         self.result = summarise(
-                            table, config, seconds=time.monotonic() - self.began, restarts=self.progress.restarts
+                            table, config, seconds=now - self.began, restarts=self.progress.restarts
                         )
                         self.finished = True
+                    asking = None
         following.cancel()
+
+    def _notice(self, bridge: Bridge, now: float) -> None:
+        """Say what the whole run waits for."""
+        if bridge.nc.is_connected:
+            self._connected = now
+        away = now - self._connected
+        gone = f"broker {bridge.address.url} does not answer since {away:.0f} s" if away > AWAY_SECONDS else ""
+        self.progress.notice = self._root.notice or gone
 
     async def _follow(self, bridge: Bridge, subjects: Subjects) -> None:
         follower = Follower(bridge, subjects.log_stream, subjects.log_subjects())
         async for messages in follower.batches():
             for message in messages:
                 self.progress.take(message.subject, message.data)
+
+
+class _Asking(threading.Thread):
+    """The question whether a run is finished, while it is being answered."""
+
+    def __init__(self, table: Table, config: Config) -> None:
+        super().__init__(name="asking", daemon=True)
+        self.answer = False
+        self._table, self._config = table, config
+
+    def run(self) -> None:
+        """Ask."""
+        with contextlib.suppress(RelaxError):
+            self.answer = _is_finished(self._table, self._config)
 
 
 def _is_finished(table: Table, config: Config) -> bool:
@@ -116,8 +147,7 @@ def _is_finished(table: Table, config: Config) -> bool:
         return False
     if config.eval is None:
         return True
-    ended = sum(table.count(f"{table.subjects.prefix}.eval.{steps}.*.{field}") for field in ENDS)
-    return ended > 0 and ended >= table.count(f"{table.subjects.prefix}.eval.{steps}.*.prompt")
+    return table.get(table.subjects.numbered("evaluation", steps)) is not None
 
 
 def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
@@ -174,6 +204,7 @@ def _log_to(folder: RunFolder) -> None:
     """Send what this process logs to a file: the terminal shows the run."""
     path = folder.log("root")
     path.parent.mkdir(parents=True, exist_ok=True)
+    logs.rotate(path)
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)))
 
 

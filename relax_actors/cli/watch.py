@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import sys
+from contextlib import suppress
 
 from nats.aio.msg import Msg
 
-from broker.bridge import Address, Bridge
 from broker.pull import Follower
-from broker.subjects import Subjects
-from relax_actors.cli.connect import find
+from relax_actors.cli.connect import Connected, connected
 from relax_actors.cli.render import readable
 from relax_actors.errors import ConfigError
-from relax_actors.supervision import logs
 
 FOREVER = 1e9
+TICK = 1.0
 
 
 def tail(subject: str, run: str | None, *, history: bool, count: int) -> None:
-    """Print messages of a subject, one line each."""
-    logs.configure(logging.WARNING)
-    folder = find(run or run_of(subject))
-    bridge = Bridge(Address.load(folder.address), "tail", deadline=5.0)
+    """Print messages of a subject, one line each; of a run that is not up, those that are stored.
+
+    Raises:
+        ConfigError: there is no such run, or it is not up and `history` is not asked for.
+    """
     seen = 0
 
     def show(message: Msg) -> bool:
@@ -32,28 +31,27 @@ def tail(subject: str, run: str | None, *, history: bool, count: int) -> None:
         seen += 1
         return bool(count) and seen >= count
 
-    async def stored() -> None:
-        subjects = Subjects(folder.load_config().run.name)
+    async def stored(at: Connected) -> None:
+        subjects = at.table.subjects
         is_log = subject.split(".")[2:3] in (["event"], ["metric"])
-        follower = Follower(bridge, subjects.log_stream if is_log else subjects.table_stream, [subject])
-        async for batch in follower.batches():
-            for message in batch:
-                if show(message):
-                    await follower.close()
-                    return
+        follower = Follower(at.table.bridge, subjects.log_stream if is_log else subjects.table_stream, [subject])
+        async for batch in follower.batches(tick=TICK):
+            if any(show(message) for message in batch) or (not at.live and not batch and follower.drained):
+                break
+        await follower.close()
 
-    async def coming() -> None:
-        subscription = await bridge.nc.subscribe(subject)
+    async def coming(at: Connected) -> None:
+        subscription = await at.table.bridge.nc.subscribe(subject)
         async for message in subscription.messages:
             if show(message):
                 return
 
-    try:
-        bridge.call(stored() if history else coming(), FOREVER)
-    except KeyboardInterrupt:
-        return
-    finally:
-        bridge.close()
+    with connected(run or run_of(subject)) as at:
+        if not at.live and not history:
+            msg = f"run {at.config.run.name} is not up, nothing will come; --history shows what is stored"
+            raise ConfigError(msg)
+        with suppress(KeyboardInterrupt):
+            at.table.bridge.call(stored(at) if history else coming(at), FOREVER)
 
 
 def run_of(subject: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import xxhash
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from broker.subjects import check_name
@@ -174,16 +173,9 @@ class StoreSection(Section):
     """[store]: where large arrays and weights lie."""
 
     path: Path | None = None
-    """A folder that all actors see; `<run folder>/store` if not set."""
-    memory: bool = False
-    """Keep it in shared memory while the run is up, and in the run's folder while it is not."""
-
-    @model_validator(mode="after")
-    def _one(self) -> StoreSection:
-        if self.memory and self.path is not None:
-            msg = "store.memory and store.path exclude each other; set one"
-            raise ValueError(msg)
-        return self
+    """A folder that all actors see; `<run folder>/store` if not set. What it holds must outlive a restart."""
+    patience: PositiveFloat = 300.0
+    """Seconds that a full disk is waited for, before the run stops."""
 
 
 class SupervisionSection(Section):
@@ -198,6 +190,8 @@ class SupervisionSection(Section):
     backoff_max: PositiveFloat = 10.0
     max_failures: Positive = 3
     """Times that a row may fail or kill its actor before it is quarantined."""
+    max_kills: Positive = 12
+    """Times that a row may be in hand when its actor is killed or stopped from outside before it is quarantined."""
     ack_wait: Annotated[float, Field(ge=1)] = 4.0
     """Seconds after which a row in the hands of a dead actor goes to another."""
     heartbeat: Annotated[float, Field(ge=1)] = 10.0
@@ -217,6 +211,7 @@ class RoleSection(BaseModel):
     """Dotted path of the class."""
     replicas: Positive = 1
     deadline: PositiveFloat = 60.0
+    memory_mib: Positive | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -274,9 +269,6 @@ class Config(Section):
     @property
     def store_path(self) -> Path:
         """The folder of the store."""
-        if self.store.memory:
-            digest = xxhash.xxh3_64_hexdigest(str(self.folder.resolve()).encode())
-            return SHARED_MEMORY / f"relax-{self.run.name}-{digest}"
         return self.store.path or self.folder / "store"
 
     @property
@@ -285,5 +277,4 @@ class Config(Section):
         return self.model.path or self.folder / "model-config"
 
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 the file system, not a scratch folder
 BUILT_IN = ("prompts", "rollout", "reward", "advantages", "trainer", "evaluator")

@@ -6,6 +6,8 @@ import importlib
 
 from relax_actors.actor import Role, check_role
 from relax_actors.config import Config
+from relax_actors.config.schema import RoleSection
+from relax_actors.config.sections import PoolSection
 from relax_actors.dotted import load
 from relax_actors.errors import ConfigError
 
@@ -29,18 +31,15 @@ def role_names(config: Config) -> list[str]:
 
 def replicas(config: Config, role: str) -> int:
     """Actors of a role."""
-    if role == "evaluator":
-        return 1
-    section = config.roles[role] if role in config.roles else getattr(config, role)
-    return int(section.replicas)
+    return int(section_of(config, role).replicas)
 
 
-def deadline(config: Config, role: str) -> float:
-    """Seconds without progress after which an actor of the role counts as hung."""
-    if role == "evaluator":
-        return config.prompts.deadline
-    section = config.roles[role] if role in config.roles else getattr(config, role)
-    return float(section.deadline)
+def section_of(config: Config, role: str) -> PoolSection | RoleSection:
+    """The settings of a role's actors; the evaluator has those of `prompts`."""
+    if role in config.roles:
+        return config.roles[role]
+    section: PoolSection = getattr(config, "prompts" if role == "evaluator" else role)
+    return section
 
 
 def role_class(config: Config, name: str) -> type[Role]:

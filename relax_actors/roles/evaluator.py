@@ -1,13 +1,16 @@
-"""Evaluator: sends held-out prompts through the same columns for chosen versions, and adds the rewards up."""
+"""Evaluator: sends held-out prompts through the same columns for chosen versions, and adds the rewards up.
+
+What a version came to is one cell, `evaluation.<version>`. The rows themselves are kept of the last version only.
+"""
 
 from __future__ import annotations
 
 from broker.subjects import CellId, RowId
-from broker.table import Cell
+from broker.table import CALL_DEADLINE, Cell
 from relax_actors.actor import StatefulRole
 from relax_actors.config import Config
 from relax_actors.errors import CodecError, ConfigError, RowError
-from relax_actors.messages import Prompt, Quarantined, Reward
+from relax_actors.messages import Evaluation, Prompt, Quarantined, Reward
 from relax_actors.roles.prompts import PromptMaker, open_data, room
 from relax_actors.roles.seeds import seed_of
 from relax_actors.tokenizer import Tokenizer
@@ -49,30 +52,40 @@ class Evaluator(StatefulRole):
         tokenizer = Tokenizer(config.model_path)
         self._maker = PromptMaker(config.eval.data, tokenizer, room(config), config.rollout.max_tokens)
         self._ended: dict[int, dict[int, float | None]] = {}
-        self._wanted: set[int] = set()
+        self._done: set[int] = set()
         self._latest: tuple[int, float] | None = None
 
     def follows(self) -> list[str]:
-        """Versions, and how evaluation rows end."""
+        """Versions, what they came to, and how evaluation rows end."""
         subjects = self.context.table.subjects
-        return [subjects.numbered("weights", "*"), *(subjects.column(name, "eval") for name in ENDS)]
+        numbered = [subjects.numbered(kind, "*") for kind in ("weights", "evaluation")]
+        return [*numbered, *(subjects.column(name, "eval") for name in ENDS)]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Read again what was evaluated."""
         self.on_cells(cells)
+        # The life before may have ended before it had let all rows go.
+        self._let_go()
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Ask for versions that are there, add up those that are done."""
         config = self.context.config
+        wanted: set[int] = set()
         for cell_id, cell in cells:
             if cell_id.kind == "weights" and is_evaluated(config, cell_id.step):
-                self._wanted.add(cell_id.step)
-            elif cell_id.kind == "eval":
+                wanted.add(cell_id.step)
+            elif cell_id.kind == "evaluation":
+                self._is_done(cell_id.step, cell)
+            elif cell_id.kind == "eval" and cell_id.step not in self._done:
                 self._end(cell_id, cell)
-        for version in sorted(self._wanted):
+        for version in sorted(wanted - self._done):
             if len(self._ended.get(version, {})) < self._rows:
                 self._ask(version)
-            self._wanted.discard(version)
+        complete = [version for version, ended in sorted(self._ended.items()) if len(ended) >= self._rows]
+        for version in complete:
+            self._sum_up(version)
+        if complete:
+            self._let_go()
         self.context.waits_for("a version to evaluate")
 
     def _end(self, cell_id: CellId, cell: Cell) -> None:
@@ -85,10 +98,36 @@ class Evaluator(StatefulRole):
                 ended[cell_id.index] = float(self.context.table.read(cell.data, Reward).values.mean())
             except CodecError as error:
                 self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
-        if len(ended) == self._rows:
-            values = [value for value in ended.values() if value is not None]
-            self._latest = cell_id.step, sum(values) / len(values) if values else 0.0
-            self.context.journal.event("evaluated", version=cell_id.step, reward=self._latest[1], rows=len(values))
+
+    def _sum_up(self, version: int) -> None:
+        """Write down what a version came to."""
+        values = [value for value in self._ended.pop(version).values() if value is not None]
+        found = Evaluation(version, sum(values) / len(values) if values else 0.0, len(values))
+        table = self.context.table
+        self._done.add(version)
+        self._latest = version, found.reward
+        if table.put(table.subjects.numbered("evaluation", version), found):
+            self.context.journal.event("evaluated", version=version, reward=found.reward, rows=found.rows)
+
+    def _is_done(self, version: int, cell: Cell) -> None:
+        """A version was summed up, by this life or an earlier one."""
+        self._done.add(version)
+        self._ended.pop(version, None)
+        try:
+            self._latest = version, self.context.table.read(cell.data, Evaluation).reward
+        except CodecError as error:
+            self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
+
+    def _let_go(self) -> None:
+        """Remove the rows of versions that are summed up, all but the last, and what was written to them late."""
+        table, state = self.context.table, self.context.state
+        gone = self._done - {max(self._done, default=0)}
+        there = {cell.step for cell in table.cells(f"{table.subjects.prefix}.eval.>")}
+        table.purge(f"{table.subjects.prefix}.eval.{version}.>" for version in sorted(gone & there))
+        for name in table.store.names("eval"):
+            if name.isdigit() and int(name) in gone:
+                table.store.remove(f"eval/{name}")
+        table.bridge.call(state.forget_failures(lambda row: row.kind == "eval" and row.step in gone), CALL_DEADLINE)
 
     def _ask(self, version: int) -> None:
         table = self.context.table

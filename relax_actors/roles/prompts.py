@@ -6,18 +6,19 @@ What it admits is a function of the configuration and the row's id, so that a ne
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from typing import Any
 
 from broker.subjects import CellId, RowId
 from broker.table import Cell
-from relax_actors.actor import StatefulRole
+from relax_actors.actor import ENDS, StatefulRole
 from relax_actors.config.schema import Config, DataSection
 from relax_actors.envs.sources import PromptSource as Source
 from relax_actors.envs.sources import open_source
 from relax_actors.envs.tasks import Task
-from relax_actors.errors import RowError
+from relax_actors.errors import CodecError, RowError, StoreError, SubjectError
 from relax_actors.ledger import Ledger
-from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined
+from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted
 from relax_actors.modelfolder import measure
 from relax_actors.roles.reading import observe
 from relax_actors.roles.seeds import seed_of, task_index
@@ -93,22 +94,30 @@ class PromptSource(StatefulRole):
         tokenizer = Tokenizer(config.model_path)
         self._maker = PromptMaker(config.data, tokenizer, room(config), config.rollout.max_tokens)
         self._figures: dict[str, float] = {}
+        self._requeued: dict[RowId, None] = {}
         self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
 
     def follows(self) -> list[str]:
         """Rows as they begin and end, and what the trainer announces."""
         subjects = self.context.table.subjects
-        columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
+        columns = [subjects.column(name) for name in ("prompt", *ENDS)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Read the ledger again and go on."""
-        self.on_cells(cells)
+        for cell_id, cell in cells:
+            self._take(cell_id, cell)
+        if self._requeued:
+            # The last life may have ended between a readmitted row's prompt and the word of it.
+            for cell_id, cell in cells:
+                if cell_id.kind == "group" and cell_id.field == "prompt":
+                    self._find_readmitted(cell_id.row, cell)
+        self.on_cells([])
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Keep the ledger; admit what may be admitted, drop what nobody will train."""
         for cell_id, cell in cells:
-            observe(self._ledger, self.context, cell_id, cell)
+            self._take(cell_id, cell)
         self._drop_surplus()
         while rows := self._ledger.to_admit()[:256]:
             self._admit(rows)
@@ -118,27 +127,52 @@ class PromptSource(StatefulRole):
         version = self._ledger.version
         self.context.waits_for("weights 0" if version is None else f"weights {version + 1} (lead {lead})")
 
+    def _take(self, cell_id: CellId, cell: Cell) -> None:
+        if cell_id.kind == "group" and cell_id.field == "requeued":
+            self._requeued[cell_id.row] = None
+        elif cell_id.kind == "group" and cell_id.field == "readmitted":
+            self._requeued.pop(cell_id.row, None)
+        else:
+            observe(self._ledger, self.context, cell_id, cell)
+
+    def _find_readmitted(self, row: RowId, cell: Cell) -> None:
+        with suppress(CodecError, StoreError, SubjectError):
+            if of := self.context.table.read(cell.data, Prompt).requeue_of:
+                self._readmitted(RowId.parse(of), row)
+
+    def _readmitted(self, old: RowId, row: RowId) -> None:
+        if old in self._requeued:
+            self.context.table.put(self.context.table.cell(old, "readmitted"), Readmitted(str(row)))
+            self.context.journal.event("row_readmitted", row=str(old), as_row=str(row))
+            del self._requeued[old]
+
     def _admit(self, rows: list[RowId]) -> None:
         table = self.context.table
         cells: list[tuple[str, Prompt | Quarantined]] = []
+        requeued = dict(zip(rows, self._requeued, strict=False))
         for row in rows:
             try:
-                cells.append((table.cell(row, "prompt"), self._prompt(row)))
+                cells.append((table.cell(row, "prompt"), self._prompt(row, requeued.get(row))))
             except RowError as error:
                 trace = "".join(traceback.format_exception(error))
                 cells.append((table.cell(row, "quarantined"), Quarantined("prompts", 1, str(error), trace)))
                 self.context.journal.event("row_quarantined", row=str(row), deliveries=1, error=str(error))
-        table.put_all(cells)
+        written = table.put_all(cells)
         for subject, _ in cells:
             self._ledger.observe(table.subjects.parse(subject))
+        for row, is_new in zip(rows, written, strict=True):
+            if is_new and row in requeued:
+                self._readmitted(requeued[row], row)
 
-    def _prompt(self, row: RowId) -> Prompt:
+    def _prompt(self, row: RowId, requeue_of: RowId | None) -> Prompt:
+        """The prompt of a row: its own task, or that of a requeued one."""
         config = self.context.config
-        index = task_index(config.run.seed, row, config.trainer.rows, len(self._source))
+        index = task_index(config.run.seed, requeue_of or row, config.trainer.rows, len(self._source))
         return self._maker.make(
             self._source[index],
             seed=seed_of(config.run.seed, "row", row.step, row.index),
             min_version=max(0, row.step - config.staleness.max),
+            requeue_of="" if requeue_of is None else str(requeue_of),
         )
 
     def _drop_surplus(self) -> None:

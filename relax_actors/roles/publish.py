@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from broker.table import CALL_DEADLINE
 from relax_actors import checkpoint as checkpoints
 from relax_actors.actor import Context
 from relax_actors.engines.training import TrainingEngine
@@ -13,6 +14,8 @@ from relax_actors.errors import FencedError
 from relax_actors.messages import Shard, Weights
 from relax_actors.roles.evaluator import last_evaluated
 
+# Columns that outlive their rows: what was quarantined, and what became of it.
+KEPT = ("quarantined", "requeued", "readmitted")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
@@ -21,6 +24,7 @@ class Publisher:
 
     def __init__(self, context: Context, engine: TrainingEngine) -> None:
         self._context, self._engine = context, engine
+        self._latest: Weights | None = None
 
     def announce(self, version: int) -> None:
         """Write the weights into the store and announce them.
@@ -40,6 +44,7 @@ class Publisher:
             size = table.store.path(uri).stat().st_size
             cell = Weights(version, fingerprint, [Shard(uri, size, fingerprint)], context.incarnation)
             if table.put(subject, cell):
+                self._latest = cell
                 self._collect(version)
                 return
             known = table.fetch(subject, Weights)
@@ -48,6 +53,7 @@ class Publisher:
             raise FencedError(msg)
         found = self._engine.fingerprint()
         if found == known.fingerprint:
+            self._latest = known
             self._rewrite(known)
         else:
             context.journal.event("replay_diverged", version=version, announced=known.fingerprint, found=found)
@@ -60,14 +66,22 @@ class Publisher:
         if known is None:
             self.announce(version)
         elif known.fingerprint == self._engine.fingerprint():
-            self._rewrite(known)
+            for shard in known.shards:
+                table.store.write(shard.path, self._engine.announce)
+            self._latest = known
 
-    def _rewrite(self, known: Weights) -> None:
+    def look_after(self) -> None:
+        """Write the last announced weights again if their files are gone; a rollout removes those that it finds bad."""
+        if self._latest is not None and self._rewrite(self._latest):
+            self._context.journal.event("weights_rewritten", version=self._latest.version)
+
+    def _rewrite(self, known: Weights) -> bool:
+        """Write those files of a version that are missing; tells whether there were any."""
         store = self._context.table.store
-        for shard in known.shards:
-            path = store.path(shard.path)
-            if not path.exists() or path.stat().st_size != shard.nbytes:
-                store.write(shard.path, self._engine.announce)
+        missing = [s for s in known.shards if not _is_whole(store.path(s.path), s.nbytes)]
+        for shard in missing:
+            store.write(shard.path, self._engine.announce)
+        return bool(missing)
 
     def _collect(self, version: int) -> None:
         """Remove weights that nobody will ask for: all but the last few, and the last two evaluated versions."""
@@ -92,12 +106,18 @@ class Publisher:
         for step in range(old, floor):
             head = f"{table.subjects.prefix}.group.{step}"
             if step in kept:
-                filters += [subject for subject in table.written(f"{head}.>") if not subject.endswith(".quarantined")]
+                filters += [subject for subject in table.written(f"{head}.>") if subject.rpartition(".")[2] not in KEPT]
             else:
                 filters.append(f"{head}.>")
         table.purge(filters)
-        for step in range(old, floor):
-            table.store.remove(f"group/{step}")
+        # A role that was slow, or dead for a while, may have written to a row after an earlier floor had passed it.
+        late = [cell for cell in table.cells(f"{table.subjects.prefix}.group.>") if cell.step < floor]
+        table.purge(table.cell(cell.row, cell.field) for cell in late if cell.field not in KEPT)
+        for name in table.store.names("group"):
+            if name.isdigit() and int(name) < floor:
+                table.store.remove(f"group/{name}")
+        forget = self._context.state.forget_failures(lambda row: row.kind == "group" and row.step < floor)
+        table.bridge.call(forget, CALL_DEADLINE)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""
@@ -109,4 +129,8 @@ class Publisher:
                 if (source / name).exists() and not (folder / name).exists():
                     shutil.copy(source / name, folder / name)
 
-        checkpoints.write(self._context.folder.model, save)
+        checkpoints.write(self._context.folder.model, save, self._context.wait_for_room)
+
+
+def _is_whole(path: Path, nbytes: int) -> bool:
+    return path.exists() and path.stat().st_size == nbytes

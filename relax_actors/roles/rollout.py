@@ -17,6 +17,8 @@ from relax_actors.errors import ActorError, ConfigError
 from relax_actors.messages import Prompt, Trajectory, Weights
 from relax_actors.tokenizer import Tokenizer
 
+WEIGHTS_SECONDS = 30.0
+
 
 def make_engine(backend: str, path: Path, threads: int) -> InferenceEngine:
     """The inference engine of a run."""
@@ -117,12 +119,15 @@ class Rollout(Role):
             at = "none" if newest is None else newest.version
             msg = f"a row needs weights {least} or newer, the newest announced is {at}"
             raise ActorError(msg)
-        if newest.version != self._engine.version and not self._load(newest):
-            # The trainer has announced a newer version in the meantime and removed this one.
-            newest = table.fetch_last(table.subjects.numbered("weights", "*"), Weights)
-            if newest is None or not self._load(newest):
-                msg = f"weights {newest.version if newest else least} are announced but missing in the store"
+        end = time.monotonic() + WEIGHTS_SECONDS
+        while newest.version != self._engine.version and not self._load(newest):
+            # The trainer has removed them for a newer version, or will see that they are gone and write them again.
+            if time.monotonic() > end or self.context.stopping():
+                msg = f"weights {newest.version} are announced but missing in the store for {WEIGHTS_SECONDS:g} s"
                 raise ActorError(msg)
+            time.sleep(0.1)
+            self.progress()
+            newest = table.fetch_last(table.subjects.numbered("weights", "*"), Weights) or newest
 
     def _load(self, announced: Weights) -> bool:
         store = self.context.table.store
@@ -132,8 +137,10 @@ class Rollout(Role):
         try:
             self._engine.load(announced.version, announced.fingerprint, shards)
         except StoreError as error:
-            msg = f"weights {announced.version} cannot be served: {error}"
-            raise ActorError(msg) from error
+            self.context.journal.event("weights_corrupt", version=announced.version, error=str(error))
+            for shard in shards:
+                shard.unlink(missing_ok=True)
+            return False
         self._fingerprint = announced.fingerprint
         return True
 

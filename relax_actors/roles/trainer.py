@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -127,7 +128,11 @@ class Trainer(StatefulRole):
             if not folder.is_dir():
                 msg = f"checkpoint {folder} is announced but missing; restore it, or start a run of another name"
                 raise ConfigError(msg)
-            self._engine.load(folder)
+            try:
+                self._engine.load(folder)
+            except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
+                msg = f"checkpoint {folder} cannot be read: {error}; restore it, or start a run of another name"
+                raise ConfigError(msg) from error
             self._version = last.version
             if (found_print := self._engine.fingerprint()) != last.fingerprint:
                 msg = f"checkpoint {folder} is corrupt: its fingerprint is {found_print}, announced {last.fingerprint}"
@@ -169,6 +174,10 @@ class Trainer(StatefulRole):
         for cell_id, cell in cells:
             self._take(cell_id, cell)
         self._advance()
+
+    def idle(self) -> None:
+        """See that the weights in use are there."""
+        self._publisher.look_after()
 
     def _take(self, cell_id: CellId, cell: Cell) -> None:
         observe(self._ledger, self.context, cell_id, cell)
@@ -221,6 +230,9 @@ class Trainer(StatefulRole):
         if self._scores:
             rows.proximal, bad = read_logprobs(self.context.table, PROXIMAL, step, rows.ids, rows.trajectories)
             lost += [(index, DropReason.UNUSABLE, detail) for index, detail in bad]
+        if lost:
+            # Or a later life of the trainer is through with them.
+            self.context.give_way()
         for index, reason, detail in lost:
             self._drop(RowId(step, index), reason, detail)
         return None if lost else rows
@@ -319,7 +331,7 @@ class Trainer(StatefulRole):
         if version in self._checkpoints:
             return
         path = self.context.folder.checkpoints / f"{version}.{self.context.incarnation}"
-        checkpoints.write(path, self._engine.save)
+        checkpoints.write(path, self._engine.save, self.context.wait_for_room)
         self.progress()
         old, floor = self._ledger.floor, self._ledger.next_floor(version)
         cell = Checkpoint(
@@ -342,9 +354,13 @@ class Trainer(StatefulRole):
         self._checkpoints[version] = cell.path
         self.context.journal.event("checkpoint", version=version, floor=cell.floor, path=cell.path)
         self._publisher.purge(old, cell.floor)
-        for old_version in sorted(self._checkpoints)[: -self._settings.keep_checkpoints]:
-            checkpoints.remove(self.context.folder.root / self._checkpoints[old_version])
+        self._collect_checkpoints()
         self.progress()
+
+    def _collect_checkpoints(self) -> None:
+        folder, newest = self.context.folder, sorted(self._checkpoints)[-self._settings.keep_checkpoints :]
+        kept = {Path(self._checkpoints[version]).name for version in newest}
+        checkpoints.collect(folder.checkpoints, kept, newest[-1], self.context.incarnation)
 
     def _report(
         self, step: int, batch: Batch, rows: _Rows, measured: dict[str, float], waited: float, seconds: float

@@ -6,6 +6,7 @@ Started by the node's supervisor as `python -m relax_actors.supervision.host <ru
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import resource
@@ -27,15 +28,17 @@ from broker.table import Table
 from relax_actors.actor import Context, Role, StatefulRole
 from relax_actors.blackbox import BlackBox
 from relax_actors.config import Config
-from relax_actors.errors import ConfigError, FencedError
+from relax_actors.errors import BrokerUnreachableError, ConfigError, FencedError
+from relax_actors.exits import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_CRASHED
 from relax_actors.follow import FollowPump
 from relax_actors.journal import Journal
 from relax_actors.mailbox import Mailbox, ask
-from relax_actors.pump import EXIT_BLAMELESS, EXIT_CRASHED, NOT_THE_ROWS, PoolPump, Watch
-from relax_actors.roles import deadline, make_role
+from relax_actors.pump import NOT_THE_ROWS, PoolPump
+from relax_actors.roles import make_role, section_of
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
-from relax_actors.supervision.processes import EXIT_CONFIG, Status
+from relax_actors.supervision.outcome import Status
+from relax_actors.watch import RoomWait, Watch, bound_memory
 
 BEAT_SECONDS = 1.0
 log = structlog.get_logger()
@@ -51,10 +54,12 @@ class Host:
         self.stopping = asyncio.Event()
         self._pump: FollowPump | PoolPump | None = None
         self.config: Config = folder.load_config()
-        self.deadline = deadline(self.config, role)
+        self.settings = section_of(self.config, role)
 
     def run(self) -> None:
         """Live; returns at an orderly end."""
+        if self.settings.memory_mib is not None:
+            bound_memory(self.settings.memory_mib)
         role = make_role(self.config, self.role_name)
         bridge = Bridge(Address.load(self.folder.address), f"{self.role_name}.{self.n}", deadline=30.0)
         subjects = Subjects(self.config.run.name)
@@ -76,6 +81,8 @@ class Host:
             journal=journal,
             stopping=self.stopping.is_set,
         )
+        role.context.wait_for_room = store.when_full = RoomWait(role.context, self.config.store.patience)
+        table.patience = self.config.store.patience
         stop = functools.partial(bridge.loop.call_soon_threadsafe, self._stop)
         signal.signal(signal.SIGTERM, lambda *_: stop())
         bridge.call(self._live(role), threading.TIMEOUT_MAX)
@@ -83,7 +90,8 @@ class Host:
 
     async def _live(self, role: Role) -> None:
         mailbox = Mailbox.start()
-        watch = Watch(role.context, self.box, self.deadline, self._hung)
+        settings = self.settings
+        watch = Watch(role.context, self.box, settings.deadline, self.status.failed, settings.memory_mib)
         watch.thread_id = await ask(mailbox, threading.get_ident)
         await ask(mailbox, role.setup)
         watch.end("its first row")
@@ -130,6 +138,7 @@ class Host:
                 "since": round(started, 3),
                 "rows": list(reading.rows),
                 "waits_for": reading.waits_for,
+                "doing_since": reading.since,
             }
             try:
                 await role.context.state.renew_lease(self.role_name, self.n, lease, ttl)
@@ -151,17 +160,17 @@ class Host:
         if self._pump is not None:
             self._pump.wake()
 
-    def _hung(self, text: str) -> None:
-        self.status.failed(text)
-
     def crash(self, error: BaseException) -> None:
         """End the process as crashed, at once, with the reason for the supervisor."""
-        blameless = isinstance(error, NOT_THE_ROWS)
+        code = EXIT_BLAMELESS if isinstance(error, NOT_THE_ROWS) else EXIT_CRASHED
+        if isinstance(error, BrokerUnreachableError):
+            code = EXIT_AWAY
         text = str(error) if isinstance(error, FencedError) else "".join(traceback.format_exception(error))
         self.status.failed(text)
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
-        os._exit(EXIT_BLAMELESS if blameless else EXIT_CRASHED)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def main(arguments: list[str]) -> None:

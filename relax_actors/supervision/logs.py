@@ -4,8 +4,37 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
+
+LOG_BYTES = 4 << 20
+
+
+def rotate(path: Path) -> None:
+    """Begin a log anew if it is over `LOG_BYTES`; the one before is kept as `<name>.1`."""
+    if path.exists() and path.stat().st_size > LOG_BYTES:
+        path.replace(path.with_name(f"{path.name}.1"))
+
+
+class Forgiving:
+    """A text file that drops what cannot be written: a full disk must not stop whoever logs."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write, if there is room."""
+        with suppress(OSError):
+            return self._file.write(text)
+        return 0
+
+    def flush(self) -> None:
+        """Flush, if there is room."""
+        with suppress(OSError):
+            self._file.flush()
 
 
 def configure(level: int = logging.INFO) -> None:
@@ -17,5 +46,5 @@ def configure(level: int = logging.INFO) -> None:
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", Forgiving(sys.stderr))),
     )

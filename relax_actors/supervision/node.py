@@ -11,32 +11,40 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import nats.errors
 import structlog
 
 from broker.bridge import Address, Bridge
 from broker.lease import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import RowId, Subjects
-from relax_actors.blackbox import Reading
+from relax_actors.blackbox import BlackBox, Reading
 from relax_actors.config import Config
-from relax_actors.errors import RelaxError
+from relax_actors.errors import BrokerUnreachableError, RelaxError
+from relax_actors.exits import EXIT_AWAY, EXIT_CRASHED, EXIT_GAVE_UP
 from relax_actors.journal import Journal
 from relax_actors.roles import replicas, role_names
 from relax_actors.runfolder import RunFolder, write_private
 from relax_actors.supervision import logs
-from relax_actors.supervision.processes import EXIT_GAVE_UP, Launch, ProcessTree, Status
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.outcome import Status
+from relax_actors.supervision.processes import Launch, ProcessTree
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
-from relax_actors.supervision.zygote import HOST, Zygote
+from relax_actors.supervision.zygote import HOST, REPLY_SECONDS, Zygote
 
 # Roles whose engines take seconds to import.
 FORKED = ("rollout", "trainer")
+BEAT_SECONDS = 1.0
+GRACE_SECONDS = 30.0
 log = structlog.get_logger()
 
 
@@ -105,9 +113,12 @@ class Reporter:
             rows=list(last.rows),
             traceback=outcome.detail[-4000:],
         )
-        for text in () if outcome.blameless else last.rows:
-            row = RowId.parse(text)
-            self._bridge.submit(self._state.count_failure(role, row, outcome.reason, outcome.detail))
+        for text in () if outcome.blame is Blame.NOBODY else last.rows:
+            outside = outcome.blame is Blame.OUTSIDE
+            counting = self._state.count_failure(
+                role, RowId.parse(text), outcome.reason, outcome.detail, outside=outside
+            )
+            self._bridge.submit(counting)
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
         """A role cannot be kept up."""
@@ -115,6 +126,24 @@ class Reporter:
         self._journal.event("gave_up", role=pool, n=split(report.child)[1], reason=report.reason)
         body = {"role": pool, "child": report.child, "reason": report.reason, "traceback": detail, "time": time.time()}
         write_private(self._folder.report, json.dumps(body, indent=1))
+
+
+class Heart(threading.Thread):
+    """Beats the node's black box while its supervisor's loop goes round; starting an actor may hold the loop up."""
+
+    def __init__(self, box: BlackBox) -> None:
+        super().__init__(name="heart", daemon=True)
+        self._box = box
+        self.pulse = time.monotonic
+        self.tell: Callable[[], object] = lambda: None
+
+    def run(self) -> None:
+        """Beat."""
+        while True:
+            if time.monotonic() - self.pulse() < REPLY_SECONDS + GRACE_SECONDS:
+                self._box.beat()
+                self.tell()
+            time.sleep(BEAT_SECONDS)
 
 
 def split(child: str) -> tuple[str, int]:
@@ -127,6 +156,8 @@ def run(folder: RunFolder) -> int:
     """Supervise until told to stop; gives the process's exit code."""
     config = folder.load_config()
     status = Status()
+    heart = Heart(BlackBox(folder.box("node")))
+    heart.start()
     bridge = Bridge(Address.load(folder.address), "node", deadline=30.0)
     subjects = Subjects(config.run.name)
     bridge.call(ensure_run_streams(bridge, config), 60)
@@ -146,10 +177,21 @@ def run(folder: RunFolder) -> int:
 
     pools = pools_of(config, random.Random(os.getpid()))  # noqa: S311 jitter
     tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat)
+    heart.pulse = lambda: tree.seen
+    began, ttl = time.time(), max(2.0, config.supervision.heartbeat)
+
+    def tell() -> None:
+        lease = {"pid": os.getpid(), "since": began, "children": tree.states()}
+        bridge.submit(state.renew_lease("node", 0, lease, ttl))
+
+    heart.tell = tell
     signal.signal(signal.SIGTERM, lambda *_: tree.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status.ready()
     report = tree.run()
+    heart.tell = lambda: None
+    with suppress(RelaxError, nats.errors.Error):
+        bridge.call(state.drop_lease("node", 0), 3)
     zygote.close()
     bridge.close()
     if report is None:
@@ -166,7 +208,7 @@ def main() -> None:
     except RelaxError as error:
         traceback.print_exc()
         Status().failed(str(error))
-        code = 1
+        code = EXIT_AWAY if isinstance(error, BrokerUnreachableError) else EXIT_CRASHED
     sys.exit(code)
 
 

@@ -6,6 +6,7 @@ ready, or why it fails, by a pipe; signs of life come through its black box.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
@@ -19,13 +20,14 @@ from typing import Any, Protocol
 
 from broker.process import kill_group, spawn
 from relax_actors.blackbox import BlackBox, Reading
-from relax_actors.pump import EXIT_BLAMELESS
-from relax_actors.supervision.spec import Exit
-from relax_actors.supervision.supervisor import Action, GiveUp, Phase, Start, Stop, Supervisor
+from relax_actors.errors import RelaxError
+from relax_actors.supervision.logs import rotate
+from relax_actors.supervision.outcome import STATUS_FD, Verdict, is_stopped, memory_kills, outcome_of
+from relax_actors.supervision.spec import Blame, Exit
+from relax_actors.supervision.supervisor import Action, ChildState, GiveUp, Phase, Start, Stop, Supervisor
 
-STATUS_FD = "RELAX_STATUS_FD"
-EXIT_CONFIG, EXIT_GAVE_UP = 2, 75
 TICK = 0.25
+EXAMINE_SECONDS = 1.0
 
 
 class Process(Protocol):
@@ -47,7 +49,8 @@ class Process(Protocol):
 class Launch:
     """How a child is started: the command, where its output goes, and its black box if it has one.
 
-    A child that cannot say by the pipe that it is ready has a `probe`, which is asked again and again.
+    A child that cannot say by the pipe that it is ready has a `probe`, which is asked again and again. One that has no
+    black box may have an `examine`, asked once a second while it is ready: a verdict means that it must be killed.
     """
 
     command: list[str]
@@ -55,6 +58,7 @@ class Launch:
     box: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
     probe: Callable[[], bool] | None = None
+    examine: Callable[[], Verdict | None] | None = None
     fork: Callable[[int, int], Process] | None = None
     """Starts it instead of `command`, given descriptors for its output and its status pipe."""
 
@@ -82,11 +86,13 @@ class _Running:
     pipe: int
     began: float
     box: BlackBox | None
-    probe: Callable[[], bool] | None = None
+    launch: Launch
+    memory_kills: int | None
     text: bytes = b""
     report: str = ""
-    killed_for: str = ""
+    verdict: Verdict | None = None
     kill_at: float | None = None
+    examined: float = 0.0
 
 
 class ProcessTree:
@@ -110,6 +116,8 @@ class ProcessTree:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, ("wake", ""))
+        self.seen = time.monotonic()
+        """When the loop last went round."""
         self._stop_asked = False
         self._over = False
 
@@ -129,6 +137,15 @@ class ProcessTree:
         os.kill(running.process.pid, number)
         return True
 
+    def states(self) -> dict[str, dict[str, Any]]:
+        """Every child's `phase`, since when it is in it (seconds since 1970) and its `restarts`; from any thread."""
+        epoch = time.time() - time.monotonic()
+        return {
+            name: {"phase": c.phase.value, "since": round(epoch + c.since, 3), "restarts": max(0, c.starts - 1)}
+            for pool in self.pools.values()
+            for name, c in pool.children.items()
+        }
+
     def run(self) -> GiveUp | None:
         """Start everything and look after it until all has ended; gives the report if a supervisor gave up."""
         now = time.monotonic()
@@ -137,7 +154,7 @@ class ProcessTree:
                 self._carry_out(pool.start(now))
             while not all(pool.ended for pool in self.pools.values()):
                 self._wait()
-                now = time.monotonic()
+                now = self.seen = time.monotonic()
                 if self._stop_asked or self.report is not None:
                     self._shutdown(now)
                 self._look_after(now)
@@ -163,7 +180,8 @@ class ProcessTree:
     def _wait(self) -> None:
         now = time.monotonic()
         dues = [due for pool in self.pools.values() if (due := pool.next_due()) is not None]
-        probing = any(running.probe for running in self._running.values())
+        starting = (r for child, r in self._running.items() if self._state(child).phase is Phase.STARTING)
+        probing = any(running.launch.probe for running in starting)
         timeout = max(0.0, min([TICK / 10 if probing else TICK, *(due - now for due in dues)]))
         for key, _ in self._selector.select(timeout):
             kind, child = key.data
@@ -222,31 +240,50 @@ class ProcessTree:
         last = running.box.read() if running.box else Reading(0.0)
         if running.box:
             running.box.close()
-        outcome = _outcome(code, running.killed_for, running.report)
+        kills = memory_kills()
+        out_of_memory = kills is None or kills != running.memory_kills
+        outcome = outcome_of(code, running.verdict, running.report, out_of_memory=out_of_memory)
         pool = self._pool_of[child]
         expected = pool.children[child].phase is Phase.STOPPING
         self._observer.ended(child, outcome if not expected else Exit(normal=True, reason="stopped"), last)
         self._carry_out(pool.exited(child, outcome, time.monotonic()))
 
+    def _state(self, child: str) -> ChildState:
+        return self._pool_of[child].children[child]
+
     def _look_after(self, now: float) -> None:
         for child, running in self._running.items():
+            phase = self._state(child).phase
             if running.kill_at is not None and now > running.kill_at:
-                running.killed_for = running.killed_for or "did not stop within its shutdown seconds"
-                kill_group(running.process.pid)
-            state = self._pool_of[child].children[child]
-            if state.phase is Phase.STARTING and running.probe is not None and running.probe():
-                running.probe = None
+                self._condemn(running, Verdict("did not stop within its shutdown seconds"))
+            elif phase is Phase.STARTING and running.launch.probe is not None and running.launch.probe():
                 self._became_ready(child, running)
-            if state.phase is Phase.READY and running.box is not None and not running.killed_for:
-                silent = now - max(running.box.read().beat, state.since)
-                if silent > self._heartbeat:
-                    running.killed_for = f"no sign of life for {silent:.1f} s (supervision.heartbeat)"
-                    kill_group(running.process.pid)
+            elif phase is Phase.READY and running.verdict is None:
+                self._condemn(running, self._examine(child, running, now))
         for pool in self.pools.values():
             for child in pool.late(now):
-                if (late := self._running.get(child)) is not None and not late.killed_for:
-                    late.killed_for = "not ready in time (supervision.start_deadline)"
-                    kill_group(late.process.pid)
+                if (late := self._running.get(child)) is not None and late.verdict is None:
+                    self._condemn(late, Verdict("not ready in time (supervision.start_deadline)"))
+
+    def _examine(self, child: str, running: _Running, now: float) -> Verdict | None:
+        """Why a child that is ready must be killed, if it must."""
+        if running.box is not None:
+            silent = now - max(running.box.read().beat, self._state(child).since)
+            if silent > self._heartbeat:
+                stopped = is_stopped(running.process.pid)
+                by = "it was stopped by a signal" if stopped else "supervision.heartbeat"
+                blame = Blame.OUTSIDE if stopped else Blame.ROWS
+                return Verdict(f"no sign of life for {silent:.1f} s ({by})", blame=blame)
+        if running.launch.examine is not None and now - running.examined > EXAMINE_SECONDS:
+            running.examined = now
+            return running.launch.examine()
+        return None
+
+    @staticmethod
+    def _condemn(running: _Running, verdict: Verdict | None) -> None:
+        if verdict is not None:
+            running.verdict = running.verdict or verdict
+            kill_group(running.process.pid)
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -265,8 +302,18 @@ class ProcessTree:
                 self._observer.gave_up(name, action)
 
     def _start(self, child: str) -> None:
+        try:
+            self._launch_child(child)
+        except (OSError, RelaxError) as error:
+            full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            outcome = Exit(normal=False, reason=f"could not be started: {error}", counted=not full)
+            self._observer.ended(child, outcome, Reading(0.0))
+            self._carry_out(self._pool_of[child].exited(child, outcome, time.monotonic()))
+
+    def _launch_child(self, child: str) -> None:
         launch = self._launch(child)
         launch.log.parent.mkdir(parents=True, exist_ok=True)
+        rotate(launch.log)
         box = BlackBox(launch.box) if launch.box else None
         if box:
             box.record([], "start")
@@ -280,59 +327,13 @@ class ProcessTree:
                     process = launch.fork(log.fileno(), write)
                 else:
                     process = spawn(launch.command, log=log, environment=environment, pass_fds=(write,))
+        except BaseException:
+            os.close(read)
+            raise
         finally:
             os.close(write)
         pidfd = os.pidfd_open(process.pid)
-        self._running[child] = _Running(process, pidfd, read, time.monotonic(), box, launch.probe)
+        self._running[child] = _Running(process, pidfd, read, time.monotonic(), box, launch, memory_kills())
         self._selector.register(read, selectors.EVENT_READ, ("pipe", child))
         self._selector.register(pidfd, selectors.EVENT_READ, ("pid", child))
         self._observer.started(child, process.pid, self._pool_of[child].children[child].starts)
-
-
-class Status:
-    """The child's end of the pipe."""
-
-    def __init__(self) -> None:
-        fd = os.environ.pop(STATUS_FD, None)
-        self._fd = int(fd) if fd else None
-        if self._fd is not None:
-            os.set_inheritable(self._fd, False)
-
-    def ready(self) -> None:
-        """Say that the child is ready."""
-        self._write({"ready": True})
-
-    def failed(self, text: str) -> None:
-        """Say why it is about to end; the last words count."""
-        self._write({"failed": text[-16000:]})
-
-    def _write(self, message: dict[str, Any]) -> None:
-        if self._fd is not None:
-            with suppress(OSError):
-                os.write(self._fd, json.dumps(message).encode() + b"\n")
-
-
-def _outcome(code: int, killed_for: str, report: str) -> Exit:
-    if code == 0 and not killed_for:
-        return Exit(normal=True, reason="ended")
-    first = report.strip().splitlines()[-1] if report.strip() else ""
-    if killed_for:
-        reason = killed_for
-    elif code < 0:
-        reason = f"killed by {_signal_name(-code)}"
-    else:
-        reason = f"exit code {code}"
-    final = code in (EXIT_CONFIG, EXIT_GAVE_UP)
-    return Exit(
-        normal=False,
-        reason=f"{reason}: {first}" if first else reason,
-        final=final,
-        blameless=code == EXIT_BLAMELESS,
-        detail=report,
-    )
-
-
-def _signal_name(number: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"

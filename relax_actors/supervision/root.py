@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import sys
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from urllib.parse import unquote
 
 import structlog
@@ -21,6 +19,7 @@ from relax_actors.errors import BrokerError, ConfigError
 from relax_actors.modelfolder import prepare
 from relax_actors.roles import replicas, role_names
 from relax_actors.runfolder import RunFolder
+from relax_actors.supervision.brokerhealth import BrokerHealth
 from relax_actors.supervision.processes import Launch, ProcessTree
 from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
@@ -85,6 +84,8 @@ class Root:
         self.folder = RunFolder(config.folder)
         self._lock = self.folder.lock()
         self._server: Server | None = None
+        self.notice = ""
+        """What the whole run waits for, if it does."""
         try:
             self._check_same_run()
             self.address = self._prepare_broker()
@@ -149,21 +150,28 @@ class Root:
 
     def _launch(self, child: str) -> Launch:
         if child == "broker" and self._server is not None:
-            return Launch(self._server.command, self._server.log, probe=partial(answers, self.address))
+            health = BrokerHealth(
+                self._server,
+                self.address,
+                self.config.supervision.heartbeat,
+                self.config.store.patience,
+                self._notice,
+            )
+            probe = partial(answers, self.address)
+            return Launch(self._server.command, self._server.log, probe=probe, examine=health)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"))
+        return Launch(command, self.folder.log("node"), self.folder.box("node"))
+
+    def _notice(self, text: str) -> None:
+        if text and not self.notice:
+            log.warning("waiting", what=text)
+        self.notice = text
 
     def run(self) -> Failure | None:
         """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
-        parked, memory = self.folder.parked_store, self.config.store_path
-        if self.config.store.memory and parked.exists() and not memory.exists():
-            _move(parked, memory)
         try:
             report = self.tree.run()
         finally:
-            if self.config.store.memory and memory.exists():
-                shutil.rmtree(parked, ignore_errors=True)
-                _move(memory, parked)
             self._lock.close()
         if report is None:
             return None
@@ -181,17 +189,6 @@ def address_of(url: str, credentials: str | None) -> Address:
     scheme, _, account = head.partition("://")
     user, _, password = account.partition(":")
     return Address(f"{scheme}://{host}", unquote(user), unquote(password), credentials)
-
-
-def _move(source: Path, target: Path) -> None:
-    """Move a folder to another file system so that `target` is there whole or not at all, for this user only."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(mode=0o700)
-    shutil.copytree(source, temporary, dirs_exist_ok=True)
-    temporary.chmod(0o700)
-    temporary.rename(target)
-    shutil.rmtree(source)
 
 
 def _differences(old: object, new: object, at: str = "") -> list[str]:

@@ -54,13 +54,25 @@ class Backoff:
         return full * (0.5 + source.random() / 2)
 
 
+class Blame(StrEnum):
+    """Whose fault a death may have been: that of the rows in hand, of somebody outside, or of no one of them."""
+
+    ROWS = "rows"
+    OUTSIDE = "outside"
+    NOBODY = "nobody"
+
+
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a child ended. `final` means that starting it again cannot help (a configuration error)."""
+    """How a child ended.
+
+    `final` means that starting it again cannot help (a configuration error). A death that is not `counted` does not
+    use up the restart intensity.
+    """
 
     normal: bool
     reason: str
     final: bool = False
-    blameless: bool = False
-    """Not the fault of any row that was in hand."""
+    blame: Blame = Blame.ROWS
+    counted: bool = True
     detail: str = ""

@@ -129,7 +129,9 @@ class Supervisor:
 
     def _restart(self, child: ChildState, outcome: Exit, was_ready_for: float, now: float) -> list[Action]:
         clock = self._ready_time
-        self._failures = [at for at in self._failures if clock - at < self._limits.period] + [clock]
+        self._failures = [at for at in self._failures if clock - at < self._limits.period]
+        if outcome.counted:
+            self._failures.append(clock)
         if len(self._failures) > self._limits.intensity:
             self._enter(child, Phase.ENDED, now)
             reason = (

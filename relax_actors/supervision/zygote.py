@@ -26,7 +26,8 @@ import setproctitle
 
 from broker.process import spawn
 from relax_actors.errors import RelaxError
-from relax_actors.supervision.processes import STATUS_FD
+from relax_actors.supervision.logs import rotate
+from relax_actors.supervision.outcome import STATUS_FD
 
 HOST = "relax_actors.supervision.host"
 PRELOADED = (
@@ -72,6 +73,7 @@ class Zygote:
         """Start it; it imports in the background."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        rotate(self._log)
         command = [sys.executable, "-m", "relax_actors.supervision.zygote", str(theirs.fileno())]
         with self._log.open("ab") as log:
             self._process = spawn(command, log=log, environment=self._environment, pass_fds=(theirs.fileno(),))

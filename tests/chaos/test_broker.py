@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from broker.server import Server
-from tests.support.running import Run, processes_of, wait_until
+from tests.support.faults import hit, port_of, story_of, wait_for_cell
+from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
 
 
-def broker_pid(run: Run) -> int:
-    def look() -> int | None:
-        for pid in processes_of(run.folder.root):
-            if b"nats-server\0-c" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
-        return None
-
-    return int(wait_until(look, "nats-server"))
-
-
-@pytest.mark.timeout(300)
-def test_a_run_whose_broker_is_killed_again_and_again_ends_with_a_complete_ledger(make_run: MakeRun) -> None:
-    run = make_run("brokerkill", "run.steps=30", "supervision.intensity=50").start()
-    for step in (2, 8, 14, 20, 26):
-        wait_until(lambda step=step: run.table.get(f"relax.brokerkill.batch.{step}"), f"batch.{step}", 120)
-        os.kill(broker_pid(run), signal.SIGKILL)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_whose_broker_is_killed_again_and_again_ends_with_a_complete_ledger(
+    make_run: MakeRun, kills: int
+) -> None:
+    steps = 4 * kills + 4
+    quick = ("supervision.intensity=50", "supervision.backoff_max=0.3")
+    run = make_run("brokerkill", f"run.steps={steps}", *quick).start()
+    wait_for_cell(run, "batch.0")
+    port = port_of(run)
+    for step in range(2, 4 * kills, 4):
+        wait_for_cell(run, f"batch.{step}")
+        hit(run, "broker")
+    wait_for_cell(run, f"batch.{4 * kills}")
+    assert port_of(run) == port
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
-    assert (result["admitted"], result["trained"], result["in_flight"]) == (120, 120, 0)
+    assert (result["admitted"], result["trained"], result["in_flight"]) == (4 * steps, 4 * steps, 0)
     assert result["restarts"] == 0
+    assert story_of(run).of("crashed") == []
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_run_waits_for_a_broker_that_is_away_and_goes_on(make_run: MakeRun, tmp_path: Path) -> None:
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_a_run_waits_for_a_broker_that_is_away_and_goes_on(make_run: MakeRun, tmp_path: Path, seconds: int) -> None:
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     try:
         url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
         run = make_run("away", f"broker.url={url}", "run.steps=20").start()
-        wait_until(lambda: run.table.get("relax.away.batch.5"), "batch.5", 120)
+        wait_for_cell(run, "batch.5")
         run.disconnect()
         assert server.process is not None
         server.process.send_signal(signal.SIGKILL)
@@ -56,10 +59,15 @@ def test_a_run_waits_for_a_broker_that_is_away_and_goes_on(make_run: MakeRun, tm
             return any("broker_disconnected" in path.read_text() for path in (run.folder.root / "logs").glob("*.log"))
 
         wait_until(anyone_says_so, "word that the broker is away", 30)
+        # How long it is away is what is tested; a run that ends of it is not there to be waited for.
+        assert run.process is not None
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(seconds)
+        assert run.process.poll() is None
         server = Server(tmp_path / "elsewhere")
         server.start()
         code, result, said = run.finish()
         assert code == 0, said
-        assert (result["admitted"], result["trained"]) == (80, 80)
+        assert (result["admitted"], result["trained"], result["restarts"]) == (80, 80, 0)
     finally:
         server.stop()

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.running import Run, wait_until
+from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
-
-
-def relax(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "relax_actors.cli.main", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
 
 
 def test_faults_are_told_and_the_ledger_stays_complete(make_run: MakeRun, tmp_path: Path) -> None:
@@ -41,4 +34,4 @@ def test_faults_are_told_and_the_ledger_stays_complete(make_run: MakeRun, tmp_pa
     assert (after["admitted"], after["trained"], after["in_flight"], after["violations"]) == (240, 240, 0, [])
     model = relax("fingerprint", str(run.folder.model), cwd=tmp_path).stdout.strip()
     assert model == result["weights_fingerprint"]
-    assert "nothing is quarantined" in relax("quarantine", "hurt", cwd=tmp_path).stdout
+    assert "nothing is quarantined" in relax("quarantine", "list", "hurt", cwd=tmp_path).stdout

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from relax_actors.messages import Quarantined
+from tests.support.faults import story_of
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -42,6 +43,7 @@ def finished_with_quarantine(run: Run) -> list[Quarantined]:
     assert code == 0, said
     assert result["trained"] == 16
     assert result["quarantined"] >= 1
+    assert {len(batch.rows) for batch in story_of(run).values("batch").values()} == {4}
     assert result["admitted"] == result["trained"] + result["quarantined"] + result["dropped"]
     return list(found.values())
 
@@ -66,6 +68,21 @@ def test_a_reward_that_fails_quarantines_its_rows_and_the_run_goes_on(
     assert quarantined
     assert all(q.role == "reward" for q in quarantined)
     assert all(error in q.error + q.traceback for q in quarantined), quarantined
+
+
+@pytest.mark.slow
+def test_a_users_role_that_never_comes_back_from_a_row_is_killed_and_its_row_replaced(make_run: MakeRun) -> None:
+    run = make_run(
+        "critic",
+        *QUICK,
+        "roles.critic.actor=tiny_tasks.Critic",
+        "roles.critic.deadline=1",
+        "advantages.reads=shaped_reward",
+    )
+    quarantined = finished_with_quarantine(run)
+    assert quarantined
+    assert all((q.role, q.deliveries) == ("critic", 2) for q in quarantined), quarantined
+    assert all("no progress" in q.error + q.traceback for q in quarantined)
 
 
 @pytest.mark.slow

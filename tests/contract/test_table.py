@@ -178,6 +178,7 @@ def test_full_table_is_a_clear_error_and_not_taken_for_a_second_write(bridge: Br
     subjects = Subjects("full")
     bridge.call(ensure_streams(bridge, [table_spec(subjects, 2000)]), 20)
     table = Table(bridge, subjects, Store(tmp_path), "test.0#1")
+    table.patience = 0.5
     with pytest.raises(BrokerError, match=r"cannot store .* raise broker\.max_bytes"):
         for i in range(100):
             table.put(table.cell(RowId(0, i), "dropped"), Dropped("x", "y" * 50))

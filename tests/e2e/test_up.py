@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +13,10 @@ import pytest
 
 from broker.bridge import Address
 from broker.server import Server
-from tests.support.running import SUPPORT, TINY, Run, processes_of, wait_until
+from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, wait_until
 
 MakeRun = Callable[..., Run]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def relax(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "relax_actors.cli.main", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
 
 
 def test_a_run_trains_to_the_end_and_leaves_a_model_and_nothing_else(make_run: MakeRun, tmp_path: Path) -> None:
@@ -204,51 +196,3 @@ def test_check_prints_the_resolved_configuration_and_starts_nothing(tmp_path: Pa
     assert json.loads(done.stdout)["run"]["steps"] == 70
     assert "128 completions" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_store_in_shared_memory_is_gone_when_the_run_is_down_and_back_when_it_resumes(make_run: MakeRun) -> None:
-    memory = set(Path("/dev/shm").iterdir())  # noqa: S108 looked at only
-    run = make_run("inmemory", "store.memory=true", "run.steps=300").start()
-    wait_until(lambda: run.table.get("relax.inmemory.batch.3"), "batch.3", 90)
-    assert len(set(Path("/dev/shm").iterdir()) - memory) == 1  # noqa: S108
-    run.disconnect()
-    assert run.process is not None
-    run.process.send_signal(signal.SIGTERM)
-    assert run.finish(30)[0] == 0
-    assert set(Path("/dev/shm").iterdir()) == memory  # noqa: S108
-    code, result, said = run.start("run.steps=10").finish()
-    assert code == 0, said
-    assert result["trained"] == result["steps"] * 4
-    assert set(Path("/dev/shm").iterdir()) == memory  # noqa: S108
-
-
-def test_a_full_disk_ends_the_run_with_a_report_and_it_resumes_when_there_is_room(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        settings = (f"store.path={small}/store", "supervision.intensity=1", "run.steps=40")
-        run = make_run("fulldisk", *settings)
-        filler = small / "filler"
-        run.start()
-        wait_until(lambda: run.table.get("relax.fulldisk.batch.2"), "batch.2", 90)
-        file = os.open(filler, os.O_CREAT | os.O_WRONLY)
-        with pytest.raises(OSError, match="No space left"):
-            while True:
-                os.write(file, bytes(4096))
-        os.close(file)
-        run.disconnect()
-        code, _, said = run.finish(90)
-        assert code == 1
-        assert "MiB free, too little for segment weights/" in said
-        filler.unlink()
-        code, result, said = run.start().finish()
-        assert code == 0, said
-        assert result["trained"] == 40 * 4
-    finally:
-        subprocess.run(["/bin/umount", str(small)], check=True)

@@ -51,6 +51,12 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+def relax(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command, as a user gives it."""
+    command = [sys.executable, "-m", "relax_actors.cli.main", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
+
+
 @dataclass
 class Run:
     """One `relax up`; start it again to resume."""
@@ -60,11 +66,13 @@ class Run:
     settings: list[str] = field(default_factory=list)
     config: Path = TINY
     process: subprocess.Popen[str] | None = None
+    at: Path | None = None
+    """Its folder, if it is not the default one."""
     _bridge: Bridge | None = None
 
     @property
     def folder(self) -> RunFolder:
-        return RunFolder(self.cwd / "runs" / self.name)
+        return RunFolder(self.at or self.cwd / "runs" / self.name)
 
     def start(self, *more: str) -> Run:
         command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(self.config), f"run.name={self.name}"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 from relax_actors import Role, Row
 from relax_actors.envs.tasks import Task
@@ -82,7 +84,28 @@ class Onlooker(Role):
         return len(row.trajectory.tokens)
 
 
+class Critic(Role):
+    """A role of the user's that writes about a trajectory, and of some never comes to an end."""
+
+    reads = ("prompt", "trajectory", "reward")
+    writes = "shaped_reward"
+
+    def handle(self, row: Row) -> list[float]:
+        while is_poison(row.prompt):
+            threading.Event().wait(0.05)
+        return [r - 0.01 * len(s.tokens) for r, s in zip(row.reward, row.trajectory.samples, strict=True)]
+
+
 def slow_share_of_sevens(completion: str, prompt: Prompt) -> float:
     """As `share_of_sevens`, a little later: gives kills time to meet a row in hand."""
+    threading.Event().wait(0.02 if len(completion) < 8 else 0.001)
+    return share_of_sevens(completion, prompt)
+
+
+def poison_until_mended(completion: str, prompt: Prompt) -> float:
+    """Fails on some rows until the file that the environment names is there."""
+    if is_poison(prompt) and not Path(os.environ["MENDED"]).exists():
+        msg = "not mended yet"
+        raise RuntimeError(msg)
     threading.Event().wait(0.02)
     return share_of_sevens(completion, prompt)

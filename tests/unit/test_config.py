@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from relax_actors.cli.check import examine
 from relax_actors.config import BUILT_IN, Config, load_config, validate
 from relax_actors.errors import ConfigError
-from relax_actors.roles import deadline, make_role, replicas, role_class, role_names
+from relax_actors.roles import make_role, replicas, role_class, role_names, section_of
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 SMALL = """\
@@ -257,7 +257,7 @@ def test_modules_beside_the_file_can_be_named(write: Write, tmp_path: Path) -> N
     role = make_role(config, "own")
     assert role.handle(None) == 4  # type: ignore[arg-type]
     assert role_class(config, "own") is type(role)
-    assert (replicas(config, "own"), deadline(config, "own")) == (3, 9.0)
+    assert (replicas(config, "own"), section_of(config, "own").deadline) == (3, 9.0)
     assert role_names(config) == ["reward", "own", "advantages", "prompts", "rollout", "trainer"]
 
 
@@ -291,7 +291,7 @@ def test_every_section_of_a_role_has_replicas_and_a_deadline() -> None:
     config = load_config(DEMO)
     for name in role_names(config):
         assert replicas(config, name) >= 1
-        assert deadline(config, name) > 0
+        assert section_of(config, name).deadline > 0
 
 
 def test_the_whole_tree_is_validated_at_once() -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from relax_actors.blackbox import BlackBox, Reading
-from relax_actors.supervision.processes import STATUS_FD, Launch, ProcessTree
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Restart, Strategy
+from relax_actors.supervision.outcome import STATUS_FD, Verdict, outcome_of
+from relax_actors.supervision.processes import Launch, ProcessTree
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Restart, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 PATIENCE = 20.0
@@ -181,7 +182,7 @@ def test_a_child_killed_from_outside_is_started_again_and_the_others_live_on(run
     assert first == {"a", "b"}
     assert running.tree.kill("a", signal.SIGKILL)
     outcome = running.until("ended", "a").outcome
-    assert outcome == Exit(normal=False, reason="killed by SIGKILL")
+    assert outcome == Exit(normal=False, reason="killed by SIGKILL", blame=Blame.OUTSIDE)
     running.until("ready", "a")
     assert [seen.child for seen in running.recorder.all if seen.what == "started"] == ["a", "b", "a"]
     assert not running.tree.kill("nobody", signal.SIGKILL)
@@ -214,8 +215,50 @@ def test_a_stopped_process_is_hung_and_killed(run: Run) -> None:
     running = run({"a": WAITS}, boxes=("a",), heartbeat=0.5)
     running.until("ready", "a")
     assert running.tree.kill("a", signal.SIGSTOP)
-    running.until("ended", "a")
+    outcome = running.until("ended", "a").outcome
+    assert outcome is not None
+    assert "it was stopped by a signal" in outcome.reason
+    assert outcome.blame is Blame.OUTSIDE
     running.until("started", "a", starts=2)
+
+
+def test_a_child_that_its_examiner_condemns_is_killed_and_started_again(tmp_path: Path) -> None:
+    verdicts = iter([None, Verdict("ill", blame=Blame.NOBODY), None, Verdict("worse", final=True)])
+    launch = Launch(python(WAITS), tmp_path / "log", examine=lambda: next(verdicts, None))
+    made = Supervisor([ChildSpec("a")], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.01), random.Random(1))
+    recorder = Recorder()
+    running = Running(ProcessTree({"p": made}, lambda _: launch, recorder, 60.0), recorder)
+    assert running.until("ended", "a").outcome == Exit(normal=False, reason="ill", blame=Blame.NOBODY)
+    assert running.until("started", "a").starts == 2
+    assert running.end() == GiveUp("a", "worse")
+
+
+def test_the_states_of_children_can_be_asked_for(run: Run) -> None:
+    running = run({"a": WAITS})
+    running.until("ready", "a")
+    running.tree.kill("a", signal.SIGKILL)
+    running.until("ready", "a")
+    state = running.tree.states()["a"]
+    assert (state["phase"], state["restarts"]) == ("ready", 1)
+    assert time.time() - state["since"] < PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("code", "out_of_memory", "blame", "counted", "final"),
+    [
+        (-signal.SIGKILL, False, Blame.OUTSIDE, True, False),
+        (-signal.SIGKILL, True, Blame.ROWS, True, False),
+        (-signal.SIGSEGV, False, Blame.ROWS, True, False),
+        (-signal.SIGABRT, False, Blame.ROWS, True, False),
+        (70, False, Blame.ROWS, True, False),
+        (72, False, Blame.NOBODY, True, False),
+        (73, False, Blame.NOBODY, False, False),
+        (2, False, Blame.ROWS, True, True),
+    ],
+)
+def test_whose_fault_a_death_was(code: int, out_of_memory: bool, blame: Blame, counted: bool, final: bool) -> None:  # noqa: FBT001
+    outcome = outcome_of(code, None, "", out_of_memory=out_of_memory)
+    assert (outcome.blame, outcome.counted, outcome.final) == (blame, counted, final)
 
 
 def test_a_child_that_beats_is_left_alone(run: Run, tmp_path: Path) -> None:
@@ -347,7 +390,7 @@ def test_a_child_without_a_pipe_is_ready_when_its_probe_says_so(tmp_path: Path) 
 def test_status_speaks_the_language_of_the_interpreter(run: Run, tmp_path: Path) -> None:
     script = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "from relax_actors.supervision.processes import Status\n"
+        "from relax_actors.supervision.outcome import Status\n"
         "import os, subprocess\n"
         "status = Status()\n"
         f"assert '{STATUS_FD}' not in os.environ\n"
@@ -363,7 +406,7 @@ def test_status_speaks_the_language_of_the_interpreter(run: Run, tmp_path: Path)
 def test_without_a_supervisor_status_says_nothing() -> None:
     script = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "from relax_actors.supervision.processes import Status\n"
+        "from relax_actors.supervision.outcome import Status\n"
         "Status().ready(); Status().failed('x')\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != STATUS_FD}

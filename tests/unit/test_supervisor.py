@@ -426,3 +426,20 @@ class SupervisorMachine(RuleBasedStateMachine):
 
 SupervisorMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestSupervisorMachine = SupervisorMachine.TestCase
+
+
+def test_deaths_that_do_not_count_are_waited_out_without_end() -> None:
+    made = supervisor("a", intensity=1)
+    made.start(0.0)
+    away = Exit(normal=False, reason="exit code 73", counted=False)
+    now = 0.0
+    for _ in range(50):
+        made.ready("a", now)
+        assert made.exited("a", away, now) == []
+        now += 100.0
+        assert made.tick(now) == [Start("a")]
+    made.ready("a", now)
+    assert made.exited("a", CRASH, now) == []
+    made.tick(now + 100.0)
+    made.ready("a", now + 100.0)
+    assert isinstance(made.exited("a", CRASH, now + 100.0)[0], GiveUp)

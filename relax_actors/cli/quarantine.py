@@ -1,0 +1,102 @@
+"""`relax quarantine list | show | requeue`: the rows that hurt whoever handled them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from broker.subjects import RowId
+from broker.table import Table
+from relax_actors.actor import COLUMNS
+from relax_actors.cli.connect import Connected, connected
+from relax_actors.cli.render import fields_of
+from relax_actors.errors import ConfigError
+from relax_actors.messages import Quarantined, Readmitted, Requeued
+
+
+def list_rows(run: str, *, as_json: bool) -> None:
+    """List quarantined rows."""
+    with connected(run) as at:
+        found = _quarantined(at.table)
+        requeued = {row for row, _ in _column(at.table, "requeued", Requeued)}
+        again = {row: cell.row for row, cell in _column(at.table, "readmitted", Readmitted)}
+    if as_json:
+        for row, cell in found:
+            body = {
+                "row": str(row),
+                "role": cell.role,
+                "deliveries": cell.deliveries,
+                "error": cell.error,
+                "requeued": row in requeued,
+                "readmitted": again.get(row),
+            }
+            sys.stdout.write(json.dumps(body) + "\n")
+        return
+    shown = RichTable("row", "role", "deliveries", "error", "requeued")
+    for row, cell in found:
+        fate = again.get(row, "waits" if row in requeued else "")
+        error = cell.error.splitlines()[0] if cell.error else ""
+        shown.add_row(str(row), cell.role, str(cell.deliveries), error, fate)
+    Console().print(shown if found else "nothing is quarantined")
+
+
+def show_row(run: str, row: str) -> None:
+    """Show a quarantined row with its traceback and its inputs."""
+    with connected(run) as at:
+        wanted = _existing(at, row)
+        cell = at.table.fetch(at.table.cell(wanted, "quarantined"), Quarantined)
+        inputs = _inputs(at.table, wanted, [*COLUMNS, *at.config.roles])
+    if cell is None:
+        msg = f"{row} is quarantined no longer"
+        raise ConfigError(msg)
+    typer.echo(f"{wanted} quarantined by {cell.role} after {cell.deliveries} deliveries")
+    typer.echo(cell.error)
+    typer.echo(cell.traceback)
+    for name, fields in inputs.items():
+        typer.echo(f"{name}: {fields}")
+
+
+def requeue(run: str, rows: list[str], *, everything: bool) -> int:
+    """Have the tasks of quarantined rows admitted again, as new rows; gives how many were asked for.
+
+    Raises:
+        ConfigError: a row is not quarantined, or none was named.
+    """
+    with connected(run) as at:
+        if at.folder.finished.exists():
+            msg = f"run {at.config.run.name} is finished; raise run.steps and `relax up` it to train more rows"
+            raise ConfigError(msg)
+        wanted = [row for row, _ in _quarantined(at.table)] if everything else [_existing(at, row) for row in rows]
+        if not wanted and not everything:
+            msg = "name rows to requeue, e.g. group.12.3, or give --all; `relax quarantine list RUN` shows them"
+            raise ConfigError(msg)
+        cell = Requeued(time.time())
+        return sum(at.table.put_all((at.table.cell(row, "requeued"), cell) for row in wanted if row.kind == "group"))
+
+
+def _existing(at: Connected, text: str) -> RowId:
+    row = RowId.parse(text)
+    if at.table.get(at.table.cell(row, "quarantined")) is None:
+        msg = f"{row} is not quarantined in run {at.config.run.name}; `relax quarantine list RUN` lists what is"
+        raise ConfigError(msg)
+    return row
+
+
+def _quarantined(table: Table) -> list[tuple[RowId, Quarantined]]:
+    return [*_column(table, "quarantined", Quarantined), *_column(table, "quarantined", Quarantined, "eval")]
+
+
+def _column(table: Table, name: str, expected: type[Any], kind: str = "group") -> list[tuple[RowId, Any]]:
+    return [(c.row, table.read(cell.data, expected)) for c, cell in table.snapshot([table.subjects.column(name, kind)])]
+
+
+def _inputs(table: Table, row: RowId, columns: list[str]) -> dict[str, Any]:
+    names = [name for name in columns if name != "quarantined"]
+    cells = table.get_all(table.cell(row, name) for name in names)
+    return {name: fields_of(cell.data) for name, cell in zip(names, cells, strict=True) if cell is not None}

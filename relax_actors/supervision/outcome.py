@@ -1,0 +1,104 @@
+"""How a process ended, and whose fault it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_actors.exits import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_GAVE_UP
+from relax_actors.supervision.spec import Blame, Exit
+
+STATUS_FD = "RELAX_STATUS_FD"
+_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a supervisor killed a child. `final`: starting it again cannot help."""
+
+    reason: str
+    final: bool = False
+    blame: Blame = Blame.ROWS
+
+
+def outcome_of(code: int, verdict: Verdict | None, report: str, *, out_of_memory: bool) -> Exit:
+    """What an exit code means.
+
+    Args:
+        code: as of `waitpid`; negative for a signal.
+        verdict: why the supervisor killed it, if it did.
+        report: what the child said last.
+        out_of_memory: whether the kernel has killed somebody for want of memory in its time, or cannot tell.
+    """
+    if code == 0 and verdict is None:
+        return Exit(normal=True, reason="ended")
+    blame = Blame.NOBODY if code in (EXIT_BLAMELESS, EXIT_AWAY) else Blame.ROWS
+    final = code in (EXIT_CONFIG, EXIT_GAVE_UP)
+    if verdict is not None:
+        reason, blame, final = verdict.reason, verdict.blame, verdict.final
+    elif code < 0:
+        reason = f"killed by {_signal_name(-code)}"
+        # Rows make a process fault, abort or run out of memory; any other of these signals somebody has sent.
+        if -code in _OUTSIDE and not out_of_memory:
+            blame = Blame.OUTSIDE
+    else:
+        reason = f"exit code {code}"
+    last = report.strip().splitlines()[-1] if report.strip() else ""
+    return Exit(
+        normal=False,
+        reason=f"{reason}: {last}" if last else reason,
+        final=final,
+        blame=blame,
+        counted=code != EXIT_AWAY,
+        detail=report,
+    )
+
+
+def _signal_name(number: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def memory_kills() -> int | None:
+    """How many processes of this machine the kernel has killed for want of memory; None if it does not say."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal, as by SIGSTOP."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
+
+
+class Status:
+    """The child's end of the pipe to its supervisor."""
+
+    def __init__(self) -> None:
+        fd = os.environ.pop(STATUS_FD, None)
+        self._fd = int(fd) if fd else None
+        if self._fd is not None:
+            os.set_inheritable(self._fd, False)
+
+    def ready(self) -> None:
+        """Say that the child is ready."""
+        self._write({"ready": True})
+
+    def failed(self, text: str) -> None:
+        """Say why it is about to end; the last words count."""
+        self._write({"failed": text[-16000:]})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        if self._fd is not None:
+            with suppress(OSError):
+                os.write(self._fd, json.dumps(message).encode() + b"\n")

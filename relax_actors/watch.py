@@ -1,0 +1,123 @@
+"""Looks after one actor from within its process: progress, memory, and room on the disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from relax_actors.actor import Context
+from relax_actors.blackbox import BlackBox
+from relax_actors.errors import StoreFullError
+from relax_actors.exits import EXIT_CRASHED, EXIT_HUNG
+from relax_actors.mailbox import stack_of
+
+MIB = 1 << 20
+LOOK_SECONDS = 1.0
+SAY_SECONDS = 10.0
+
+
+class Watch:
+    """Sees to it that work in the role's thread makes progress within its bounds; ends the process if it does not.
+
+    Args:
+        context: the actor's surroundings.
+        box: its black box.
+        deadline: seconds without progress, while rows are in hand, after which it counts as hung.
+        report: told why the process is about to end.
+        memory_mib: memory that the process may use; not bounded if None.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        box: BlackBox,
+        deadline: float,
+        report: Callable[[str], None],
+        memory_mib: int | None = None,
+    ) -> None:
+        self._context, self._box, self._deadline, self._report = context, box, deadline, report
+        self._memory_mib = memory_mib
+        self._last = time.monotonic()
+        self.busy = False
+        self.busy_seconds = 0.0
+        self.thread_id: int | None = None
+        context.progress = self.progress
+        context.waits_for = self.end
+        # Whoever waits for the broker does not hang.
+        context.table.bridge.waiting = self.progress
+
+    def progress(self) -> None:
+        """The role works; called from its thread."""
+        self._last = time.monotonic()
+
+    def begin(self, rows: list[str]) -> None:
+        """The role begins to handle rows."""
+        self._box.record(rows)
+        self._last = time.monotonic()
+        self.busy = True
+
+    def end(self, waits_for: str) -> None:
+        """The role is done, and waits."""
+        self.busy = False
+        self._box.record([], waits_for)
+
+    def check(self) -> None:
+        """Give a sign of life, or end a process whose role hangs or takes too much memory."""
+        silent = time.monotonic() - self._last
+        rows = ", ".join(self._box.read().rows)
+        if self.busy and silent > self._deadline:
+            stack = stack_of(self.thread_id)
+            self._report(
+                f"no progress for {silent:.1f} s (deadline {self._deadline:g} s) with {rows}; it was at:\n{stack}"
+            )
+            os._exit(EXIT_HUNG)
+        if self._memory_mib is not None and (used := resident_mib()) > self._memory_mib:
+            self._report(f"{used} MiB of memory in use, more than memory_mib = {self._memory_mib}, with {rows}")
+            os._exit(EXIT_CRASHED)
+        self._box.beat()
+
+
+class RoomWait:
+    """Waits for room on a full disk: what `Store` and checkpoints call when there is none.
+
+    Args:
+        context: whose event says so, and whose progress goes on meanwhile.
+        patience: seconds until giving up.
+    """
+
+    def __init__(self, context: Context, patience: float) -> None:
+        self._context, self._patience = context, patience
+        self._began = self._asked = self._said = float("-inf")
+
+    def __call__(self, error: StoreFullError) -> None:
+        """Wait a little.
+
+        Raises:
+            StoreFullError: it lasts for too long, or the actor is to end.
+        """
+        now = time.monotonic()
+        if now - self._asked > 2 * LOOK_SECONDS + SAY_SECONDS:
+            self._began = now
+        self._asked = now
+        if now - self._began > self._patience or self._context.stopping():
+            raise error
+        if now - self._said > SAY_SECONDS:
+            self._said = now
+            self._context.journal.event("waiting_for_room", error=str(error), seconds=round(now - self._began, 1))
+        self._context.progress()
+        time.sleep(LOOK_SECONDS)
+
+
+def bound_memory(memory_mib: int) -> None:
+    """Make the kernel refuse this process more than so much memory of its own, so that a greedy row fails alone."""
+    bound = memory_mib * MIB
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+
+
+def resident_mib() -> int:
+    """Memory of this process that is in use."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // MIB

@@ -1,0 +1,225 @@
+"""Two on-policy runs of one seed, one left alone and one whose processes are killed again and again.
+
+`python -m tests.chaos.equivalence --kills 100` prints what was killed, what it cost, and both fingerprints, and exits
+with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
+run that is killed, so that each kill meets it in the middle of something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relax_actors.supervision import logs
+from tests.support.faults import Story, box, hit, is_over, process, story_of
+from tests.support.running import Run, wait_until
+
+STRIDE = 1
+FIRST = 2
+CHECKPOINT_EVERY = 3
+SETTINGS = (
+    "staleness.max=0",
+    "run.deterministic=true",
+    "rollout.max_tokens=24",
+    "reward.function=tiny_tasks.slow_share_of_sevens",
+    "trainer.token_budget=64",
+    f"trainer.checkpoint_every={CHECKPOINT_EVERY}",
+    "supervision.intensity=100000",
+    "supervision.backoff_max=0.3",
+    "supervision.ack_wait=1",
+    # A row in hand at three deaths is quarantined, and its successor has another prompt.
+    "supervision.max_failures=100000",
+)
+# Who is killed how often, and when: cells of step k after which the victim is at work.
+POINTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "trainer.0": (6, ("batch.{k}", "batch.{k}", "checkpoint", "checkpoint", "group.{k}.3.advantage")),
+    "rollout.0": (4, ("group.{k}.0.prompt", "group.{k}.1.trajectory")),
+    "reward.0": (3, ("group.{k}.0.trajectory", "group.{k}.1.reward")),
+    "advantages.0": (2, ("group.{k}.0.reward",)),
+    "prompts.0": (2, ("weights.{k}", "group.{k}.0.prompt")),
+    "node": (2, ("batch.{k}", "group.{k}.1.trajectory")),
+    "zygote": (1, ("weights.{k}",)),
+    "broker": (1, ("batch.{k}", "group.{k}.0.prompt")),
+}
+AGAIN = 0.2  # share of kills whose successor is killed too, as soon as it lives
+WHILE = "in the middle of"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill to come: `pause` seconds after `point`, and whether the victim's next life is killed too."""
+
+    victim: str
+    point: str
+    step: int
+    pause: float
+    again: bool
+
+
+@dataclass
+class Tally:
+    """What the kills met."""
+
+    by_victim: Counter[str] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def kills(self) -> int:
+        """All kills done."""
+        return self.by_victim.total()
+
+
+def plan(kills: int, seed: int) -> list[Kill]:
+    """The kills of a seed, each in a later step than the one before."""
+    source = random.Random(seed)
+    names = list(POINTS)
+    weights = [POINTS[name][0] for name in names]
+    found: list[Kill] = []
+    step = FIRST
+    done = 0
+    while done < kills:
+        victim = source.choices(names, weights)[0]
+        again = source.random() < AGAIN and done + 1 < kills
+        at = step
+        point = source.choice(POINTS[victim][1])
+        if point == "checkpoint":
+            step = at = -(-step // CHECKPOINT_EVERY) * CHECKPOINT_EVERY
+        found.append(Kill(victim, point.format(k=at), at, source.uniform(0.0, 0.06), again))
+        done += 1 + again
+        step += STRIDE
+    return found
+
+
+def steps_for(kills: list[Kill]) -> int:
+    """Steps of a run that is long enough for all kills."""
+    return kills[-1].step + FIRST
+
+
+def strike(run: Run, kill: Kill, tally: Tally) -> None:
+    """Wait for the moment, kill, and note what the victim was at."""
+    if kill.point == "checkpoint":
+        folder = run.folder.checkpoints
+        wait_until(
+            lambda: list(folder.glob(f".{kill.step}.*.tmp")) or _passed(run, kill.step),
+            f"checkpoint {kill.step}",
+            180,
+        )
+    else:
+        subject = f"relax.{run.name}.{kill.point}"
+        wait_until(lambda: run.table.get(subject) or _passed(run, kill.step), kill.point, 180)
+        time.sleep(kill.pause)
+    pid = hit(run, kill.victim)
+    tally.by_victim[kill.victim] += 1
+    if (at := _at(run, kill)) is not None:
+        tally.met[f"{kill.victim} {WHILE} {at}"] += 1
+    if kill.again:
+        hit(run, kill.victim, other_than=pid)
+        tally.by_victim[kill.victim] += 1
+        tally.met[f"{kill.victim} while it recovered"] += 1
+
+
+def _passed(run: Run, step: int) -> bool:
+    return run.table.get(f"relax.{run.name}.weights.{step + 1}") is not None
+
+
+def _at(run: Run, kill: Kill) -> str | None:
+    """What a dead actor left half done."""
+    if kill.victim == "trainer.0":
+        if list(run.folder.checkpoints.glob(".*.tmp")):
+            return "a checkpoint"
+        last = run.table.written(f"relax.{run.name}.batch.*")
+        step = max(int(subject.rsplit(".", 1)[1]) for subject in last) if last else -1
+        return None if step < 0 or _passed(run, step) else "a step"
+    if kill.victim in ("rollout.0", "reward.0", "advantages.0") and box(run, kill.victim).rows:
+        return {"rollout.0": "a generation"}.get(kill.victim, "a row")
+    return None
+
+
+def killed_run(run: Run, kills: list[Kill], say: Any = lambda _: None) -> Tally:
+    """Start a run, carry the kills out, and leave it running."""
+    tally = Tally()
+    run.start()
+    for n, kill in enumerate(kills, 1):
+        assert not is_over(run), f"the run ended before kill {n} of {len(kills)}: {run.finish()[2]}"
+        strike(run, kill, tally)
+        say(f"kill {n} of {len(kills)}: {kill.victim} at {kill.point}")
+    wait_until(lambda: is_over(run) or process(run, "node"), "node", 60)
+    run.disconnect()
+    return tally
+
+
+def table(tally: Tally, result: dict[str, Any], story: Story, prints: tuple[str, str], seconds: float) -> str:
+    """What is printed at the end."""
+    replayed = [event["replayed"] for event in story.of("recovered")]
+    lines = [f"{'killed':<44}{'times':>7}"]
+    lines += [f"{name:<44}{count:>7}" for name, count in sorted(tally.by_victim.items())]
+    lines += [f"  {name:<42}{count:>7}" for name, count in sorted(tally.met.items())]
+    ends = " + ".join(f"{name} {result[name]}" for name in ("trained", "dropped", "quarantined", "in_flight"))
+    lines += [
+        f"{'all':<44}{tally.kills:>7}",
+        f"steps {result['steps']}, replayed {sum(replayed)} in {len(replayed)} recoveries; {seconds:.0f} s",
+        f"restarts of actors, told in events: {len(story.of('restarted'))}",
+        f"rows: admitted {result['admitted']} = {ends}",
+        f"left alone  {prints[0]}",
+        f"killed      {prints[1]}",
+        "the weights are the same, bit for bit" if prints[0] == prints[1] else "THE WEIGHTS DIFFER",
+    ]
+    return "\n".join(lines)
+
+
+def compare(folder: Path, kills: int, seed: int, say: Any = lambda _: None) -> tuple[str, Tally, dict[str, Any], Story]:
+    """Run both; gives the table, what was killed, the killed run's result, and its story.
+
+    Raises:
+        AssertionError: a run failed, or something was not there in time.
+    """
+    plans = plan(kills, seed)
+    settings = [*SETTINGS, f"run.steps={steps_for(plans)}"]
+    say(f"a run of {steps_for(plans)} steps that is left alone")
+    calm = Run(folder, "calm", settings)
+    alone = calm.complete(900)
+    say(f"done in {alone['seconds']:.0f} s; the same with {kills} kills")
+    run = Run(folder, "killed", settings)
+    began = time.monotonic()
+    try:
+        tally = killed_run(run, plans, say)
+        code, result, said = run.finish(300)
+        assert code == 0, said
+    finally:
+        run.stop()
+    story, expected = story_of(run), story_of(calm).fingerprints()
+    different = [version for version, print_ in sorted(story.fingerprints().items()) if expected.get(version) != print_]
+    if different:
+        say(f"versions that differ: {different}")
+    prints = alone["weights_fingerprint"], result["weights_fingerprint"]
+    return table(tally, result, story, prints, time.monotonic() - began), tally, result | {"alone": prints[0]}, story
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+
+    logs.configure(logging.ERROR)
+
+    def say(line: str) -> None:
+        sys.stderr.write(line + "\n")
+
+    with tempfile.TemporaryDirectory(prefix="relax-equivalence-") as folder:
+        text, _, result, _ = compare(Path(folder), arguments.kills, arguments.seed, say)
+    sys.stdout.write(text + "\n")
+    return 0 if result["alone"] == result["weights_fingerprint"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""What a run has done with is let go, whoever was killed on the way, and whoever wrote to it late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.lease import RunState
+from broker.streams import ensure_bucket
+from broker.subjects import RowId
+from relax_actors.cli.connect import connected
+from relax_actors.cli.summary import read_curves, read_ledger
+from relax_actors.messages import Dropped
+from tests.support.running import Run, wait_until
+
+MakeRun = Callable[..., Run]
+EVALUATED = (
+    "eval.rows=6",
+    "eval.every=3",
+    "eval.reward=tiny_tasks.share_of_sevens",
+    "eval.data.kind=python",
+    "eval.data.function=tiny_tasks.make",
+    "eval.data.size=6",
+)
+
+
+def test_rows_of_passed_steps_and_of_evaluated_versions_are_gone_at_the_end(make_run: MakeRun, tmp_path: Path) -> None:
+    quick = ("run.steps=24", "supervision.intensity=50", "supervision.ack_wait=1")
+    run = make_run("lean", *EVALUATED, *quick).start()
+    table = run.table
+    bridge, subjects = table.bridge, table.subjects
+    wait_until(lambda: table.get(subjects.numbered("evaluation", 0)), "evaluation.0", 90)
+    run.kill("evaluator.0")
+    # Somebody fails on rows, and writes to rows, that are gone or will be.
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects), 30))
+    late = [RowId(0, 0), RowId(0, 0, "eval")]
+    wait_until(lambda: table.get(subjects.numbered("checkpoint", 6)), "checkpoint.6", 90)
+    for row in late:
+        table.put(table.cell(row, "late"), Dropped("late", ""))
+        bridge.call(state.count_failure("rollout", row, "an error", ""), 10)
+    for row in late:
+        segments = run.folder.root / "store" / row.kind / "0"
+        segments.mkdir(parents=True, exist_ok=True)
+        (segments / "0.late.safetensors").touch()
+    left_behind = run.folder.checkpoints / "3.1"
+    left_behind.mkdir(exist_ok=True)
+    wait_until(lambda: table.get(subjects.numbered("evaluation", 12)), "evaluation.12", 90)
+    run.kill("evaluator.0")
+    run.kill("rollout.0")
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["admitted"], result["trained"]) == (96, 96)
+
+    with connected(str(run.folder.root)) as at:
+        ledger = read_ledger(at.table, at.config)
+        assert ledger.violations() == []
+        assert ledger.floor >= 20
+        assert [version for version, _ in read_curves(at.table, ledger).evals] == list(range(0, 25, 3))
+        assert {cell.step for cell in at.table.cells("relax.lean.eval.>")} == {24}
+        assert min(cell.step for cell in at.table.cells("relax.lean.group.>")) >= ledger.floor
+        assert at.table.store.names("eval") in ([], ["24"])
+        assert min(map(int, at.table.store.names("group")), default=ledger.floor) >= ledger.floor
+        for row in late:
+            assert at.table.bridge.call(at.state.failures("rollout", row), 10) is None
+    assert not left_behind.exists()
+    assert len(list(run.folder.checkpoints.iterdir())) == 2

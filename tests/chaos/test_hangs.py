@@ -1,0 +1,37 @@
+"""Actors that stop: found by missing signs of life, killed and replaced, and their rows done by others."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import hit, story_of
+from tests.support.running import Run, wait_until
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.mark.timeout(300)
+def test_actors_that_were_stopped_are_found_killed_and_replaced(make_run: MakeRun) -> None:
+    run = make_run(
+        "stopped",
+        "run.steps=16",
+        "reward.function=tiny_tasks.slow_share_of_sevens",
+        "supervision.heartbeat=2",
+        "supervision.ack_wait=1",
+        "supervision.intensity=50",
+    ).start()
+    for step, actor in enumerate(("rollout.0", "reward.0", "advantages.0", "prompts.0", "trainer.0"), 2):
+        wait_until(lambda step=step: run.table.get(f"relax.stopped.batch.{step}"), f"batch.{step}", 90)
+        pid = hit(run, actor, signal.SIGSTOP)
+        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of the stopped {actor}", 30)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["admitted"], result["trained"], result["in_flight"]) == (64, 64, 0)
+    crashes = {f"{e['role']}.{e['n']}": e["reason"] for e in story_of(run).of("crashed")}
+    assert set(crashes) == {"rollout.0", "reward.0", "advantages.0", "prompts.0", "trainer.0"}
+    assert all("no sign of life" in reason for reason in crashes.values()), crashes

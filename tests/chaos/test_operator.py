@@ -1,0 +1,80 @@
+"""What an operator does about trouble: look at the tree, at the quarantine, and put rows back."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.subjects import RowId
+from relax_actors.messages import Prompt, Readmitted
+from tests.support.running import Run, relax, wait_until
+
+MakeRun = Callable[..., Run]
+
+
+def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mended = tmp_path / "mended"
+    monkeypatch.setenv("MENDED", str(mended))
+    settings = ("reward.function=tiny_tasks.poison_until_mended", "supervision.max_failures=1", "run.steps=60")
+    run = make_run("requeue", *settings, "trainer.checkpoint_every=1000").start()
+    column = run.table.subjects.column("quarantined")
+    wait_until(lambda: run.table.written(column), "a quarantined row", 90)
+    listed = relax("quarantine", "list", "requeue", "--json", cwd=tmp_path).stdout.splitlines()
+    first = json.loads(listed[0])
+    assert (first["role"], first["error"], first["requeued"]) == ("reward", "RuntimeError: not mended yet", False)
+    old = RowId.parse(first["row"])
+    shown = relax("quarantine", "show", "requeue", str(old), cwd=tmp_path).stdout
+    assert "not mended yet" in shown
+    assert "trajectory:" in shown
+    mended.touch()
+    done = relax("quarantine", "requeue", "requeue", str(old), cwd=tmp_path)
+    assert "1 rows will be admitted again" in done.stdout, done.stderr
+    cell = run.table.cell(old, "readmitted")
+    wait_until(lambda: run.table.get(cell), "readmitted", 60)
+    again = run.table.fetch(cell, Readmitted)
+    assert again is not None
+    task = run.table.fetch(run.table.cell(old, "prompt"), Prompt)
+    prompt = run.table.fetch(run.table.cell(RowId.parse(again.row), "prompt"), Prompt)
+    assert task is not None
+    assert prompt is not None
+    assert (prompt.requeue_of, prompt.text, prompt.metadata) == (str(old), task.text, task.metadata)
+    assert prompt.seed != task.seed
+    twice = relax("quarantine", "requeue", "requeue", str(old), cwd=tmp_path)
+    assert "0 rows" in twice.stdout
+    refused = relax("quarantine", "requeue", "requeue", "group.0.77", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "is not quarantined" in refused.stderr
+    # A life that ended between the prompt and the word of it leaves this: the next one finds it out.
+    run.table.purge([cell])
+    run.kill("prompts.0", signal.SIGKILL)
+    wait_until(lambda: run.table.get(cell), "readmitted again", 60)
+    assert run.table.fetch(cell, Readmitted) == again
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 240
+    assert result["admitted"] == result["trained"] + result["dropped"] + result["quarantined"]
+
+
+def test_the_tree_shows_who_lives_since_when_and_what_each_waits_for(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("shown", "run.steps=2000", "rollout.max_tokens=40").start()
+    wait_until(lambda: run.table.get("relax.shown.batch.0"), "batch.0", 90)
+    pid = run.kill("reward.0")
+    wait_until(lambda: run.pid_of("reward.0") not in (None, pid), "another life of reward", 30)
+
+    def tree() -> str | None:
+        text = relax("tree", "shown", cwd=tmp_path).stdout
+        return text if "life 2" in text and "1 restarts" in text else None
+
+    lines = wait_until(tree, "the restart in the tree", 60).splitlines()
+    reward = next(line for line in lines if "reward.0" in line)
+    assert "ready for" in reward
+    assert f"pid {run.pid_of('reward.0')}" in reward
+    assert all("since" in line for line in lines if ".0 ready" in line)
+    assert any("waits for rows of step" in line or "waits for" in line for line in lines)

@@ -1,0 +1,168 @@
+"""A disk that is full, files that are damaged: said by name, waited for or mended, and never a wrong tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.running import Run, relax, wait_until
+
+MakeRun = Callable[..., Run]
+SLOW = "reward.function=tiny_tasks.slow_share_of_sevens"
+# Wide enough that a row's arrays lie in a segment, not in the cell.
+WIDE = (
+    "rollout.samples=96",
+    "rollout.max_tokens=48",
+    "trainer.rows=2",
+    SLOW,
+)
+MOUNT, UMOUNT = "/bin/mount", "/bin/umount"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = [MOUNT, "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run([UMOUNT, "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes all the room."""
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    return path
+
+
+def events(run: Run, kind: str) -> list[dict[str, object]]:
+    out = relax("tail", f"relax.{run.name}.event.*.*.{kind}", "--history", cwd=run.cwd).stdout
+    return [json.loads(line.split(" ", 1)[1]) for line in out.splitlines()]
+
+
+def test_a_full_disk_is_waited_for_and_the_run_goes_on(make_run: MakeRun, small_disk: Path) -> None:
+    """Segments, checkpoints, weights and the broker's own store lie on it."""
+    run = make_run("full", "run.steps=60", f"run.folder={small_disk}/run", SLOW)
+    run.at = small_disk / "run"
+    run.start()
+    wait_until(lambda: run.table.get("relax.full.batch.5"), "batch.5", 90)
+    done = relax("chaos", str(run.at), "--disk-full", "4", "--every", "0.1", cwd=run.cwd)
+    assert "1 of 1 faults done" in done.stdout, done.stderr
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["admitted"], result["trained"], result["in_flight"]) == (240, 240, 0)
+    log = run.folder.log("root").read_text()
+    assert "the broker cannot write" in log
+    assert "0 MiB free" in log
+
+
+def test_chaos_does_not_fill_a_disk_that_others_use(make_run: MakeRun) -> None:
+    run = make_run("shared", "run.steps=1000").start()
+    wait_until(lambda: run.table.get("relax.shared.batch.0"), "batch.0", 90)
+    refused = relax("chaos", "shared", "--disk-full", "4", "--every", "0", cwd=run.cwd)
+    assert refused.returncode == 2
+    assert "from all who use the disk" in refused.stderr
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_a_report_and_it_resumes_when_there_is_room(
+    make_run: MakeRun, small_disk: Path
+) -> None:
+    settings = (f"store.path={small_disk}/store", "store.patience=2", "supervision.intensity=1", "run.steps=40")
+    run = make_run("fulldisk", *settings).start()
+    wait_until(lambda: run.table.get("relax.fulldisk.batch.2"), "batch.2", 90)
+    filler = fill(small_disk)
+    run.disconnect()
+    code, _, said = run.finish(90)
+    assert code == 1
+    assert "MiB free, too little for segment weights/" in said
+    assert events(run, "waiting_for_room")
+    filler.unlink()
+    code, result, said = run.start().finish()
+    assert code == 0, said
+    assert result["trained"] == 40 * 4
+
+
+@pytest.mark.slow
+def test_a_broker_whose_disk_stays_full_ends_the_run_with_a_report(make_run: MakeRun, small_disk: Path) -> None:
+    run = make_run("fullbroker", "store.patience=2", f"run.folder={small_disk}/run", "run.steps=40")
+    run.at = small_disk / "run"
+    run.start()
+    wait_until(lambda: run.table.get("relax.fullbroker.batch.2"), "batch.2", 90)
+    filler = fill(small_disk)
+    run.disconnect()
+    code, _, said = run.finish(90)
+    assert code == 1
+    assert "free space" in said
+    filler.unlink()
+    code, result, said = run.start().finish()
+    assert code == 0, said
+    assert result["trained"] == 40 * 4
+
+
+@pytest.mark.parametrize(
+    "damage", ["flip", pytest.param("truncate", marks=pytest.mark.slow), pytest.param("delete", marks=pytest.mark.slow)]
+)
+def test_damaged_files_are_named_and_what_they_held_is_made_again(make_run: MakeRun, damage: str) -> None:
+    run = make_run("damaged", *WIDE, "run.steps=40", "staleness.max=2", "trainer.checkpoint_every=1000").start()
+    wait_until(lambda: run.table.get("relax.damaged.batch.0"), "batch.0", 90)
+    options = ("--corrupt-segment", damage, "--every", "0.15", "--count", "40")
+    done = relax("chaos", "damaged", *options, cwd=run.cwd)
+    assert "faults done" in done.stdout, done.stderr
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["restarts"] == 0
+    assert result["trained"] == 80
+    assert result["admitted"] == result["trained"] + result["dropped"]
+    lost = [e for e in events(run, "row_dropped") if e["reason"] == "lost_segment"]
+    mended = events(run, "weights_rewritten") + events(run, "weights_corrupt")
+    assert lost or mended
+    assert all(
+        "corrupt" in str(e["detail"]) or "missing" in str(e["detail"]) or "few" in str(e["detail"]) for e in lost
+    )
+
+
+def test_weights_that_are_lost_while_they_are_needed_are_written_again(make_run: MakeRun) -> None:
+    run = make_run("lostweights", "staleness.max=0", SLOW, "run.steps=12").start()
+    folder = run.folder.root / "store" / "weights"
+    wait_until(lambda: run.table.get("relax.lostweights.batch.1"), "batch.1", 90)
+    run.kill("rollout.0", signal.SIGSTOP)
+    wait_until(lambda: run.table.get("relax.lostweights.weights.2"), "weights.2", 30)
+    newest = max(folder.glob("*.safetensors"), key=lambda path: int(path.name.split(".")[0]))
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    run.kill("rollout.0", signal.SIGCONT)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 48
+    assert [e["version"] for e in events(run, "weights_corrupt")] == [int(newest.name.split(".")[0])]
+    assert events(run, "weights_rewritten")
+
+
+def test_a_damaged_checkpoint_ends_the_run_with_its_name(make_run: MakeRun) -> None:
+    run = make_run("badcheckpoint", "trainer.checkpoint_every=2", "run.steps=1000").start()
+    wait_until(lambda: run.table.get("relax.badcheckpoint.checkpoint.4"), "checkpoint.4", 90)
+    run.disconnect()
+    assert run.process is not None
+    run.process.terminate()
+    assert run.finish(30)[0] == 0
+    last = max(run.folder.checkpoints.iterdir(), key=lambda path: int(path.name.split(".")[0]))
+    file = next(last.glob("optimizer*"))
+    os.truncate(file, file.stat().st_size // 2)
+    code, _, said = run.start().finish(90)
+    assert code == 1
+    assert f"checkpoint {last} cannot be read" in said

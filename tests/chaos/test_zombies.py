@@ -1,0 +1,147 @@
+"""An actor that was stopped wakes up after its successor has taken over: it does no harm, and the trainer ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import Story, box, host_by_hand, is_over, story_of, wait_for_cell
+from tests.support.running import Run, wait_until
+
+MakeRun = Callable[..., Run]
+STEPS = 40
+SETTINGS = (
+    "staleness.max=0",
+    "run.deterministic=true",
+    f"run.steps={STEPS}",
+    "reward.function=tiny_tasks.slow_share_of_sevens",
+    "rollout.max_tokens=24",
+    "trainer.token_budget=64",
+    "trainer.checkpoint_every=2",
+    "supervision.heartbeat=600",
+    "supervision.intensity=50",
+    "supervision.ack_wait=1",
+)
+GIVES_WAY = "gives way"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Fingerprint of the run that has no zombies."""
+    return str(Run(tmp_path_factory.mktemp("calm"), "calm", list(SETTINGS)).complete()["weights_fingerprint"])
+
+
+def written(run: Run, subject: str) -> bool:
+    return run.table.get(f"relax.{run.name}.{subject}") is not None
+
+
+def in_a_step(run: Run, step: int) -> bool:
+    return written(run, f"batch.{step}") and not written(run, f"weights.{step + 1}")
+
+
+def in_a_checkpoint(run: Run, step: int) -> bool:
+    found = list(run.folder.checkpoints.glob(".*.tmp"))
+    return bool(found) and not written(run, f"checkpoint.{found[0].name.split('.')[1]}")
+
+
+def waiting_for_rows(run: Run, step: int) -> bool:
+    return box(run, "trainer.0").waits_for.startswith("rows of step") and not written(run, f"batch.{step}")
+
+
+MOMENTS: dict[str, tuple[Callable[[Run, int], object], Callable[[Run, int], bool]]] = {
+    "step": (lambda run, step: written(run, f"batch.{step}"), in_a_step),
+    "checkpoint": (lambda run, _: list(run.folder.checkpoints.glob(".*.tmp")), in_a_checkpoint),
+    "rows": (lambda run, step: written(run, f"group.{step}.0.trajectory"), waiting_for_rows),
+}
+
+
+def stop_in(run: Run, actor: str, moment: str) -> int:
+    """Stop an actor at a moment; one that had passed it goes on to the next step. Gives its process."""
+    comes, holds = MOMENTS[moment]
+    for step in range(3, 15):
+        wait_until(lambda step=step: comes(run, step), f"{moment} {step}", 60)
+        pid = run.kill(actor, signal.SIGSTOP)
+        if holds(run, step):
+            return pid
+        os.kill(pid, signal.SIGCONT)
+    raise AssertionError(f"{actor} was never met in {moment}")
+
+
+def last_batch(run: Run) -> int:
+    return max((int(s.rsplit(".", 1)[1]) for s in run.table.written(f"relax.{run.name}.batch.*")), default=-1)
+
+
+def later_than(story: Story, sequence: int, author: str) -> list[str]:
+    return [f"{c.kind}.{c.step}.{c.index}.{c.field}" for c, at, by, _ in story.cells if at > sequence and by == author]
+
+
+def is_there(path: Path) -> bool:
+    return path.is_dir() and any(path.iterdir())
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "moment", ["step", pytest.param("checkpoint", marks=pytest.mark.slow), pytest.param("rows", marks=pytest.mark.slow)]
+)
+def test_a_trainer_that_wakes_up_after_its_successor_took_over_gives_way(
+    make_run: MakeRun, undisturbed: str, moment: str
+) -> None:
+    run = make_run(f"zombie{moment}", *SETTINGS).start()
+    zombie = stop_in(run, "trainer.0", moment)
+    stopped_at = last_batch(run)
+    with host_by_hand(run, "trainer") as successor:
+        # Far enough for the floor to pass the rows that the zombie believes it has.
+        wait_for_cell(run, f"weights.{stopped_at + 8}")
+        wait_until(lambda: story_of(run).floor > stopped_at + 2, "floor beyond the zombie", 60)
+        before = story_of(run)
+        end = max(sequence for _, sequence, _, _ in before.cells)
+        os.kill(zombie, signal.SIGCONT)
+        wait_until(lambda: not Path(f"/proc/{zombie}/cmdline").exists(), "end of the zombie", 30)
+        # The node knew the zombie only, and starts a third life; the second gives way to it.
+        wait_until(lambda: successor.poll() is not None, "end of the successor", 60)
+    crashes = [e for e in story_of(run).of("crashed") if e["role"] == "trainer"]
+    assert len(crashes) == 1, crashes
+    assert GIVES_WAY in crashes[0]["reason"] + crashes[0]["traceback"]
+    wait_until(lambda: is_over(run) or last_batch(run) > STEPS - 3, "last steps", 120)
+    if not is_over(run):
+        assert later_than(story_of(run), end, "trainer.0#1") == []
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == undisturbed
+    assert (result["admitted"], result["trained"]) == (4 * STEPS, 4 * STEPS)
+    story = story_of(run)
+    assert later_than(story, end, "trainer.0#1") == []
+    assert story.strays() == []
+    assert story.of("replay_diverged") == []
+    newest = sorted(story.values("checkpoint").items())[-2:]
+    assert all(is_there(run.folder.root / cell.path) for _, cell in newest)
+    kept = {Path(cell.path).name for _, cell in newest}
+    assert {path.name for path in run.folder.checkpoints.iterdir()} == kept
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("role", ["rollout", "prompts"])
+def test_a_zombie_of_another_role_changes_nothing(make_run: MakeRun, undisturbed: str, role: str) -> None:
+    run = make_run(f"zombie{role}", *SETTINGS).start()
+    wait_for_cell(run, "group.4.0.prompt")
+    zombie = run.kill(f"{role}.0", signal.SIGSTOP)
+    stopped_at = last_batch(run)
+    with host_by_hand(run, role):
+        wait_for_cell(run, f"weights.{stopped_at + 8}")
+        wait_until(lambda: story_of(run).floor > stopped_at + 2, "floor beyond the zombie", 60)
+        os.kill(zombie, signal.SIGCONT)
+        wait_for_cell(run, f"weights.{stopped_at + 14}")
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == undisturbed
+    assert (result["admitted"], result["trained"], result["in_flight"]) == (4 * STEPS, 4 * STEPS, 0)
+    story = story_of(run)
+    assert len(story.values("batch")) == STEPS
+    assert story.strays() == []

@@ -1,0 +1,242 @@
+"""Real faults on a run, and what is known of it while it lives and when it is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from broker.bridge import Address
+from broker.codec import open_envelope
+from broker.pull import Follower
+from broker.subjects import CellId
+from broker.table import Table
+from relax_actors.blackbox import BlackBox, Reading
+from relax_actors.cli.connect import connected
+from relax_actors.errors import RelaxError
+from relax_actors.messages import Batch, Checkpoint
+from relax_actors.supervision.node import actor_environment
+from tests.support.running import Run, processes_of, wait_until
+
+_SUPERVISORS = {"node": "supervision.node ", "broker": "nats-server -c ", "zygote": "supervision.zygote "}
+
+
+def command_of(pid: int) -> str:
+    """Command line of a process; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def process(run: Run, target: str) -> int | None:
+    """Process of an actor (`trainer.0`), of the `node`, the `zygote` or the embedded `broker`; None between two."""
+    if target not in _SUPERVISORS:
+        return run.pid_of(target)
+    if target == "zygote":
+        # Its command does not name the run; its parent is the run's node.
+        node = process(run, "node")
+        pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()] if node else []
+        found = [pid for pid in pids if _SUPERVISORS["zygote"] in command_of(pid) and _parent(pid) == node]
+    else:
+        # Before it becomes its command a child is a launcher, which names the command too.
+        found = [
+            pid
+            for pid in processes_of(run.folder.root)
+            if _SUPERVISORS[target] in command_of(pid) and " -I -S -c " not in command_of(pid)
+        ]
+    return found[0] if found else None
+
+
+def hit(run: Run, target: str, number: signal.Signals = signal.SIGKILL, other_than: int | None = None) -> int:
+    """Signal a process as soon as there is one (`other_than` an earlier one); gives its id."""
+
+    def strike() -> int | None:
+        pid = process(run, target)
+        if pid is None or pid == other_than:
+            return None
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return None
+        return pid
+
+    return int(wait_until(strike, f"process of {target}", 60))
+
+
+def box(run: Run, actor: str) -> Reading:
+    """What an actor noted last: the rows in hand, or what it waits for."""
+    recorder = BlackBox(run.folder.box(actor))
+    try:
+        return recorder.read()
+    finally:
+        recorder.close()
+
+
+def is_over(run: Run) -> bool:
+    """Whether `relax up` has ended."""
+    return run.process is None or run.process.poll() is not None
+
+
+def wait_for_cell(run: Run, subject: str, deadline: float = 120.0) -> None:
+    """Wait for a cell, by its subject without the run's prefix."""
+    wait_until(lambda: run.table.get(f"relax.{run.name}.{subject}"), subject, deadline)
+
+
+def _log(table: Table, what: str) -> list[dict[str, Any]]:
+    async def read() -> list[dict[str, Any]]:
+        follower = Follower(table.bridge, table.subjects.log_stream, [f"{table.subjects.prefix}.{what}"])
+        found = []
+        try:
+            async for batch in follower.batches(tick=0.3):
+                found += [json.loads(message.data) for message in batch]
+                if len(found) >= (follower.backlog or 0) or (not batch and follower.drained):
+                    return found
+        finally:
+            await follower.close()
+        return found
+
+    return table.bridge.call(read(), 60)
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run from its streams, live or over."""
+
+    cells: list[tuple[CellId, int, str, Any]]
+    """Each cell with its place in the stream, its author and, of batches and checkpoints, its value."""
+    events: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Events of a kind."""
+        return [event for event in self.events if event["kind"] == kind]
+
+    def values(self, kind: str) -> dict[int, Any]:
+        """Batches or checkpoints by step or version."""
+        return {cell.step: value for cell, _, _, value in self.cells if cell.kind == kind}
+
+    def fingerprints(self) -> dict[int, str]:
+        """Announced weights by version."""
+        return {cell.step: value["fingerprint"] for cell, _, _, value in self.cells if cell.kind == "weights"}
+
+    @property
+    def floor(self) -> int:
+        """The last announced floor."""
+        return max((c.floor for c in self.values("checkpoint").values()), default=0)
+
+    def strays(self) -> list[str]:
+        """Cells of rows that the floor covers, which should be gone; quarantined ones stay to be looked at."""
+        return [
+            f"{cell.row}.{cell.field} by {author}"
+            for cell, _, author, _ in self.cells
+            if cell.kind == "group" and cell.step < self.floor and cell.field != "quarantined"
+        ]
+
+
+_KINDS: dict[str, type[Batch | Checkpoint]] = {"batch": Batch, "checkpoint": Checkpoint}
+
+
+def story_of(run: Run) -> Story:
+    """Read a run's streams; of a run that is over, by starting its broker for a moment."""
+    if is_over(run):
+        with connected(str(run.folder.root)) as at:
+            return _story(at.table)
+    return _story(run.table)
+
+
+def _story(table: Table) -> Story:
+    cells = []
+    for cell_id, cell in table.snapshot([f"{table.subjects.prefix}.{k}.>" for k in ("group", "eval")]):
+        author = open_envelope(cell.data, lambda reference: reference).author  # type: ignore[arg-type,return-value]
+        cells.append((cell_id, cell.sequence, author, None))
+    for cell_id, cell in table.snapshot([table.subjects.numbered(k, "*") for k in ("batch", "weights", "checkpoint")]):
+        envelope = table.open(cell.data)
+        expected = _KINDS.get(cell_id.kind)
+        value = table.read(cell.data, expected) if expected else envelope.fields
+        cells.append((cell_id, cell.sequence, envelope.author, value))
+    cells.sort(key=lambda entry: entry[1])
+    return Story(cells, _log(table, "event.>"), _log(table, "metric.>"))
+
+
+@contextmanager
+def host_by_hand(run: Run, role: str, n: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """One more life of an actor beside the one that the node knows."""
+    folder = run.folder
+    command = [sys.executable, "-m", "relax_actors.supervision.host", str(folder.root), role, str(n)]
+    environment = os.environ | actor_environment(folder.load_config())
+    with (folder.root.parent / f"{role}.{n}.by-hand.log").open("ab") as log:
+        child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+
+
+def leftovers(run: Run, port: int) -> list[str]:
+    """What a run that was killed still holds: processes, its port, its lock."""
+    found = [f"process {pid}: {command_of(pid)}" for pid in processes_of(run.folder.root)]
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            found.append(f"port {port}")
+    try:
+        run.folder.lock().close()
+    except RelaxError as error:
+        found.append(str(error))
+    return found
+
+
+def port_of(run: Run) -> int:
+    """Port of the run's broker."""
+    return int(Address.load(run.folder.address).url.rsplit(":", 1)[1])
+
+
+def kill_root(run: Run) -> None:
+    """SIGKILL `relax up`; within 5 s nothing of it may be left."""
+    port = port_of(run) if run.folder.address.exists() else 1
+    run.disconnect()
+    assert run.process is not None
+    run.process.kill()
+    run.process.communicate()
+    left: list[str] = []
+
+    def gone() -> bool:
+        left[:] = leftovers(run, port)
+        return not left
+
+    try:
+        wait_until(gone, "end of all that the run held", 5)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {left}") from None
+
+
+def temporary_files(run: Run) -> list[str]:
+    """Half-written files below a run's folder."""
+    root = run.folder.root
+    return sorted(str(path.relative_to(root)) for path in root.rglob(".*.tmp"))
+
+
+def wait_for_path(find: Callable[[], Path | None], what: str, deadline: float = 120.0) -> Path:
+    """Wait, without a pause, for a file or a folder; for what is there for milliseconds only."""
+    end = time.monotonic() + deadline
+    while (path := find()) is None:
+        assert time.monotonic() < end, f"no {what} within {deadline} s"
+    return path

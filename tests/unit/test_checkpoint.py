@@ -1,0 +1,69 @@
+"""Checkpoint folders: whole or not at all, and none left that nobody will load."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relax_actors.checkpoint import collect, write
+
+
+def fill(text: str) -> object:
+    def save(folder: Path) -> None:
+        (folder / "weights").write_text(text)
+
+    return save
+
+
+def test_an_older_folder_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    write(tmp_path / "model", fill("old"))
+    write(tmp_path / "model", fill("new"))
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "weights").read_text() == "new"
+
+
+def test_a_save_that_fails_leaves_the_older_folder_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path / "model", fill("old"))
+
+    def fail(folder: Path) -> None:
+        (folder / "weights").write_text("half")
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        write(tmp_path / "model", fail)
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "weights").read_text() == "old"
+
+
+def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / f".model.{gone.pid}.tmp").mkdir()
+    living = tmp_path / f".model.{os.getppid()}.tmp"
+    living.mkdir()
+    write(tmp_path / "model", fill("new"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([living.name, "model"])
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [
+        ("3.1", False),  # no longer wanted
+        ("6.1", False),  # whole, but its writer died before it could announce it
+        ("6.2", True),
+        ("4.2", True),
+        ("8.3", True),  # of a life after this one
+        (".6.1.77.tmp", False),
+        (".8.3.77.tmp", True),
+        ("6.1.mine", True),
+        ("notes", True),
+    ],
+)
+def test_only_checkpoints_that_nobody_will_load_are_removed(tmp_path: Path, name: str, *, stays: bool) -> None:
+    (tmp_path / name).mkdir()
+    collect(tmp_path, ["4.2", "6.2"], 6, 2)
+    assert (tmp_path / name).exists() is stays
