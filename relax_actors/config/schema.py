@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from broker.subjects import check_name
 from relax_actors.config.sections import PoolSection, Positive, PositiveFloat, Section
-from relax_actors.config.training import AlgorithmSection, StalenessSection, TrainerSection
+from relax_actors.config.training import AlgorithmSection, StalenessSection, TrainerSection, WeightsSection
 
 
 class RunSection(Section):
@@ -233,6 +233,7 @@ class Config(Section):
     trainer: TrainerSection = TrainerSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     staleness: StalenessSection = StalenessSection()
+    weights: WeightsSection = WeightsSection()
     broker: BrokerSection = BrokerSection()
     store: StoreSection = StoreSection()
     supervision: SupervisionSection = SupervisionSection()
@@ -270,6 +271,11 @@ class Config(Section):
     def store_path(self) -> Path:
         """The folder of the store."""
         return self.store.path or self.folder / "store"
+
+    @property
+    def publishes_deltas(self) -> bool:
+        """Whether weights may be announced as deltas: in float32 nearly every number changes at every step."""
+        return self.weights.delta == "auto" and self.trainer.dtype != "float32"
 
     @property
     def model_path(self) -> Path:

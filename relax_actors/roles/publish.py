@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from broker.table import CALL_DEADLINE
@@ -24,6 +25,9 @@ class Publisher:
     def __init__(self, context: Context, engine: TrainingEngine) -> None:
         self._context, self._engine = context, engine
         self._latest: Weights | None = None
+        # What the engine's next delta is to, and the announcements by version as far as they were read.
+        self._base: Weights | None = None
+        self._cells: dict[int, Weights] = {}
 
     def announce(self, version: int) -> None:
         """Write the weights into the store and announce them.
@@ -37,13 +41,9 @@ class Publisher:
         subject = table.subjects.numbered("weights", version)
         known = table.fetch(subject, Weights) if context.incarnation > 1 else None
         if known is None:
-            # Each life writes files of its own: one that was replaced must not touch what its successor announced.
-            uri = f"weights/{version}.{context.incarnation}.safetensors"
-            fingerprint = table.store.write(uri, self._engine.announce)
-            size = table.store.path(uri).stat().st_size
-            cell = Weights(version, fingerprint, [Shard(uri, size, fingerprint)], context.incarnation)
+            cell = self._write(version)
             if table.put(subject, cell):
-                self._latest = cell
+                self._go_on_from(cell)
                 self._collect(version)
                 return
             known = table.fetch(subject, Weights)
@@ -52,11 +52,46 @@ class Publisher:
             raise FencedError(msg)
         found = self._engine.fingerprint()
         if found == known.fingerprint:
-            self._latest = known
+            self._go_on_from(known)
             self._rewrite(known)
         else:
+            self._base = None
             context.journal.event("replay_diverged", version=version, announced=known.fingerprint, found=found)
         self._collect(version)
+
+    def _write(self, version: int) -> Weights:
+        """Write the weights, or what changed since the version before if that is worth it."""
+        store, base = self._context.table.store, self._base
+        delta = None if base is None or self._whole_is_due(base) else self._engine.delta()
+        # Each life writes files of its own: one that was replaced must not touch what its successor announced.
+        uri = f"weights/{version}.{self._context.incarnation}.safetensors"
+        fingerprint = store.write(uri, delta or self._engine.announce)
+        shard = Shard(uri, store.path(uri).stat().st_size, fingerprint)
+        base_version = base.version if delta is not None and base is not None else None
+        return Weights(version, fingerprint, [shard], self._context.incarnation, base_version)
+
+    def _whole_is_due(self, base: Weights) -> bool:
+        """Whether one that joins late would have to read too much, were the next version a delta to `base`."""
+        way = self._way(base.version)
+        sizes = [sum(shard.nbytes for shard in cell.shards) for cell in way]
+        return not way or len(way) >= self._context.config.weights.full_every or sum(sizes[:-1]) > sizes[-1]
+
+    def _way(self, version: int) -> list[Weights]:
+        """The announcements from a version back to the whole set that it stands on; empty if one is unknown."""
+        table, way = self._context.table, []
+        at: int | None = version
+        while at is not None:
+            cell = self._cells.get(at) or table.fetch(table.subjects.numbered("weights", at), Weights)
+            if cell is None:
+                return []
+            self._cells[at] = cell
+            way.append(cell)
+            at = cell.base_version
+        return way
+
+    def _go_on_from(self, cell: Weights) -> None:
+        self._latest = self._base = self._cells[cell.version] = cell
+        self._engine.remember()
 
     def restore(self, version: int) -> None:
         """See that the files of an announced version are there: a store may have lost what the table still names."""
@@ -65,9 +100,8 @@ class Publisher:
         if known is None:
             self.announce(version)
         elif known.fingerprint == self._engine.fingerprint():
-            for shard in known.shards:
-                table.store.write(shard.path, self._engine.announce)
-            self._latest = known
+            self._go_on_from(known)
+            self._write_whole(known)
 
     def look_after(self) -> None:
         """Write the last announced weights again if their files are gone; a rollout removes those that it finds bad."""
@@ -77,19 +111,29 @@ class Publisher:
     def _rewrite(self, known: Weights) -> bool:
         """Write those files of a version that are missing; tells whether there were any."""
         store = self._context.table.store
-        missing = [s for s in known.shards if not _is_whole(store.path(s.path), s.nbytes)]
-        for shard in missing:
+        if all(_is_whole(store.path(shard.path), shard.nbytes) for shard in known.shards):
+            return False
+        self._write_whole(known)
+        return True
+
+    def _write_whole(self, known: Weights) -> None:
+        """Write a version's file as a whole set, whether it was a delta or not: it says so itself."""
+        store = self._context.table.store
+        for shard in known.shards:
             store.write(shard.path, self._engine.announce)
-        return bool(missing)
+        shards = [replace(shard, nbytes=store.path(shard.path).stat().st_size) for shard in known.shards]
+        self._latest = replace(known, shards=shards)
 
     def _collect(self, version: int) -> None:
-        """Remove weights that nobody will ask for: all but the last few, and the last two evaluated versions."""
+        """Remove weights that nobody asks for: all but the last few, the last two evaluated, and what they stand on."""
         config = self._context.config
         recent = version - config.staleness.max - 3
-        evaluated = last_evaluated(config, version)
+        kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}
+        kept |= {cell.version for v in kept for cell in self._way(v)}
+        self._cells = {v: cell for v, cell in self._cells.items() if v in kept}
         for path in self._context.table.store.path("weights").glob("*.safetensors"):
             number = path.name.split(".", 1)[0]
-            if number.isdigit() and int(number) < recent and int(number) not in evaluated:
+            if number.isdigit() and int(number) < recent and int(number) not in kept:
                 path.unlink(missing_ok=True)
         for path in self._context.table.store.path("weights").glob(".*.tmp"):
             # `.<version>.<incarnation>.safetensors.<pid>.tmp`; what a later life is writing is not ours to remove.

@@ -6,7 +6,7 @@ requests go by token ids, and a long generation says that it goes on through `pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,8 +59,24 @@ class InferenceEngine(Protocol):
     def context_length(self) -> int:
         """Tokens that prompt and completion may have together."""
 
+    def stage(self, version: int, tensors: Mapping[str, Any]) -> None:
+        """Prepare verified torch tensors on the CPU, in Hugging Face names, beside the weights in use.
+
+        May run in another thread while `generate` does. The tensors are the caller's again when it returns.
+
+        Raises:
+            ConfigError: they are not those of the model.
+        """
+
+    def swap(self) -> int:
+        """Serve what was staged last, from now on, and give its version; takes milliseconds. Not while `generate` runs.
+
+        Raises:
+            StoreError: nothing has been staged since the last swap.
+        """
+
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
-        """Swap to the weights in safetensors shards, in Hugging Face names.
+        """Verify, stage and swap to a whole set of weights in safetensors shards.
 
         Raises:
             StoreError: their fingerprint is not `fingerprint`; the engine then serves nothing.

@@ -7,7 +7,7 @@ token, and a prompt is read once for its whole group. On small models it also ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from broker.errors import StoreError
-from relax_actors.engines import weights
+from relax_actors.engines.hostcopy import HostCopy, Step
 from relax_actors.engines.inference.protocol import Generation, GenerationRequest
-from relax_actors.engines.model import build, context_length, copy_into
+from relax_actors.engines.model import build, check_fit, context_length
 from relax_actors.messages import FinishReason
 
 
@@ -38,6 +38,7 @@ class TransformersEngine:
         self._model = build(path, dtype=dtype, device=self._device)
         self._model.train(mode=False)
         self._version: int | None = None
+        self._staged: tuple[int, dict[str, Tensor]] | None = None
         pad = self._model.config.pad_token_id
         self._pad = 0 if pad is None else int(pad)
 
@@ -51,16 +52,37 @@ class TransformersEngine:
         """Tokens that prompt and completion may have together."""
         return context_length(self._model)
 
-    def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
-        """Swap to other weights; see the protocol."""
-        self._version = None
-        tensors = weights.load(shards)
-        found = weights.fingerprint(tensors.items())
-        if found != fingerprint:
-            msg = f"weights {version} have fingerprint {found}, announced was {fingerprint}; they were not loaded"
+    def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Prepare weights beside those in use; see the protocol."""
+        known = check_fit(self._model, tensors, f"version {version}")
+        self._staged = (
+            version,
+            {
+                name: tensor.to(device=known[name].device, dtype=known[name].dtype, copy=True)
+                for name, tensor in tensors.items()
+            },
+        )
+
+    def swap(self) -> int:
+        """Serve what was staged; see the protocol."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            msg = "no weights are staged; nothing can be swapped"
             raise StoreError(msg)
-        copy_into(self._model, tensors, f"version {version}")
+        version, tensors = staged
+        known = self._model.state_dict(keep_vars=True)
+        for name, tensor in tensors.items():
+            known[name].data = tensor
         self._version = version
+        return version
+
+    def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
+        """Swap to a whole set of weights at once; see the protocol."""
+        self._version = None
+        copy = HostCopy()
+        copy.take([Step(version, fingerprint, shards)])
+        self.stage(version, copy.tensors)
+        self.swap()
 
     def close(self) -> None:
         """Nothing outlives the process."""

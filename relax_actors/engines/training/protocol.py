@@ -69,6 +69,12 @@ class TrainingEngine(Protocol):
     def announce(self, path: Path) -> str:
         """Write the weights as safetensors in Hugging Face names to `path`; gives their fingerprint."""
 
+    def remember(self) -> None:
+        """Take the weights as they are now for what the next `delta` is to."""
+
+    def delta(self) -> Callable[[Path], str] | None:
+        """What writes, as `announce` does, only the change since `remember`; None if that is not worth it."""
+
     def fingerprint(self) -> str:
         """Fingerprint of the weights as `announce` would write them."""
 

@@ -21,6 +21,7 @@ from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.schedules import learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines import weights
+from relax_actors.engines.announcing import Announcer
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.training.objective import StepObjective
 from relax_actors.engines.training.protocol import Sequences, StepResult, TrainBatch
@@ -61,6 +62,7 @@ class TorchEngine:
         self._dtype = getattr(torch, settings.dtype)
         self._model: PreTrainedModel = build(config.model_path, seed=config.run.seed, device=self._device)
         self._reference: PreTrainedModel | None = None
+        self._announcer = Announcer(self._announced, remembers=config.publishes_deltas)
         self._optimizer = self._new_optimizer(settings.learning_rate)
 
     def _new_optimizer(self, rate: float) -> torch.optim.Optimizer:
@@ -82,6 +84,7 @@ class TorchEngine:
             copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
         else:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random start")
+        self._announcer.changed()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
 
     def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
@@ -173,6 +176,7 @@ class TorchEngine:
             msg = f"gradient norm is {norm}: the loss diverged; lower trainer.learning_rate or clip the ratio tighter"
             raise FloatingPointError(msg)
         self._optimizer.step()
+        self._announcer.changed()
         return StepResult(measured | {"gradient_norm": norm, "micro_batches": float(len(parts))})
 
     def _set_rate(self, rate: float) -> None:
@@ -213,13 +217,19 @@ class TorchEngine:
 
     def announce(self, path: Path) -> str:
         """Write the weights; see the protocol."""
-        tensors = self._announced()
-        weights.save(tensors, path)
-        return weights.fingerprint(tensors.items())
+        return self._announcer.whole(path)
+
+    def delta(self) -> Callable[[Path], str] | None:
+        """What writes the change since `remember`; see the protocol."""
+        return self._announcer.delta()
+
+    def remember(self) -> None:
+        """Take the weights for the base of the next delta; see the protocol."""
+        self._announcer.remember()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights; see the protocol."""
-        return weights.fingerprint(self._announced().items())
+        return self._announcer.fingerprint()
 
     def _announced(self) -> dict[str, Tensor]:
         return {name: tensor.detach().to(self._dtype) for name, tensor in tensors_of(self._model).items()}
@@ -237,6 +247,7 @@ class TorchEngine:
     def load(self, folder: Path) -> None:
         """Take a checkpoint; see the protocol."""
         copy_into(self._model, weights.load([folder / MODEL]), str(folder))
+        self._announcer.changed()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in weights.load([folder / OPTIMIZER]).items():
