@@ -8,28 +8,24 @@ a later life than ours means that we were replaced: we end.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from broker.codec import Array
-from broker.errors import CodecError, RelaxError, StoreError
+from broker.errors import RelaxError
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors import checkpoint as checkpoints
 from relax_actors.actor import StatefulRole
-from relax_actors.engines.training import Sequences, TrainBatch, TrainingEngine
+from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.ledger import Ledger
-from relax_actors.messages import Advantage, Batch, Checkpoint, Dropped, DropReason, Trajectory, Weights
+from relax_actors.messages import Batch, Checkpoint, Dropped, DropReason, Weights
 from relax_actors.roles.publish import Publisher
-from relax_actors.roles.reading import observe, read_logprobs
+from relax_actors.roles.reading import observe
+from relax_actors.roles.rows import StepReader, StepRows
 from relax_actors.roles.seeds import seed_of
 from relax_actors.roles.warm_start import warm_start
-
-PROXIMAL = "actor_fwd"
-"""The column of the proximal policy's log-probs, `[total] float32`, where algorithm.proximal asks for it."""
 
 
 def make_engine(backend: str, config: object, threads: int) -> TrainingEngine:
@@ -43,43 +39,6 @@ def make_engine(backend: str, config: object, threads: int) -> TrainingEngine:
         return TorchEngine(config)  # type: ignore[arg-type]
     msg = f"trainer.backend {backend!r} is not known"
     raise ConfigError(msg)
-
-
-@dataclass(slots=True)
-class _Rows:
-    """The rows of a step as the trainer needs them."""
-
-    ids: list[int]
-    trajectories: list[Trajectory]
-    advantages: list[Advantage]
-    proximal: list[Array] | None = None
-
-    def batch(self) -> TrainBatch:
-        """All samples, row after row."""
-        prompts: list[Array] = []
-        completions: list[Array] = []
-        logprobs: list[Array] = []
-        for trajectory in self.trajectories:
-            for sample in trajectory.samples:
-                prompts.append(trajectory.prompt_tokens)
-                completions.append(sample.tokens)
-                logprobs.append(sample.logprobs)
-        values = np.concatenate([a.values for a in self.advantages]).astype(np.float32)
-        proximal = None
-        if self.proximal is not None:
-            pairs = zip(self.proximal, self.trajectories, strict=True)
-            proximal = [part for array, t in pairs for part in np.split(array, np.cumsum(t.lengths)[:-1])]
-        return TrainBatch(Sequences(prompts, completions), logprobs, values, proximal)
-
-    @property
-    def oldest(self) -> int:
-        """The oldest version that wrote a token."""
-        return min(int(t.versions.min()) for t in self.trajectories if len(t.versions))
-
-    @property
-    def newest(self) -> int:
-        """The newest version that wrote a token."""
-        return max(int(t.versions.max()) for t in self.trajectories if len(t.versions))
 
 
 class Trainer(StatefulRole):
@@ -96,8 +55,8 @@ class Trainer(StatefulRole):
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
         self._ready: dict[int, dict[int, bytes]] = {}
-        self._scores = config.algorithm.proximal == PROXIMAL
-        self._scored: dict[int, set[int]] = {}
+        self._reader = StepReader(self.context.table, config)
+        self._scored: dict[tuple[str, int], set[int]] = {}
         self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
@@ -107,7 +66,7 @@ class Trainer(StatefulRole):
         """Rows that are ready or ended, and what the trainer itself announced in earlier lives."""
         subjects = self.context.table.subjects
         columns = [subjects.column(name) for name in ("prompt", "advantage", "dropped", "quarantined")]
-        columns += [subjects.column(PROXIMAL)] * self._scores
+        columns += map(subjects.column, self._reader.columns)
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -183,8 +142,8 @@ class Trainer(StatefulRole):
         observe(self._ledger, self.context, cell_id, cell)
         if cell_id.field == "advantage" and cell_id.step >= max(self._version, 0):
             self._ready.setdefault(cell_id.step, {})[cell_id.index] = cell.data
-        elif cell_id.field == PROXIMAL and cell_id.step >= max(self._version, 0):
-            self._scored.setdefault(cell_id.step, set()).add(cell_id.index)
+        elif cell_id.field in self._reader.columns and cell_id.step >= max(self._version, 0):
+            self._scored.setdefault((cell_id.field, cell_id.step), set()).add(cell_id.index)
 
     def _advance(self) -> None:
         while self._version < self.context.config.run.steps and not self.context.stopping():
@@ -199,37 +158,16 @@ class Trainer(StatefulRole):
         ready = len(self._ready.get(step, {}))
         self.context.waits_for(f"rows of step {step}: {ready} of {self._settings.rows} are ready")
 
-    def _rows_of(self, step: int) -> _Rows | None:
+    def _rows_of(self, step: int) -> StepRows | None:
         """The step's rows, one a slot, if all are there and usable; rows that are not are dropped."""
         candidates = self._ledger.candidates(step)
         ready = self._ready.get(step, {})
         if len(candidates) < self._settings.rows or not all(i in ready for i in candidates.values()):
             return None
-        if self._scores and not self._scored.get(step, set()).issuperset(candidates.values()):
+        if any(not self._scored.get((c, step), set()).issuperset(candidates.values()) for c in self._reader.columns):
             return None
         indices = [candidates[slot] for slot in sorted(candidates)]
-        lost: list[tuple[int, DropReason, str]] = []
-        rows = _Rows([], [], [])
-        for index, trajectory in zip(indices, self._trajectories(step, indices), strict=True):
-            if isinstance(trajectory, RelaxError):
-                lost.append((index, DropReason.LOST_SEGMENT, str(trajectory)))
-                continue
-            advantage = self.context.table.read(ready[index], Advantage)
-            if len(advantage.values) != len(trajectory.lengths) or not len(trajectory.tokens):
-                detail = f"{len(advantage.values)} advantages for {len(trajectory.lengths)} samples"
-                lost.append((index, DropReason.UNUSABLE, f"{detail} of {len(trajectory.tokens)} tokens"))
-                continue
-            age = step - int(trajectory.versions.min())
-            staleness = self.context.config.staleness
-            if age > staleness.max and staleness.policy == "drop":
-                lost.append((index, DropReason.TOO_OLD, f"age {age} is over staleness.max"))
-                continue
-            rows.ids.append(index)
-            rows.trajectories.append(trajectory)
-            rows.advantages.append(advantage)
-        if self._scores:
-            rows.proximal, bad = read_logprobs(self.context.table, PROXIMAL, step, rows.ids, rows.trajectories)
-            lost += [(index, DropReason.UNUSABLE, detail) for index, detail in bad]
+        rows, lost = self._reader.read(step, indices, ready)
         if lost:
             # Or a later life of the trainer is through with them.
             self.context.give_way()
@@ -237,27 +175,13 @@ class Trainer(StatefulRole):
             self._drop(RowId(step, index), reason, detail)
         return None if lost else rows
 
-    def _trajectories(self, step: int, indices: list[int]) -> list[Trajectory | RelaxError]:
-        table = self.context.table
-        cells = table.get_all(table.cell(RowId(step, i), "trajectory") for i in indices)
-        found: list[Trajectory | RelaxError] = []
-        for index, cell in zip(indices, cells, strict=True):
-            try:
-                if cell is None:
-                    msg = f"cell group.{step}.{index}.trajectory is gone"
-                    raise StoreError(msg)  # noqa: TRY301 one way for all that is lost
-                found.append(table.read(cell.data, Trajectory))
-            except (StoreError, CodecError) as error:
-                found.append(error)
-        return found
-
     def _drop(self, row: RowId, reason: DropReason, detail: str) -> None:
         table = self.context.table
         table.put(table.cell(row, "dropped"), Dropped(reason, detail))
         self.context.journal.event("row_dropped", row=str(row), reason=reason, detail=detail)
         self._ledger.observe(CellId("group", row.step, row.index, "dropped"))
 
-    def _train(self, step: int, rows: _Rows) -> None:
+    def _train(self, step: int, rows: StepRows) -> None:
         waited = time.monotonic() - self._waited_since
         batch = Batch(
             rows=rows.ids,
@@ -294,20 +218,7 @@ class Trainer(StatefulRole):
 
     def _replay(self, step: int, batch: Batch) -> None:
         """Step through a batch that an earlier life had written."""
-        table = self.context.table
-        cells = table.get_all(table.cell(RowId(step, i), "advantage") for i in batch.rows)
-        rows = _Rows(list(batch.rows), [], [])
-        for index, cell, trajectory in zip(batch.rows, cells, self._trajectories(step, batch.rows), strict=True):
-            if isinstance(trajectory, RelaxError) or cell is None:
-                msg = f"step {step} cannot be replayed: row {index} is lost ({trajectory}); restore the store's folder"
-                raise ConfigError(msg)
-            rows.trajectories.append(trajectory)
-            rows.advantages.append(table.read(cell.data, Advantage))
-        if self._scores:
-            rows.proximal, bad = read_logprobs(table, PROXIMAL, step, rows.ids, rows.trajectories)
-            if bad:
-                msg = f"step {step} cannot be replayed: row {bad[0][0]}: {bad[0][1]}; restore the store's folder"
-                raise ConfigError(msg)
+        rows = self._reader.read_again(step, batch.rows)
         result = self._engine.step(rows.batch(), step, self.progress)
         self._finish(step)
         self._report(step, batch, rows, dict(result.metrics), 0.0, 0.0)
@@ -316,7 +227,8 @@ class Trainer(StatefulRole):
         """Announce what a step made."""
         self._version = step + 1
         self._ready.pop(step, None)
-        self._scored.pop(step, None)
+        for column in self._reader.columns:
+            self._scored.pop((column, step), None)
         self._publisher.announce(self._version)
         self.progress()
         steps = self.context.config.run.steps
@@ -363,18 +275,14 @@ class Trainer(StatefulRole):
         checkpoints.collect(folder.checkpoints, kept, newest[-1], self.context.incarnation)
 
     def _report(
-        self, step: int, batch: Batch, rows: _Rows, measured: dict[str, float], waited: float, seconds: float
+        self, step: int, batch: Batch, rows: StepRows, measured: dict[str, float], waited: float, seconds: float
     ) -> None:
         self._metrics = {
             "step": step,
             "reward": round(batch.reward, 5),
             "age": batch.age,
             "span": rows.newest - rows.oldest,
-            "stale_rows": sum(
-                step - int(t.versions.min()) > self.context.config.staleness.max
-                for t in rows.trajectories
-                if len(t.versions)
-            ),
+            "stale_rows": rows.older_than(step, self.context.config.staleness.max),
             "waited_seconds": round(waited, 4),
             "train_seconds": round(seconds, 4),
             **{name: round(float(value), 6) for name, value in measured.items()},
