@@ -273,6 +273,11 @@ class Config(Section):
         return self.store.path or self.folder / "store"
 
     @property
+    def computes_reference(self) -> bool:
+        """Whether the trainer itself computes the reference's log-probs: KL is wanted, and no actor computes them."""
+        return self.algorithm.kl_coefficient > 0 and "reference" not in self.roles
+
+    @property
     def publishes_deltas(self) -> bool:
         """Whether weights may be announced as deltas: in float32 nearly every number changes at every step."""
         return self.weights.delta == "auto" and self.trainer.dtype != "float32"

@@ -6,13 +6,13 @@ requests go by token ids, and a long generation says that it goes on through `pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from relax_actors.engines.taking import TakesWeights
 from relax_actors.messages import FinishReason
 
 
@@ -48,42 +48,12 @@ class Generation:
     finish_reason: FinishReason
 
 
-class InferenceEngine(Protocol):
+class InferenceEngine(TakesWeights, Protocol):
     """Generates with one set of weights at a time; serves nothing before the first `load`."""
-
-    @property
-    def version(self) -> int | None:
-        """Version of the weights that are loaded, None before the first."""
 
     @property
     def context_length(self) -> int:
         """Tokens that prompt and completion may have together."""
 
-    def stage(self, version: int, tensors: Mapping[str, Any]) -> None:
-        """Prepare verified torch tensors on the CPU, in Hugging Face names, beside the weights in use.
-
-        May run in another thread while `generate` does. The tensors are the caller's again when it returns.
-
-        Raises:
-            ConfigError: they are not those of the model.
-        """
-
-    def swap(self) -> int:
-        """Serve what was staged last, from now on, and give its version; takes milliseconds. Not while `generate` runs.
-
-        Raises:
-            StoreError: nothing has been staged since the last swap.
-        """
-
-    def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
-        """Verify, stage and swap to a whole set of weights in safetensors shards.
-
-        Raises:
-            StoreError: their fingerprint is not `fingerprint`; the engine then serves nothing.
-        """
-
     def generate(self, requests: Sequence[GenerationRequest], progress: Callable[[], None]) -> list[list[Generation]]:
         """Generate all samples of all requests; one list a request, in order."""
-
-    def close(self) -> None:
-        """Free what the engine holds."""
