@@ -13,6 +13,7 @@ from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import FencedError
 from relax_actors.messages import Shard, Weights
 from relax_actors.roles.evaluator import last_evaluated
+from relax_actors.roles.start import Start, is_whole
 
 # Columns that outlive their rows: what was quarantined, and what became of it.
 KEPT = ("quarantined", "requeued", "readmitted")
@@ -28,6 +29,7 @@ class Publisher:
         # What the engine's next delta is to, and the announcements by version as far as they were read.
         self._base: Weights | None = None
         self._cells: dict[int, Weights] = {}
+        self._start: Start | None = Start(context) if "reference" in context.config.roles else None
 
     def announce(self, version: int) -> None:
         """Write the weights into the store and announce them.
@@ -44,6 +46,7 @@ class Publisher:
             cell = self._write(version)
             if table.put(subject, cell):
                 self._go_on_from(cell)
+                self._keep_start()
                 self._collect(version)
                 return
             known = table.fetch(subject, Weights)
@@ -57,7 +60,12 @@ class Publisher:
         else:
             self._base = None
             context.journal.event("replay_diverged", version=version, announced=known.fingerprint, found=found)
+        self._keep_start()
         self._collect(version)
+
+    def _keep_start(self) -> None:
+        if self._start is not None:
+            self._start.look_after()
 
     def _write(self, version: int) -> Weights:
         """Write the weights, or what changed since the version before if that is worth it."""
@@ -102,16 +110,17 @@ class Publisher:
         elif known.fingerprint == self._engine.fingerprint():
             self._go_on_from(known)
             self._write_whole(known)
+        self._keep_start()
 
     def look_after(self) -> None:
-        """Write the last announced weights again if their files are gone; a rollout removes those that it finds bad."""
+        """Write weights in use again if their files are gone; whoever finds them bad removes them."""
+        self._keep_start()
         if self._latest is not None and self._rewrite(self._latest):
             self._context.journal.event("weights_rewritten", version=self._latest.version)
 
     def _rewrite(self, known: Weights) -> bool:
         """Write those files of a version that are missing; tells whether there were any."""
-        store = self._context.table.store
-        if all(_is_whole(store.path(shard.path), shard.nbytes) for shard in known.shards):
+        if is_whole(self._context.table.store, known):
             return False
         self._write_whole(known)
         return True
@@ -130,6 +139,8 @@ class Publisher:
         recent = version - config.staleness.max - 3
         kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}
         kept |= {cell.version for v in kept for cell in self._way(v)}
+        if self._start is not None:
+            kept.add(0)
         self._cells = {v: cell for v, cell in self._cells.items() if v in kept}
         for path in self._context.table.store.path("weights").glob("*.safetensors"):
             number = path.name.split(".", 1)[0]
@@ -169,7 +180,3 @@ class Publisher:
                     shutil.copy(source / name, folder / name)
 
         checkpoints.write(self._context.folder.model, save, self._context.wait_for_room)
-
-
-def _is_whole(path: Path, nbytes: int) -> bool:
-    return path.exists() and path.stat().st_size == nbytes

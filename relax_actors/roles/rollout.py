@@ -18,15 +18,16 @@ from relax_actors.roles.staging import Stager
 from relax_actors.tokenizer import Tokenizer
 
 
-def make_engine(backend: str, path: Path, threads: int) -> InferenceEngine:
+def make_engine(backend: str, path: Path, device: str, threads: int) -> InferenceEngine:
     """The inference engine of a run."""
     import torch  # noqa: PLC0415 only the process that generates pays for it
 
+    from relax_actors.engines.forward import device_of  # noqa: PLC0415
     from relax_actors.engines.inference.transformers_engine import TransformersEngine  # noqa: PLC0415
 
     torch.set_num_threads(threads)
     if backend == "transformers":
-        return TransformersEngine(path, "cuda" if torch.cuda.is_available() else "cpu")
+        return TransformersEngine(path, device_of(device))
     msg = f"rollout.backend {backend!r} is not known"
     raise ConfigError(msg)
 
@@ -49,7 +50,7 @@ class Rollout(Role):
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
         self._stops = self._tokenizer.stop_ids | {stop_id(self._tokenizer, text) for text in config.rollout.stop}
-        self._engine = make_engine(config.rollout.backend, config.model_path, config.run.threads)
+        self._engine = make_engine(config.rollout.backend, config.model_path, config.rollout.device, config.run.threads)
         self._stager = Stager(self.context, self._engine)
         self._stager.start()
         self._tokens = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages import Advantage, DropReason, Trajectory
 from relax_actors.roles.reading import read_logprobs
 
-PROXIMAL = "actor_fwd"
-"""The column of the proximal policy's log-probs, `[total] float32`, where algorithm.proximal asks for it."""
+PROXIMAL, REFERENCE = "actor_fwd", "reference"
+"""Columns of log-probs, `[total] float32`: the proximal policy's, where algorithm.proximal asks for it, and the KL's
+reference, where actors compute it."""
 
 Lost = list[tuple[int, DropReason, str]]
 """Rows that cannot be trained: index, why, and the details."""
@@ -31,7 +32,8 @@ class StepRows:
     ids: list[int]
     trajectories: list[Trajectory]
     advantages: list[Advantage]
-    proximal: list[Array] | None = None
+    scores: dict[str, list[Array]] = field(default_factory=dict)
+    """Columns of log-probs, each `[total] float32` a row."""
 
     def batch(self) -> TrainBatch:
         """All samples, row after row."""
@@ -44,13 +46,20 @@ class StepRows:
                 completions.append(sample.tokens)
                 logprobs.append(sample.logprobs)
         values = np.concatenate([a.values for a in self.advantages]).astype(np.float32)
-        return TrainBatch(Sequences(prompts, completions), logprobs, values, self._by_sample(self.proximal))
+        return TrainBatch(
+            Sequences(prompts, completions),
+            logprobs,
+            values,
+            proximal_logprobs=self._by_sample(PROXIMAL),
+            reference_logprobs=self._by_sample(REFERENCE),
+            samples=[len(t.lengths) for t in self.trajectories],
+        )
 
-    def _by_sample(self, column: list[Array] | None) -> list[Array] | None:
-        """A column `[total]` a row, cut into `[len]` a sample."""
-        if column is None:
+    def _by_sample(self, column: str) -> list[Array] | None:
+        """A column of log-probs, `[len] float32` a sample; None if it was not read."""
+        if column not in self.scores:
             return None
-        pairs = zip(column, self.trajectories, strict=True)
+        pairs = zip(self.scores[column], self.trajectories, strict=True)
         return [part for array, t in pairs for part in np.split(array, np.cumsum(t.lengths)[:-1])]
 
     @property
@@ -78,7 +87,11 @@ class StepReader:
 
     def __init__(self, table: Table, config: Config) -> None:
         self._table, self._staleness = table, config.staleness
-        self.columns: tuple[str, ...] = (PROXIMAL,) * (config.algorithm.proximal == PROXIMAL)
+        wanted = {
+            PROXIMAL: config.algorithm.proximal == PROXIMAL,
+            REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
+        }
+        self.columns = tuple(name for name, wants in wanted.items() if wants)
 
     def read(self, step: int, indices: Sequence[int], ready: Mapping[int, bytes]) -> tuple[StepRows, Lost]:
         """The rows that can be trained, and those that cannot.
@@ -131,10 +144,11 @@ class StepReader:
 
     def _add_columns(self, step: int, rows: StepRows) -> list[tuple[int, str]]:
         """Read the columns of log-probs; gives the rows, and why, that have none that can be used."""
-        bad: list[tuple[int, str]] = []
+        bad: dict[int, str] = {}
         for column in self.columns:
-            rows.proximal, bad = read_logprobs(self._table, column, step, rows.ids, rows.trajectories)
-        return bad
+            rows.scores[column], unusable = read_logprobs(self._table, column, step, rows.ids, rows.trajectories)
+            bad |= dict(unusable)
+        return list(bad.items())
 
     def _trajectories(self, step: int, indices: Sequence[int]) -> list[Trajectory | RelaxError]:
         table = self._table

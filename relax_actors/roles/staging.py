@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from broker.errors import StoreError
 from relax_actors.actor import Context
-from relax_actors.engines.inference import InferenceEngine
+from relax_actors.engines.taking import TakesWeights
 from relax_actors.errors import ActorError
 from relax_actors.messages import Weights
 
@@ -36,14 +36,15 @@ class Stager:
     Args:
         context: the actor's.
         engine: which nobody else gives weights to.
+        follows: whether newer versions are to come; else only those asked for by `use_exactly` and `await_exactly`.
     """
 
-    def __init__(self, context: Context, engine: InferenceEngine) -> None:
+    def __init__(self, context: Context, engine: TakesWeights, *, follows: bool = True) -> None:
         from relax_actors.engines.hostcopy import HostCopy  # noqa: PLC0415 only who generates pays for torch
 
         self._context, self._engine, self._empty = context, engine, HostCopy
         self._copy: HostCopy = HostCopy()
-        self._keeps = context.config.publishes_deltas
+        self._keeps = follows and context.config.publishes_deltas
         # Held while the copy changes and the engine stages.
         self._preparing = threading.Lock()
         # Guards all below.
@@ -56,10 +57,12 @@ class Stager:
         self._closing = False
         self.serving: Weights | None = None
         self.swap_seconds = 0.0
-        self._thread = threading.Thread(target=self._run, name="stager", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="stager", daemon=True) if follows else None
 
     def start(self) -> None:
         """Begin to prepare what is announced."""
+        if self._thread is None:
+            return
         table = self._context.table
         subject = table.subjects.numbered("weights", "*")
         table.bridge.call(table.bridge.nc.subscribe(subject, cb=self._on_announcement), 30)
@@ -106,12 +109,30 @@ class Stager:
                 self._changed.notify_all()
         return True
 
+    def await_exactly(self, version: int) -> None:
+        """Serve just that version, which the trainer keeps; what is there and no good is removed, to be written again.
+
+        Raises:
+            ActorError: it did not come.
+        """
+        end = time.monotonic() + WEIGHTS_SECONDS
+        while not self.use_exactly(version):
+            if time.monotonic() > end or self._context.stopping():
+                msg = f"weights {version} are not whole in the store for {WEIGHTS_SECONDS:g} s"
+                raise ActorError(msg)
+            table = self._context.table
+            if (announced := table.fetch(table.subjects.numbered("weights", version), Weights)) is not None:
+                self._discard(announced)
+            time.sleep(RETRY_SECONDS)
+            self._context.progress()
+
     def close(self) -> None:
         """End the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(5)
+        if self._thread is not None:
+            self._thread.join(5)
 
     def _serves(self, least: int) -> bool:
         if self._ready is not None:

@@ -121,7 +121,8 @@ class Trainer(StatefulRole):
             raise ConfigError(msg)
         self._engine.initialise(config.run.seed)
         if config.trainer.warm_start is not None:
-            loss = warm_start(config, self._engine, self.progress)
+            with self.context.turn():
+                loss = warm_start(config, self._engine, self.progress)
             self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
         self._engine.finish_warm_start()
         self._version = 0
@@ -198,9 +199,10 @@ class Trainer(StatefulRole):
             self._adopt(step, subject)
             return
         self._ledger.observe(CellId("batch", step), batch)
-        start, began = time.monotonic(), time.thread_time()
-        result = self._engine.step(rows.batch(), step, self.progress)
-        trained = time.monotonic()
+        with self.context.turn():
+            start, began = time.monotonic(), time.thread_time()
+            result = self._engine.step(rows.batch(), step, self.progress)
+            trained = time.monotonic()
         self._model_seconds += time.thread_time() - began
         self._finish(step)
         self._waited_since = time.monotonic()
@@ -219,7 +221,8 @@ class Trainer(StatefulRole):
     def _replay(self, step: int, batch: Batch) -> None:
         """Step through a batch that an earlier life had written."""
         rows = self._reader.read_again(step, batch.rows)
-        result = self._engine.step(rows.batch(), step, self.progress)
+        with self.context.turn():
+            result = self._engine.step(rows.batch(), step, self.progress)
         self._finish(step)
         self._report(step, batch, rows, dict(result.metrics), 0.0, 0.0)
 

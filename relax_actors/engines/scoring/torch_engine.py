@@ -17,7 +17,7 @@ from relax_actors.engines.served import ServedModel
 class TorchScorer(ServedModel):
     """The trainer's forward pass with announced weights, so that its numbers are the trainer's to rounding.
 
-    With trainer.dtype = "bfloat16" weights are announced in it: embeddings and norms, which the trainer passes in float32,
+    With trainer.dtype = "bfloat16" weights are announced in it: embeddings and norms, which the trainer has in float32,
     are then rounded here.
 
     Args:
