@@ -17,7 +17,7 @@ from relax_actors.actor import Context
 from relax_actors.errors import ActorError
 
 SAY_SECONDS = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.01
+FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.005
 
 
 class Turns:

@@ -15,10 +15,12 @@ from relax_actors.actor import Context
 from relax_actors.config import load_config
 from relax_actors.journal import Journal
 from relax_actors.modelfolder import prepare
+from relax_actors.roles.trainer import Trainer
 from relax_actors.runfolder import RunFolder
 from tests.support.running import TINY
 
 MakeContext = Callable[..., Context]
+MakeTrainer = Callable[..., Trainer]
 
 
 @pytest.fixture
@@ -39,5 +41,19 @@ def make_context(table: Table, tmp_path: Path) -> MakeContext:
             state=RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20)),
             journal=Journal(table.bridge, table.subjects, role, 0),
         )
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(table: Table, make_context: MakeContext) -> MakeTrainer:
+    """Make one life of the trainer, which has read what the table holds."""
+
+    def make(*settings: str, incarnation: int = 1) -> Trainer:
+        trainer = Trainer()
+        trainer.context = make_context("trainer", *settings, incarnation=incarnation)
+        trainer.setup()
+        trainer.recover(table.snapshot(trainer.follows()))
+        return trainer
 
     return make

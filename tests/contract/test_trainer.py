@@ -12,25 +12,10 @@ from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.messages import Advantage, Batch, Dropped, Prompt, Trajectory, Weights
 from relax_actors.roles.trainer import Trainer
-from tests.contract.conftest import MakeContext
+from tests.contract.conftest import MakeTrainer
 
 ROWS, SAMPLES, TOKENS = 4, 4, 5
 CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction=tis")
-MakeTrainer = Callable[..., Trainer]
-
-
-@pytest.fixture
-def make_trainer(table: Table, make_context: MakeContext) -> MakeTrainer:
-    """Make one life of the trainer, which has read what the table holds."""
-
-    def make(*settings: str, incarnation: int = 1) -> Trainer:
-        trainer = Trainer()
-        trainer.context = make_context("trainer", *settings, incarnation=incarnation)
-        trainer.setup()
-        trainer.recover(table.snapshot(trainer.follows()))
-        return trainer
-
-    return make
 
 
 def put_step(table: Table, step: int, *, version: int, first: int = 0, **columns: Any) -> None:
