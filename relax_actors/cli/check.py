@@ -21,7 +21,9 @@ from relax_actors.roles.rollout import stop_id
 from relax_actors.tokenizer import Tokenizer
 
 SAMPLE = 200
-TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 4, 4
+TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
+# With deltas: two sets in half precision in the trainer, one in each that generates.
+BASES_BYTES, COPY_BYTES = 4, 2
 PROCESS_BYTES = 700 << 20
 
 
@@ -152,7 +154,9 @@ def _data(config: Config, data: DataSection, where: str, folder: Path, facts: Mo
 
 def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
     reference = REFERENCE_BYTES if config.algorithm.kl_coefficient > 0 else 0
-    model = facts.parameters * (TRAINER_BYTES + reference + ENGINE_BYTES * config.rollout.replicas)
+    bases, copy = (BASES_BYTES, COPY_BYTES) if config.publishes_deltas else (0, 0)
+    trainer, engines = TRAINER_BYTES + reference + bases, (ENGINE_BYTES + copy) * config.rollout.replicas
+    model = facts.parameters * (trainer + engines)
     processes = PROCESS_BYTES * (1 + config.rollout.replicas)
     need = model + processes
     have = _memory()

@@ -39,6 +39,7 @@ class TransformersEngine:
         self._model.train(mode=False)
         self._version: int | None = None
         self._staged: tuple[int, dict[str, Tensor]] | None = None
+        self._spare: dict[str, Tensor] = {}
         pad = self._model.config.pad_token_id
         self._pad = 0 if pad is None else int(pad)
 
@@ -55,13 +56,12 @@ class TransformersEngine:
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Prepare weights beside those in use; see the protocol."""
         known = check_fit(self._model, tensors, f"version {version}")
-        self._staged = (
-            version,
-            {
-                name: tensor.to(device=known[name].device, dtype=known[name].dtype, copy=True)
-                for name, tensor in tensors.items()
-            },
-        )
+        spare, self._spare = self._spare, {}
+        staged = {}
+        for name, tensor in tensors.items():
+            staged[name] = spare[name] if name in spare else torch.empty_like(known[name].data)
+            staged[name].copy_(tensor)
+        self._staged = version, staged
 
     def swap(self) -> int:
         """Serve what was staged; see the protocol."""
@@ -71,6 +71,8 @@ class TransformersEngine:
             raise StoreError(msg)
         version, tensors = staged
         known = self._model.state_dict(keep_vars=True)
+        # What was in use takes the next version: giving its memory back would take longer than all else here.
+        self._spare = {name: known[name].data for name in tensors}
         for name, tensor in tensors.items():
             known[name].data = tensor
         self._version = version
