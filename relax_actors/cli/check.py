@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relax_actors.actor import COLUMNS, Role
-from relax_actors.cli.placement import placed, scored, scoring_actors
+from relax_actors.cli.placement import placed, scored
 from relax_actors.config import Config, load_config
 from relax_actors.config.schema import DataSection
 from relax_actors.errors import ConfigError, RowError
@@ -22,7 +22,9 @@ from relax_actors.roles.rollout import stop_id
 from relax_actors.tokenizer import Tokenizer
 
 SAMPLE = 200
-TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 4, 4
+TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
+# With deltas: two sets in half precision in the trainer, one in each that generates.
+BASES_BYTES, COPY_BYTES = 4, 2
 PROCESS_BYTES = 700 << 20
 
 
@@ -152,9 +154,12 @@ def _data(config: Config, data: DataSection, where: str, folder: Path, facts: Mo
 
 def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
     reference = REFERENCE_BYTES if config.computes_reference else 0
-    engines = config.rollout.replicas + scoring_actors(config)
-    model = facts.parameters * (TRAINER_BYTES + reference + ENGINE_BYTES * engines)
-    processes = PROCESS_BYTES * (1 + engines)
+    bases, copy = (BASES_BYTES, COPY_BYTES) if config.publishes_deltas else (0, 0)
+    following = config.rollout.replicas + (config.roles["actor_fwd"].replicas if "actor_fwd" in config.roles else 0)
+    fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
+    engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
+    model = facts.parameters * (TRAINER_BYTES + reference + bases + engines)
+    processes = PROCESS_BYTES * (1 + following + fixed)
     need = model + processes
     have = _memory()
     text = f"{facts.parameters / 1e6:.2f} M parameters, about {need >> 20} MiB of memory"

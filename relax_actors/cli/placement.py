@@ -66,11 +66,6 @@ def placed(config: Config) -> Iterator[str]:
             raise ConfigError(msg)
 
 
-def scoring_actors(config: Config) -> int:
-    """Actors that hold a model to score with."""
-    return sum(config.roles[name].replicas for name in OPTIONAL if name in config.roles)
-
-
 def _device(config: Config, role: str) -> str | None:
     """The torch device that a role is told; None for roles that are told none."""
     if role in OPTIONAL and role in config.roles:

@@ -20,14 +20,24 @@ class ServedModel:
         path: model folder.
         device: torch device.
         dtype: of the weights here.
+        follows: whether further versions are to come: memory for the next one is kept.
     """
 
-    def __init__(self, path: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        follows: bool = True,
+    ) -> None:
         self._device = torch.device(device)
         self._model = build(path, dtype=dtype, device=self._device)
         self._model.train(mode=False)
         self._version: int | None = None
         self._staged: tuple[int, dict[str, Tensor]] | None = None
+        self._follows = follows
+        self._spare: dict[str, Tensor] = {}
 
     @property
     def version(self) -> int | None:
@@ -37,13 +47,12 @@ class ServedModel:
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Prepare weights beside those in use; see `TakesWeights`."""
         known = check_fit(self._model, tensors, f"version {version}")
-        self._staged = (
-            version,
-            {
-                name: tensor.to(device=known[name].device, dtype=known[name].dtype, copy=True)
-                for name, tensor in tensors.items()
-            },
-        )
+        spare, self._spare = self._spare, {}
+        staged = {}
+        for name, tensor in tensors.items():
+            staged[name] = spare[name] if name in spare else torch.empty_like(known[name].data)
+            staged[name].copy_(tensor)
+        self._staged = version, staged
 
     def swap(self) -> int:
         """Serve what was staged; see `TakesWeights`."""
@@ -53,6 +62,8 @@ class ServedModel:
             raise StoreError(msg)
         version, tensors = staged
         known = self._model.state_dict(keep_vars=True)
+        # What was in use takes the next version: giving its memory back would take longer than all else here.
+        self._spare = {name: known[name].data for name in tensors} if self._follows else {}
         for name, tensor in tensors.items():
             known[name].data = tensor
         self._version = version

@@ -23,14 +23,14 @@ from relax_actors.messages import Trajectory
 from relax_actors.roles.staging import Stager
 
 
-def make_engine(config: Config, device: str) -> ScoringEngine:
+def make_engine(config: Config, device: str, *, follows: bool) -> ScoringEngine:
     """The scoring engine that goes with the run's trainer."""
     import torch  # noqa: PLC0415 only the process that scores pays for it
 
     from relax_actors.engines.scoring.torch_engine import TorchScorer  # noqa: PLC0415
 
     torch.set_num_threads(config.run.threads)
-    return TorchScorer(config, device)
+    return TorchScorer(config, device, follows=follows)
 
 
 class Scorer(Role):
@@ -57,7 +57,7 @@ class Scorer(Role):
 
     def setup(self) -> None:
         """Build the engine; its weights come when they are announced."""
-        self._engine = make_engine(self.context.config, self.device)
+        self._engine = make_engine(self.context.config, self.device, follows=self.follows_weights)
         self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
         self._stager.start()
         self._tokens = 0

@@ -23,10 +23,11 @@ class TorchScorer(ServedModel):
     Args:
         config: the run's.
         device: torch device, or "auto".
+        follows: whether further versions are to come.
     """
 
-    def __init__(self, config: Config, device: str = "auto") -> None:
-        super().__init__(config.model_path, device_of(device))
+    def __init__(self, config: Config, device: str = "auto", *, follows: bool = True) -> None:
+        super().__init__(config.model_path, device_of(device), follows=follows)
         dtype = getattr(torch, config.trainer.dtype)
         self._forward = Forward(self._device, dtype, config.rollout.temperature)
         self._token_budget = config.trainer.token_budget
