@@ -1,4 +1,4 @@
-# make demo | test | test-all | chaos | lint | bench | bench-recovery | clean
+# make demo | test | test-all | chaos | fuzz | lint | bench | bench-recovery | clean
 PYTHON ?= python3
 VENV ?= .venv
 # Another build of torch, e.g. one for CUDA: make demo TORCH=torch
@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all chaos lint bench bench-recovery smollm2 clean
+.PHONY: demo test test-all chaos fuzz lint bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.base: pyproject.toml
@@ -43,6 +43,12 @@ test-all: $(VENV)/.test
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos.equivalence --kills 100
 	$(BIN)/python -m pytest -m slow tests/chaos
+
+# A million malformed messages on all subjects of living runs; about ten minutes. make fuzz COUNT=100000 SEED=7
+COUNT ?= 1000000
+SEED ?= 0
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.chaos.fuzz --count $(COUNT) --seed $(SEED)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

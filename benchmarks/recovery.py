@@ -86,7 +86,9 @@ def in_hand(run: LiveRun) -> set[tuple[int, int]]:
 def lives(run: LiveRun) -> dict[str, int]:
     """The present incarnation of every role."""
     found = run.bridge.call(run.state.leases(), 30)
-    return {name.rpartition(".")[0]: int(lease["incarnation"]) for name, lease in found.items()}
+    return {
+        name.rpartition(".")[0]: int(lease["incarnation"]) for name, lease in found.items() if "incarnation" in lease
+    }
 
 
 def kill_once(run: LiveRun, target: str, into: Recovered) -> None:

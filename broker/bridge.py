@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import nats
 import nats.errors
 import structlog
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
@@ -77,6 +77,22 @@ class Address:
             raise BrokerError(msg) from error
 
 
+class _Client(Client):
+    """A client whose connection outlives any message: subjects and headers need not be UTF-8 to be published."""
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        plain = subject.decode(errors="backslashreplace").encode()
+        return super()._build_message(sid, plain, reply, data, headers)  # type: ignore[no-any-return]
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except ValueError:
+            return None
+
+
 class Bridge:
     """The process's connection.
 
@@ -113,7 +129,7 @@ class Bridge:
 
     async def _connect(self, deadline: float) -> None:
         last = ""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"reconnect_time_wait": 0.1}
         if self.address.user:
             options |= {"user": self.address.user, "password": self.address.password}
         if self.address.credentials:
@@ -135,20 +151,20 @@ class Bridge:
                 await hook()
 
         # nats-py tries for ever by itself: the deadline is ours.
-        connecting = nats.connect(
+        self.nc = _Client()
+        connecting = self.nc.connect(
             self.address.url,
             name=self._name,
             connect_timeout=2,
             allow_reconnect=True,
             max_reconnect_attempts=-1,
-            reconnect_time_wait=0.1,
             error_cb=on_error,
             disconnected_cb=on_disconnect,
             reconnected_cb=on_reconnect,
             **options,
         )
         try:
-            self.nc = await asyncio.wait_for(connecting, deadline)
+            await asyncio.wait_for(connecting, deadline)
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
             text = last or f"{type(error).__name__}: {error}"
             if "authorization" in text.lower():

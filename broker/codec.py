@@ -3,6 +3,8 @@
 A cell is the array `[schema, type, author, fields]`. `fields` maps each field's name to plain data, to an
 array (extension type 1) or to a reference to an array in the store (extension type 2). Nothing is ever
 executed on decoding, an unknown or missing field or a value of the wrong type is an error, and sizes are bounded.
+A cell that steers the run has a fifth element, a checksum over its subject and all that comes before: nobody can
+repair it by rolling a row out again, so one that was altered, or lies at another's subject, must not be believed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from broker.errors import CodecError
@@ -28,7 +31,9 @@ MAX_CELL_BYTES = 4 << 20
 MAX_ARRAY_BYTES = 1 << 40
 MAX_DIMENSIONS = 8
 MAX_DEPTH = 64
+MAX_REFERENCES = 256
 _ARRAY, _REFERENCE = 1, 2
+_CHECKSUM_BYTES = 16
 _DTYPES = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
 
 Array = NDArray[Any]
@@ -59,7 +64,11 @@ class Envelope:
     fields: dict[str, Any]
 
 
-def encode(value: Any, author: str, place: Place | None = None) -> bytes:
+def _checksum(subject: str, before: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(subject.encode() + b"\0" + before)
+
+
+def encode(value: Any, author: str, place: Place | None = None, *, subject: str | None = None) -> bytes:
     """Encode a dataclass (its fields) or plain data (as type `value`) into a cell.
 
     Args:
@@ -67,6 +76,7 @@ def encode(value: Any, author: str, place: Place | None = None) -> bytes:
             string keys, a NumPy array or scalar, nested at will.
         author: the writer, `<role>.<n>#<incarnation>`.
         place: given an array, puts it into the store and returns the reference, or None to keep it inline.
+        subject: bind the cell to it by a checksum.
 
     Raises:
         CodecError: a value that has no encoding, or a cell above `MAX_CELL_BYTES`.
@@ -88,58 +98,87 @@ def encode(value: Any, author: str, place: Place | None = None) -> bytes:
 
     _check_plain(fields, name)
     try:
-        data = msgpack.packb([SCHEMA, name, author, fields], default=default, use_bin_type=True)
+        data = _pack([SCHEMA, name, author, fields], default, subject)
     except (ValueError, OverflowError, TypeError) as error:
         msg = f"{name} cannot be encoded: {error}"
         raise CodecError(msg) from error
     if len(data) > MAX_CELL_BYTES:
         msg = f"{name} is {len(data)} bytes long, a cell holds at most {MAX_CELL_BYTES}; pass large data as arrays"
         raise CodecError(msg)
-    return typing.cast("bytes", data)
+    return data
 
 
-def open_envelope(data: bytes, resolve: Resolver | None = None) -> Envelope:
+def _pack(cell: list[Any], default: Callable[[Any], Any], subject: str | None) -> bytes:
+    if subject is None:
+        return typing.cast("bytes", msgpack.packb(cell, default=default, use_bin_type=True))
+    before: bytes = msgpack.packb([*cell, bytes(_CHECKSUM_BYTES)], default=default, use_bin_type=True)
+    before = before[:-_CHECKSUM_BYTES]
+    return before + _checksum(subject, before)
+
+
+def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str | None = None) -> Envelope:
     """Read a cell's envelope; arrays in the store are fetched by `resolve`.
 
+    With `subject` the checksum that binds the cell to it is checked first.
+
     Raises:
-        CodecError: not a cell, another schema, too large, or a reference without a store.
+        CodecError: not a cell, another schema, too large, too deep, altered, or a reference without a store.
     """
     if len(data) > MAX_CELL_BYTES:
         msg = f"cell of {len(data)} bytes is over the limit of {MAX_CELL_BYTES}"
         raise CodecError(msg)
-
-    def ext(code: int, payload: bytes) -> Any:
-        if code == _ARRAY:
-            return _decode_array(payload)
-        if code == _REFERENCE:
-            reference = _decode_reference(payload)
-            if resolve is None:
-                return reference
-            return resolve(reference)
-        msg = f"unknown extension type {code}"
+    if subject is not None and data[-_CHECKSUM_BYTES:] != _checksum(subject, data[:-_CHECKSUM_BYTES]):
+        msg = f"the checksum of cell {subject} is not that of its subject and content: its owner did not write it"
         raise CodecError(msg)
-
     try:
-        cell = msgpack.unpackb(data, ext_hook=ext, strict_map_key=True, raw=False)
+        cell = msgpack.unpackb(data, ext_hook=_extensions(resolve), strict_map_key=True, raw=False)
     except CodecError:
         raise
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        msg = f"not msgpack: {error}"
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        msg = f"not msgpack: {str(error)[:200]}"
         raise CodecError(msg) from error
     match cell:
-        case [int(schema), str(name), str(author), dict(fields)] if type(schema) is int:
+        case [int(schema), str(name), str(author), dict(fields)] | [
+            int(schema),
+            str(name),
+            str(author),
+            dict(fields),
+            bytes(),
+        ] if type(schema) is int:
             if schema != SCHEMA:
                 msg = f"cell has schema {schema}, this version reads {SCHEMA}; run both ends at the same version"
                 raise CodecError(msg)
+            _check_plain(fields, name[:80])
             return Envelope(name, author, fields)
     msg = "not a cell: expected [schema, type, author, fields]"
     raise CodecError(msg)
 
 
+def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
+    """What decodes the extension types of one cell."""
+    references = 0
+
+    def decode_extension(code: int, payload: bytes) -> Any:
+        nonlocal references
+        if code == _ARRAY:
+            return _decode_array(payload)
+        if code != _REFERENCE:
+            msg = f"unknown extension type {code}"
+            raise CodecError(msg)
+        references += 1
+        if references > MAX_REFERENCES:
+            msg = f"a cell refers to at most {MAX_REFERENCES} arrays in the store"
+            raise CodecError(msg)
+        reference = _decode_reference(payload)
+        return reference if resolve is None else resolve(reference)
+
+    return decode_extension
+
+
 def decode_fields(envelope: Envelope, expected: type[T]) -> T:
     """Decode an envelope's fields strictly into the dataclass `expected`."""
     if envelope.type != expected.__name__:
-        msg = f"cell holds a {envelope.type}, expected a {expected.__name__}"
+        msg = f"cell holds a {envelope.type[:80]}, expected a {expected.__name__}"
         raise CodecError(msg)
     decoder: Decoder = _decoder(typing.cast("Any", expected))
     return typing.cast("T", decoder(envelope.fields, expected.__name__))
@@ -153,7 +192,7 @@ def decode(data: bytes, expected: type[T], resolve: Resolver | None = None) -> T
 def plain_value(envelope: Envelope) -> Any:
     """The payload of a cell of type `value`, as a role that returns plain data writes it."""
     if envelope.type != "value" or set(envelope.fields) != {"value"}:
-        msg = f"cell holds a {envelope.type}, expected plain data"
+        msg = f"cell holds a {envelope.type[:80]}, expected plain data"
         raise CodecError(msg)
     return _plain(envelope.fields["value"], "value")
 
@@ -181,10 +220,10 @@ def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
 
 def _sizes(dtype: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        msg = f"array of dtype {dtype!r} is not allowed"
+        msg = f"array of dtype {str(dtype)[:80]!r} is not allowed"
         raise CodecError(msg)
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
-        msg = f"array shape {shape!r} is not a list of at most {MAX_DIMENSIONS} sizes"
+        msg = f"array shape {str(shape)[:80]} is not a list of at most {MAX_DIMENSIONS} sizes"
         raise CodecError(msg)
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     if nbytes > MAX_ARRAY_BYTES:
@@ -246,30 +285,29 @@ def _decoder(expected: Any) -> Decoder:  # noqa: PLR0911 one return a kind of ty
 
 def _key(key: Any, at: str) -> str:
     if type(key) is not str:
-        msg = f"{at} has a key {key!r}; keys are strings"
+        msg = f"{at} has a key {str(key)[:80]!r}; keys are strings"
         raise CodecError(msg)
     return key
 
 
 def _check_plain(value: Any, at: str, depth: int = 0) -> None:
-    """Refuse what a reader would refuse: keys that are no strings, and nesting without end."""
+    """Refuse what no cell holds: keys that are no strings, timestamps, and nesting without end."""
     if depth > MAX_DEPTH:
         msg = f"{at} is nested deeper than {MAX_DEPTH} levels"
         raise CodecError(msg)
     if isinstance(value, dict):
         for key, item in value.items():
-            _check_plain(item, f"{at}.{_key(key, at)}", depth + 1)
+            _check_plain(item, f"{at}.{_key(key, at)[:80]}", depth + 1)
     elif isinstance(value, list | tuple):
         for item in value:
             _check_plain(item, at, depth + 1)
-
-
-def _plain(value: Any, at: str) -> Any:
-    """Plain data as it is; anything else that msgpack may give (a timestamp) is refused."""
-    _check_plain(value, at)
-    if isinstance(value, msgpack.Timestamp):
+    elif isinstance(value, msgpack.Timestamp):
         msg = f"{at} is a timestamp, which no cell holds"
         raise CodecError(msg)
+
+
+def _plain(value: Any, _at: str) -> Any:
+    """Plain data as it is: the envelope has been checked."""
     return value
 
 
@@ -309,7 +347,7 @@ def _dataclass_decoder(expected: type) -> Decoder:
             raise CodecError(msg)
         if value.keys() != decoders.keys():
             missing, extra = sorted(decoders.keys() - value.keys()), sorted(map(str, value.keys() - decoders.keys()))
-            msg = f"{at}: missing fields {missing}, unknown fields {extra}"
+            msg = f"{at}: missing fields {missing}, unknown fields {str(extra)[:200]}"
             raise CodecError(msg)
         try:
             return expected(**{name: decode(value[name], f"{at}.{name}") for name, decode in decoders.items()})

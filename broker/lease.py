@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from broker.bridge import Bridge
@@ -26,6 +26,12 @@ class Failures:
     traceback: str = ""
 
 
+def _count(value: Any, name: str, revision: int) -> int | None:
+    """A count in an entry, None if there is none; it can be no more than the writes that the bucket has seen."""
+    count = value.get(name) if isinstance(value, dict) else None
+    return count if type(count) is int and 0 <= count <= revision else None
+
+
 class RunState:
     """The run's KV bucket; all methods run in the bridge's loop."""
 
@@ -40,18 +46,24 @@ class RunState:
                 entry = await self._kv.get(key)
             except KeyNotFoundError:
                 return None, 0
-            return json.loads(entry.value or b"null"), entry.revision or 0
+            try:
+                return json.loads(entry.value or b"null"), entry.revision or 0
+            except (ValueError, RecursionError):
+                return None, entry.revision or 0
 
         return await self._bridge.persist(get, f"read {key}")
 
     async def next_incarnation(self, role: str, n: int) -> int:
-        """Count one more life of an actor; every caller gets a number of its own, from 1 on."""
-        return int((await self._advance(f"incarnation.{role}.{n}", "count", {}))["count"])
+        """Count one more life of an actor; every caller gets a number of its own, from 1 on.
+
+        An entry that cannot be read is taken for its revision: that is no less than any count before it.
+        """
+        return await self._advance(f"incarnation.{role}.{n}", "count", {}, lost=lambda revision: revision)
 
     async def lives(self, role: str, n: int) -> int:
         """How many lives of an actor were counted; the last of them has this number as its incarnation."""
-        value, _ = await self._get(f"incarnation.{role}.{n}")
-        return int(value["count"]) if isinstance(value, dict) else 0
+        value, revision = await self._get(f"incarnation.{role}.{n}")
+        return _count(value, "count", revision) or 0
 
     async def count_failure(self, role: str, row: RowId, error: str, traceback: str, *, outside: bool = False) -> int:
         """Count one more time that an actor of `role` failed with a row in hand; remembers the last error.
@@ -65,12 +77,15 @@ class RunState:
         """
         name = "outside" if outside else "count"
         last = {"error": error[:2000], "traceback": traceback[-8000:]}
-        return int((await self._advance(f"failure.{role}.{row}", name, last))[name])
+        return await self._advance(f"failure.{role}.{row}", name, last, lost=lambda _: 0)
 
     async def failures(self, role: str, row: RowId) -> Failures:
-        """What was counted of a row in a role."""
-        value, _ = await self._get(f"failure.{role}.{row}")
-        return Failures(**value) if isinstance(value, dict) else Failures()
+        """What was counted of a row in a role; an entry that is none counts not."""
+        value, revision = await self._get(f"failure.{role}.{row}")
+        count, outside = (_count(value, name, revision) or 0 for name in ("count", "outside"))
+        if not count + outside:
+            return Failures()
+        return Failures(count, outside, str(value.get("error", "")), str(value.get("traceback", "")))
 
     async def forget_failures(self, gone: Callable[[RowId], bool]) -> None:
         """Remove the counts of the rows that are gone, without a trace."""
@@ -96,17 +111,18 @@ class RunState:
 
         return await self._bridge.persist(subjects, f"list {kind} keys")
 
-    async def _advance(self, key: str, name: str, extra: dict[str, Any]) -> dict[str, Any]:
-        async def attempt() -> dict[str, Any]:
+    async def _advance(self, key: str, name: str, extra: dict[str, Any], lost: Callable[[int], int]) -> int:
+        async def attempt() -> int:
             while True:
                 value, revision = await self._get(key)
-                old = value if isinstance(value, dict) else {}
-                new = {**old, name: int(old.get(name, 0)) + 1, **extra}
+                count = _count(value, name, revision)
+                count = (lost(revision) if count is None else count) + 1
+                new = {**(value if isinstance(value, dict) else {}), name: count, **extra}
                 try:
                     await self._kv.update(key, json.dumps(new).encode(), last=revision)
                 except KeyWrongLastSequenceError:
                     continue
-                return new
+                return count
 
         return await self._bridge.persist(attempt, f"advance {key}")
 
@@ -127,7 +143,8 @@ class RunState:
         """All living leases by `<role>.<n>`."""
         found = {}
         for key in await self._keys("lease"):
-            value, _ = await self._get(key)
-            if isinstance(value, dict):
-                found[key.removeprefix("lease.")] = value
+            with suppress(InvalidKeyError):
+                value, _ = await self._get(key)
+                if isinstance(value, dict):
+                    found[key.removeprefix("lease.")] = value
         return found

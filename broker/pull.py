@@ -69,8 +69,9 @@ class StandingPull:
         self._subscription = await self._bridge.nc.subscribe(self._inbox, cb=self._on_message)
 
     async def _on_message(self, message: Msg) -> None:
-        status = message.headers.get("Status") if message.headers and not message.data else None
-        if status is None:
+        # The server's own answers have no address for an acknowledgement; a stored message may have any header.
+        status = None if message.reply else (message.headers or {}).get("Status")
+        if message.reply:
             self._asked -= 1
             self._waiting.append(message)
             if self._took is not None and (known := message.metadata).sequence is not None:

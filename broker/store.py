@@ -78,7 +78,11 @@ class Store:
         if digest(data) != reference.xxh3_128:
             msg = f"segment {reference.uri} is corrupt: its checksum is not {reference.xxh3_128}"
             raise StoreError(msg)
-        array: Array = np.asarray(data).view(reference.dtype).reshape(reference.shape)
+        try:
+            array: Array = np.asarray(data).view(reference.dtype).reshape(reference.shape)
+        except (ValueError, OverflowError) as error:
+            msg = f"segment {reference.uri} holds no array of shape {reference.shape}: {error}"
+            raise StoreError(msg) from error
         return array
 
     def write(self, uri: str, save: Callable[[Path], T]) -> T:

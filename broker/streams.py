@@ -20,10 +20,13 @@ from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFo
 from nats.js.kv import KeyValue
 
 from broker.bridge import Bridge
+from broker.codec import MAX_CELL_BYTES
 from broker.errors import BrokerError
 from broker.subjects import Subjects
 
 LEASE_MARKER_SECONDS = 60.0
+MAX_LOG_BYTES = 256 << 10
+_HEADERS = 4 << 10
 _NAME_IN_USE = 10058
 
 
@@ -38,6 +41,7 @@ def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamC
         discard=DiscardPolicy.NEW,
         discard_new_per_subject=True,
         max_bytes=max_bytes,
+        max_msg_size=MAX_CELL_BYTES + _HEADERS,
         num_replicas=replicas,
         allow_direct=True,
     )
@@ -52,6 +56,7 @@ def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int =
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,
         max_bytes=max_bytes,
+        max_msg_size=MAX_LOG_BYTES + _HEADERS,
         max_age=max_age,
         num_replicas=replicas,
         allow_direct=True,

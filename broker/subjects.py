@@ -157,5 +157,5 @@ class Subjects:
                 return CellId(kind, int(step), int(index), field)
         if len(parts) == 2 and parts[0] in NUMBERED_KINDS and _NUMBER.fullmatch(parts[1]):  # noqa: PLR2004
             return CellId(parts[0], int(parts[1]))
-        msg = f"subject {subject!r} is no cell of run {self.run!r}"
+        msg = f"subject {subject[:200]!r} is no cell of run {self.run!r}"
         raise SubjectError(msg)

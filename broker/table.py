@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
+from nats.errors import NoRespondersError
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
 from broker.bridge import Bridge
 from broker.codec import Envelope, decode_fields, encode, open_envelope
-from broker.errors import BrokerFullError, SubjectError
+from broker.errors import BrokerFullError, CodecError, SubjectError
 from broker.pull import Follower
 from broker.store import Store
 from broker.subjects import CellId, RowId, Subjects
@@ -29,6 +30,7 @@ log = structlog.get_logger()
 PATIENCE = 300.0
 CALL_DEADLINE = PATIENCE + 60.0
 _STORE_FAILED = 10077
+_GONE = (10037, 10043, 10057)
 _ALREADY_THERE = "maximum messages per subject exceeded"
 
 
@@ -65,9 +67,12 @@ class Table:
         """
         cell = self.subjects.parse(subject)
         if not cell.field:
-            return encode(value, self.author)
+            return encode(value, self.author, subject=subject)
         segment = self.store.segment(cell.row, cell.field, self.author)
         data = encode(value, self.author, segment.place)
+        if len(data) > self.bridge.nc.max_payload:
+            msg = f"cell {subject} has {len(data)} bytes, the broker's max_payload is {self.bridge.nc.max_payload}"
+            raise CodecError(msg)
         segment.close()
         return data
 
@@ -111,30 +116,44 @@ class Table:
 
     def put_all(self, cells: Iterable[tuple[str, Any]]) -> list[bool]:
         """Encode cells and write them concurrently, in no order."""
-        encoded = [(subject, self.encode(subject, value)) for subject, value in cells]
+        return self.put_encoded([(subject, self.encode(subject, value)) for subject, value in cells])
+
+    def put_encoded(self, cells: list[tuple[str, bytes]]) -> list[bool]:
+        """Write encoded cells concurrently, in no order."""
 
         async def work() -> list[bool]:
-            return await asyncio.gather(*(self.put_async(subject, data) for subject, data in encoded))
+            return await asyncio.gather(*(self.put_async(subject, data) for subject, data in cells))
 
         return self.bridge.call(work(), CALL_DEADLINE)
 
-    async def get_async(self, subject: str) -> Cell | None:
-        """The cell at a subject, or None."""
+    async def get_async(self, subject: str, *, direct: bool = True) -> Cell | None:
+        """The cell at a subject, or None.
 
-        async def look_up() -> RawStreamMsg | None:
+        A message without content whose headers claim that it is not there is None as well, but not with `direct`
+        false, which asks the stream's leader.
+        """
+
+        async def ask(*, direct: bool) -> RawStreamMsg | None:
             try:
-                return await self.bridge.js.get_last_msg(self.subjects.table_stream, subject, direct=self._direct)
+                return await self.bridge.js.get_last_msg(self.subjects.table_stream, subject, direct=direct)
             except NotFoundError:
                 return None
+
+        async def look_up() -> RawStreamMsg | None:
+            if direct and self._direct:
+                # The answer has the message's own headers among the server's, and they may say anything.
+                with suppress(APIError, NoRespondersError, ValueError, KeyError):
+                    return await ask(direct=True)
+            return await ask(direct=False)
 
         found = await self.bridge.persist(look_up, f"look up {subject}")
         if found is None:
             return None
         return Cell(found.subject or subject, found.seq or 0, found.data or b"")
 
-    def get(self, subject: str) -> Cell | None:
-        """The cell at a subject, or None."""
-        return self.bridge.call(self.get_async(subject), CALL_DEADLINE)
+    def get(self, subject: str, *, direct: bool = True) -> Cell | None:
+        """The cell at a subject, or None; see `get_async`."""
+        return self.bridge.call(self.get_async(subject, direct=direct), CALL_DEADLINE)
 
     def get_all(self, subjects: Iterable[str]) -> list[Cell | None]:
         """Look cells up concurrently, in the order asked."""
@@ -144,9 +163,12 @@ class Table:
 
         return self.bridge.call(work(), CALL_DEADLINE)
 
-    def read(self, data: bytes, expected: type[T]) -> T:
-        """Decode a cell's bytes, arrays in the store included; see `broker.codec` and `Store.read` for the errors."""
-        return decode_fields(open_envelope(data, self.store.read), expected)
+    def read(self, data: bytes, expected: type[T], *, subject: str | None = None) -> T:
+        """Decode a cell's bytes, arrays in the store included; see `broker.codec` and `Store.read` for the errors.
+
+        With `subject` the checksum of a numbered cell is checked; a reader that acts on one must.
+        """
+        return decode_fields(open_envelope(data, self.store.read, subject=subject), expected)
 
     def open(self, data: bytes) -> Envelope:
         """Decode a cell's envelope, arrays in the store included."""
@@ -155,23 +177,25 @@ class Table:
     def fetch(self, subject: str, expected: type[T]) -> T | None:
         """Look a cell up and decode it."""
         cell = self.get(subject)
-        return None if cell is None else self.read(cell.data, expected)
+        numbered = not self.subjects.parse(subject).field
+        return None if cell is None else self.read(cell.data, expected, subject=subject if numbered else None)
 
-    def fetch_last(self, filter_subject: str, expected: type[T]) -> T | None:
-        """The cell written last among those that a filter matches, decoded."""
+    def fetch_last(self, kind: str, expected: type[T]) -> T | None:
+        """The numbered cell of a kind that was written last, decoded; malformed ones are passed over."""
+        return self.bridge.call(self.fetch_last_async(kind, expected), CALL_DEADLINE)
 
-        async def work() -> bytes | None:
-            async def look_up() -> bytes | None:
-                try:
-                    found = await self.bridge.js.get_last_msg(self.subjects.table_stream, filter_subject, direct=False)
-                except NotFoundError:
-                    return None
-                return found.data or b""
-
-            return await self.bridge.persist(look_up, f"look up {filter_subject}")
-
-        data = self.bridge.call(work(), CALL_DEADLINE)
-        return None if data is None else self.read(data, expected)
+    async def fetch_last_async(self, kind: str, expected: type[T]) -> T | None:
+        """As `fetch_last`."""
+        every = self.subjects.numbered(kind, "*")
+        last = await self.get_async(every, direct=False)
+        if last is None:
+            return None
+        with suppress(CodecError):
+            return self.read(last.data, expected, subject=last.subject)
+        for _, cell in reversed(await self.snapshot_async([every])):
+            with suppress(CodecError):
+                return self.read(cell.data, expected, subject=cell.subject)
+        return None
 
     def written(self, filter_subject: str) -> list[str]:
         """Subjects of the cells that a filter matches."""
@@ -198,26 +222,47 @@ class Table:
         return len(self.written(filter_subject))
 
     def snapshot(self, filters: list[str], *, headers_only: bool = False) -> list[tuple[CellId, Cell]]:
-        """All cells of some columns as they are now, in the order they were written."""
+        """All cells of some columns as they are now, in the order they were written; other subjects are left out."""
+        return self.bridge.call(self.snapshot_async(filters, headers_only=headers_only), CALL_DEADLINE)
 
-        async def work() -> list[tuple[CellId, Cell]]:
-            follower = Follower(self.bridge, self.subjects.table_stream, filters, headers_only=headers_only)
-            found: list[tuple[CellId, Cell]] = []
-            try:
-                async for batch in follower.batches(tick=0.5):
-                    for message in batch:
-                        sequence = message.metadata.sequence
-                        cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
+    async def snapshot_async(self, filters: list[str], *, headers_only: bool = False) -> list[tuple[CellId, Cell]]:
+        """As `snapshot`."""
+        follower = Follower(self.bridge, self.subjects.table_stream, filters, headers_only=headers_only)
+        found: list[tuple[CellId, Cell]] = []
+        seen = 0
+        try:
+            async for batch in follower.batches(tick=0.5):
+                seen += len(batch)
+                for message in batch:
+                    sequence = message.metadata.sequence
+                    cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
+                    with suppress(SubjectError):
                         found.append((self.subjects.parse(message.subject), cell))
-                    if not batch and follower.drained:
-                        break
-                    if len(found) >= (follower.backlog or 0) or (batch and batch[-1].metadata.num_pending == 0):
-                        break
-            finally:
-                await follower.close()
-            return found
+                if not batch and follower.drained:
+                    break
+                if seen >= (follower.backlog or 0) or (batch and batch[-1].metadata.num_pending == 0):
+                    break
+        finally:
+            await follower.close()
+        return found
 
-        return self.bridge.call(work(), CALL_DEADLINE)
+    def remove(self, cells: Iterable[Cell]) -> None:
+        """Remove just these messages; what was written to their subjects since stays."""
+
+        async def one(cell: Cell) -> None:
+            async def request() -> None:
+                try:
+                    await self.bridge.js.delete_msg(self.subjects.table_stream, cell.sequence)
+                except APIError as error:
+                    if error.err_code not in _GONE:  # somebody else has removed it already
+                        raise
+
+            await self.bridge.persist(request, f"remove {cell.subject}")
+
+        async def work() -> None:
+            await asyncio.gather(*map(one, cells))
+
+        self.bridge.call(work(), CALL_DEADLINE)
 
     def purge(self, filters: Iterable[str]) -> None:
         """Remove all cells that a filter matches; their subjects could be written again, so writers heed the floor."""

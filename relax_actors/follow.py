@@ -96,7 +96,8 @@ class FollowPump:
         sequence = message.metadata.sequence
         try:
             cell_id = self.context.table.subjects.parse(message.subject)
-        except SubjectError:
+        except SubjectError as error:
             # The stream takes `group.*.*.*`; a subject that is none of ours is nobody's cell.
+            self.context.journal.event("malformed_subject", subject=message.subject, error=str(error)[:500])
             cell_id = CellId("unknown", 0)
         return cell_id, Cell(message.subject, sequence.stream if sequence else 0, message.data)

@@ -2,6 +2,9 @@
 
 Law: `admitted = trained + dropped + quarantined + in flight` at every instant. A row that fails before its step's
 batch is written is owed one successor, `rows` indices further on, so that every slot of a step is filled in the end.
+
+A row is due once its step is within the lead and, for a successor, its predecessor has ended. Cells of rows that are
+not due are strays: nobody asked for them, so they are kept aside and count only if the row becomes due.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ class RowState(StrEnum):
     TRAINED = "trained"
     DROPPED = "dropped"
     QUARANTINED = "quarantined"
+
+
+# In the order in which they are counted when a row becomes due; other columns do not concern the ledger.
+_BITS = {"prompt": 1, "dropped": 2, "quarantined": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +59,57 @@ class Ledger:
         self._states: dict[int, dict[int, RowState]] = {}
         self._owed: dict[RowId, None] = {}
         self._furthest = -1
+        self._ended: dict[int, set[int]] = {}
+        self._aside: dict[int, dict[int, int]] = {}
         self._strangers: dict[RowId, str] = {}
         self._violations: list[str] = []
 
-    def observe(self, cell: CellId, value: Batch | Checkpoint | None = None) -> None:
-        """Take in one cell; `value` is needed for `batch` and `checkpoint`."""
+    def observe(self, cell: CellId, value: Batch | Checkpoint | None = None) -> bool:
+        """Take in one cell; `value` is needed for `batch` and `checkpoint`. False if it is a stray."""
         if cell.kind == "weights":
             self.version = cell.step if self.version is None else max(self.version, cell.step)
+            self._readmit()
         elif cell.kind == "batch" and isinstance(value, Batch):
             self._observe_batch(cell.step, value)
         elif cell.kind == "checkpoint" and isinstance(value, Checkpoint):
             self._observe_floor(value)
-        elif cell.kind == "group" and cell.step >= self.floor:
+        elif cell.kind == "group" and cell.step >= self.floor and cell.field in _BITS:
+            if not self._due(cell.row):
+                self._set_aside(cell)
+                return False
             self._observe_row(cell.row, cell.field)
+            self._readmit_from(self._successor(cell.row))
+        return True
+
+    def _successor(self, row: RowId) -> RowId:
+        return replace(row, index=row.index + self.rows)
+
+    def _due(self, row: RowId) -> bool:
+        within = self.version is not None and row.step <= min(self.steps - 1, self.version + self.lead)
+        if not within and row.step not in self.batches:
+            return False
+        return row.index < self.rows or row.index - self.rows in self._ended.get(row.step, ())
+
+    def _set_aside(self, cell: CellId) -> None:
+        # A step beyond both bounds can never become due.
+        if cell.step < self.steps or cell.step <= (self.version or 0) + self.lead:
+            rows = self._aside.setdefault(cell.step, {})
+            rows[cell.index] = rows.get(cell.index, 0) | _BITS[cell.field]
+
+    def _readmit(self) -> None:
+        """Count the cells that were kept aside of rows that have become due."""
+        for step in sorted(self._aside):
+            for index in range(self.rows):
+                self._readmit_from(RowId(step, index))
+
+    def _readmit_from(self, row: RowId) -> None:
+        aside = self._aside.get(row.step, {})
+        while row.index in aside and self._due(row):
+            bits = aside.pop(row.index)
+            for field, bit in _BITS.items():
+                if bits & bit:
+                    self._observe_row(row, field)
+            row = self._successor(row)
 
     def _observe_row(self, row: RowId, field: str) -> None:
         step = self._states.setdefault(row.step, {})
@@ -77,10 +122,10 @@ class Ledger:
             # A row ends once: what came first stands, and a trained row stays trained.
             if step.get(row.index, RowState.IN_FLIGHT) is RowState.IN_FLIGHT:
                 step[row.index] = RowState(field)
-                if row.step not in self.batches:
-                    successor = replace(row, index=row.index + self.rows)
-                    if successor.index not in step:
-                        self._owed[successor] = None
+            self._ended.setdefault(row.step, set()).add(row.index)
+            successor = self._successor(row)
+            if row.step not in self.batches and successor.index not in step:
+                self._owed[successor] = None
 
     def _observe_batch(self, step: int, batch: Batch) -> None:
         if step in self.batches and self.batches[step] != batch:
@@ -91,6 +136,7 @@ class Ledger:
         self.batches[step] = batch
         if step < self.floor:
             return
+        self._readmit()
         states = self._states.setdefault(step, {})
         for index in batch.rows:
             state = states.get(index)
@@ -105,8 +151,9 @@ class Ledger:
     def _observe_floor(self, checkpoint: Checkpoint) -> None:
         if checkpoint.floor >= self.floor:
             self.floor, self.totals = checkpoint.floor, checkpoint.totals
-            for step in [s for s in self._states if s < self.floor]:
-                del self._states[step]
+            for by_step in (self._states, self._ended, self._aside):
+                for step in [s for s in by_step if s < self.floor]:
+                    del by_step[step]
             self._strangers = {row: why for row, why in self._strangers.items() if row.step >= self.floor}
 
     def state(self, row: RowId) -> RowState | None:

@@ -17,6 +17,17 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+def _check_numbers(values: Array, what: str) -> None:
+    """Raise ValueError unless an array is `[n]`, one number a sample, finite in float32."""
+    if values.ndim != 1 or not len(values) or values.dtype.kind not in "fiu":
+        msg = f"{what} is {values.dtype}{list(values.shape)}, not one number a sample"
+        raise ValueError(msg)
+    with np.errstate(over="ignore"):
+        if not np.isfinite(values.astype(np.float32)).all():
+            msg = f"{what} is not finite: {values[:8]}"
+            raise ValueError(msg)
+
+
 class FinishReason(StrEnum):
     """Why a sample ended."""
 
@@ -32,7 +43,6 @@ class DropReason(StrEnum):
     TOO_OLD = "too_old"
     SURPLUS = "surplus"
     LOST_SEGMENT = "lost_segment"
-    UNUSABLE = "unusable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,14 @@ class Prompt:
     exact_version: bool = False
     greedy: bool = False
     requeue_of: str = ""
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
+            msg = f"tokens of a prompt are {self.tokens.dtype}{list(self.tokens.shape)}, not [prompt_len] integers"
+            raise ValueError(msg)
+        if not 0 <= self.seed < 1 << 64 or self.min_version < 0:
+            msg = f"seed {self.seed} or min_version {self.min_version} of a prompt is out of range"
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +105,11 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         flat = (self.prompt_tokens, self.lengths, self.tokens, self.versions)
-        if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in flat) or self.logprobs.ndim != 1:
+        if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in flat):
             msg = "a trajectory's arrays have one dimension, and all but logprobs hold integers"
+            raise ValueError(msg)
+        if self.logprobs.ndim != 1 or self.logprobs.dtype.kind != "f":
+            msg = "the logprobs of a trajectory have one dimension and are floats"
             raise ValueError(msg)
         if unknown := set(self.finish_reasons) - set(FinishReason):
             msg = f"unknown finish reasons {sorted(unknown)}"
@@ -120,6 +141,9 @@ class Reward:
 
     values: Array
 
+    def __post_init__(self) -> None:
+        _check_numbers(self.values, "a row's reward")
+
     def __iter__(self) -> Iterator[float]:
         return iter(self.values.tolist())
 
@@ -133,6 +157,12 @@ class Advantage:
 
     values: Array
     reward: float
+
+    def __post_init__(self) -> None:
+        _check_numbers(self.values, "a row's advantage")
+        if not np.isfinite(self.reward):
+            msg = f"mean reward of a row is {self.reward}"
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)

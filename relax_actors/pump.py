@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from broker.errors import RelaxError, StoreError
 from broker.pull import StandingPull
 from broker.streams import ensure_consumer, pool_spec
-from broker.subjects import RowId
+from broker.subjects import CellId, RowId
 from relax_actors.actor import Context, Drop, Role, Row
 from relax_actors.errors import ActorError, BrokerError, CodecError, ConfigError, RowError, StoreFullError, SubjectError
 from relax_actors.mailbox import ExitRequestedError, Mailbox, ask
@@ -134,9 +134,10 @@ class PoolPump:
 
     async def _on_checkpoint(self, message: Msg) -> None:
         try:
-            self._floor = max(self._floor, self.table.read(message.data, Checkpoint).floor)
+            found = self.table.read(message.data, Checkpoint, subject=message.subject)
         except CodecError:
             return
+        self._floor = max(self._floor, found.floor)
 
     def _is_below_floor(self, row: RowId) -> bool:
         return row.kind == "group" and row.step < self._floor
@@ -180,23 +181,40 @@ class PoolPump:
         try:
             cell = self.table.subjects.parse(message.subject)
         except SubjectError as error:
-            self.context.journal.event("malformed_subject", subject=message.subject, error=str(error))
+            self.context.journal.event("malformed_subject", subject=message.subject, error=str(error)[:500])
             await self._quietly(message.term())
             return None
         row = cell.row
         again = (message.metadata.num_delivered or 1) > 1
-        if self._is_below_floor(row) or (again and not await self._still_wanted(row, message.subject)):
+        over = self._is_below_floor(row)
+        if over and not again:
+            self.context.journal.event("stray_cell", subject=message.subject, error="the rows of its step are gone")
+        if over or (again and not await self._still_wanted(row, message.subject)):
             await self._quietly(message.ack())
             return None
         cells = {cell.field: message.data}
         others = [name for name in self._inputs if name != cell.field]
         done = [self.role.writes] if len(self._wakes) > 1 and self.role.writes else []
         found = await asyncio.gather(*(self.table.get_async(self.table.cell(row, name)) for name in [*others, *done]))
-        if None in found[: len(others)] or (done and found[-1] is not None):
+        missing = [name for name, other in zip(others, found, strict=False) if other is None]
+        if missing or (done and found[-1] is not None):
+            if early := sorted(IMPLIED.get(cell.field, set()) & set(missing)):
+                await self._too_early(cell, early)
             await self._quietly(message.ack())
             return None
         cells |= {name: other.data for name, other in zip(others, found, strict=False) if other is not None}
         return Job(message, row, cells)
+
+    async def _too_early(self, cell: CellId, missing: list[str]) -> None:
+        """Quarantine a row with a column that is there before those it is made of: nobody would come back to it."""
+        row = cell.row
+        if row.kind == "group":
+            last = await self.table.fetch_last_async("checkpoint", Checkpoint)
+            self._floor = max(self._floor, last.floor if last is not None else 0)
+            if row.step < self._floor:
+                return
+        error = f"column {cell.field} was written before {' and '.join(missing)}, which it is made of"
+        await self._quarantine(row, 1, f"MalformedRow: {error}", "")
 
     async def _still_wanted(self, row: RowId, subject: str) -> bool:
         """Whether a row delivered again is to be handled; quarantines one that failed too often."""

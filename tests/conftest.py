@@ -54,7 +54,7 @@ def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator
     def make(bridge: Bridge) -> Table:
         nonlocal made
         made = True
-        bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 28), log_spec(subjects, 1 << 24, 3600)]), 20)
+        bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 26), log_spec(subjects, 1 << 24, 3600)]), 20)
         return Table(bridge, subjects, Store(tmp_path / "store"), "test.0#1")
 
     yield make

@@ -166,10 +166,12 @@ def _living(at: Connected, target: str) -> Iterator[tuple[str, int]]:
     alive = dict(_commands())
     for name, lease in leases.items():
         own, _, number = name.rpartition(".")
-        pid = int(lease["pid"])
+        there = lease.get("pid")
         wanted_role = role == own or (role == ANY and own != NODE)
-        if wanted_role and (not n or n == number) and str(at.folder.root) in alive.get(pid, ""):
-            yield name, pid
+        if not isinstance(there, int) or not wanted_role or (n and n != number):
+            continue
+        if str(at.folder.root) in alive.get(there, ""):
+            yield name, there
 
 
 def _commands() -> Iterator[tuple[int, str]]:

@@ -53,7 +53,8 @@ def status(run: str, *, as_json: bool) -> None:
             console.print(f"{name:12} {value}", highlight=False)
     shown = RichTable("actor", "pid", "life", "up", "waits for, or has in hand")
     for name, lease in sorted(leases.items()):
-        shown.add_row(name, str(lease.get("pid")), str(lease.get("incarnation")), _since(lease), _doing(lease))
+        cells = (name, str(lease.get("pid"))[:20], str(lease.get("incarnation"))[:20], _since(lease), _doing(lease))
+        shown.add_row(*map(escape, cells))
     console.print(shown)
 
 
@@ -99,8 +100,10 @@ def tree(run: str) -> None:
     node = leases.pop("node.0", None)
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
     root.add("broker, embedded" if at.config.broker.url is None else f"broker {at.table.bridge.address.url}")
-    machine = root.add(f"node pid {node['pid']}, up {_since(node)}" if node else "node [red]no lease[/]")
-    states = node["children"] if node else {}
+    pid = str(node.get("pid"))[:20] if node else ""
+    machine = root.add(escape(f"node pid {pid}, up {_since(node)}") if node else "node [red]no lease[/]")
+    children = node.get("children") if node else None
+    states = children if isinstance(children, dict) else {}
     for role in role_names(at.config):
         pool = machine.add(f"{role}, one_for_one")
         for n in range(replicas(at.config, role)):
@@ -111,16 +114,18 @@ def tree(run: str) -> None:
     Console(width=width).print(root, highlight=False)
 
 
-def _state(state: dict[str, Any] | None) -> str:
-    if state is None:
+def _state(state: Any) -> str:
+    if not isinstance(state, dict):
         return "[red]unknown[/]"
-    return f"{state['phase']} for {time.time() - state['since']:.0f} s, {state['restarts']} restarts"
+    restarts = int(_number(state.get("restarts"), 0))
+    return escape(f"{str(state.get('phase'))[:20]} for {_since(state)}, {restarts} restarts")
 
 
 def _life(lease: dict[str, Any] | None) -> str:
     if lease is None:
         return ""
-    return f", pid {lease['pid']}, life {lease['incarnation']}, up {_since(lease)}: {escape(_doing(lease))}"
+    pid, life = str(lease.get("pid"))[:20], str(lease.get("incarnation"))[:20]
+    return escape(f", pid {pid}, life {life}, up {_since(lease)}: {_doing(lease)}")
 
 
 def fingerprint(path: Path) -> str:
@@ -135,12 +140,19 @@ def fingerprint(path: Path) -> str:
 
 
 def _since(lease: dict[str, Any]) -> str:
-    return f"{time.time() - float(lease.get('since', 0)):.0f} s"
+    return f"{time.time() - _number(lease.get('since'), 0.0):.0f} s"
+
+
+def _number(value: Any, otherwise: float) -> float:
+    """A number out of an entry that anybody may have written."""
+    return value if isinstance(value, int | float) and abs(value) < 1e18 else otherwise  # noqa: PLR2004
 
 
 def _doing(lease: dict[str, Any]) -> str:
-    rows = lease.get("rows", [])
+    rows = lease.get("rows")
+    rows = [str(row)[:40] for row in rows] if isinstance(rows, list) else []
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""  # noqa: PLR2004
-    doing = f"has {', '.join(rows[:3])}{more}" if rows else f"waits for {lease.get('waits_for') or 'work'}"
-    seconds = time.time() - float(lease.get("doing_since", 0)) if lease.get("doing_since") else None
-    return doing if seconds is None else f"{doing}, since {max(0.0, seconds):.1f} s"
+    waits_for = str(lease.get("waits_for") or "work")[:200]
+    doing = f"has {', '.join(rows[:3])}{more}" if rows else f"waits for {waits_for}"
+    since = _number(lease.get("doing_since"), 0.0)
+    return f"{doing}, since {max(0.0, time.time() - since):.1f} s" if since else doing

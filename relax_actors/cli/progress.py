@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 STALE_SECONDS = 5.0
+MOST_ACTORS = 4096
+ROWS = ("in_flight", "trained", "dropped", "quarantined")
 NOTABLE = (
     "fault",
     "waiting_for_room",
@@ -49,41 +52,49 @@ class Progress:
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
 
     def take(self, subject: str, data: bytes) -> None:
-        """Take a message of `relax.<run>.event.>` or `relax.<run>.metric.>` in."""
+        """Take a message of `relax.<run>.event.>` or `relax.<run>.metric.>` in; one that says nothing is let pass."""
+        tokens = subject.split(".")
         try:
-            body: dict[str, Any] = json.loads(data)
-            kind = subject.split(".")[2]
-        except (ValueError, IndexError):
+            body = json.loads(data)
+            if not isinstance(body, dict) or len(tokens) < 5:  # noqa: PLR2004 relax.<run>.<kind>.<role>.<n>
+                return
+            if tokens[2] == "event" and tokens[-1] == body.get("kind"):
+                self._event(body)
+            elif tokens[2] == "metric" and len(self.seen) < MOST_ACTORS:
+                self._metric(body)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
-        if kind == "event":
-            self._event(body)
-        elif kind == "metric":
-            self._metric(body)
 
     def _event(self, body: dict[str, Any]) -> None:
-        kind = body.get("kind", "")
+        kind = body["kind"]
         if kind == "restarted":
             self.restarts += 1
         if kind == "evaluated":
-            self.evals[int(body["version"])] = float(body["reward"])
+            self._evaluated(body["version"], body["reward"])
         if kind in NOTABLE:
             text = str(body.get("reason") or body.get("error") or body.get("reward") or "")
             what = body.get("row") or body.get("version", "")
-            self.events.append(f"{body.get('role')}.{body.get('n')} {kind} {what} {text}".split("\n", 1)[0][:110])
+            line = f"{body.get('role')}.{body.get('n')} {kind} {what} {text}".split("\n", 1)[0][:110]
+            self.events.append("".join(c if c.isprintable() else "?" for c in line))
+
+    def _evaluated(self, version: Any, reward: Any) -> None:
+        if 0 <= int(version) <= self.steps:
+            self.evals[int(version)] = _finite(reward)
 
     def _metric(self, body: dict[str, Any]) -> None:
         if body.get("kind") == "step":
-            self.step = int(body["step"]) + 1
-            self.reward = float(body["reward"])
-            self.rewards.append(self.reward)
-            self.figures = body
-            self.step_times.append((float(body["time"]), self.step))
+            step, reward, at = int(body["step"]), _finite(body["reward"]), _finite(body["time"])
+            if 0 <= step < self.steps:
+                self.step, self.reward = step + 1, reward
+                self.rewards.append(reward)
+                self.figures = {name: _short(body.get(name, 0)) for name in ("age", "span")}
+                self.step_times.append((at, self.step))
             return
-        self.seen[f"{body.get('role')}.{body.get('n')}"] = time.monotonic()
+        self.seen[f"{body.get('role')}.{body.get('n')}"[:80]] = time.monotonic()
         if body.get("role") == "prompts":
-            self.ledger = body
+            self.ledger = {name: _short(body.get(name, 0)) for name in ROWS}
         if "eval_version" in body:
-            self.evals[int(body["eval_version"])] = float(body["eval_reward"])
+            self._evaluated(body["eval_version"], body["eval_reward"])
 
     @property
     def alive(self) -> int:
@@ -129,7 +140,7 @@ class Progress:
         if self.evals:
             shown = sorted(self.evals.items())[-5:]
             grid.add_row("held out", "  ".join(f"v{version}: {value:.3f}" for version, value in shown))
-        rows = " ".join(f"{k} {self.ledger.get(k, 0)}" for k in ("in_flight", "trained", "dropped", "quarantined"))
+        rows = " ".join(f"{name} {self.ledger.get(name, 0)}" for name in ROWS)
         grid.add_row("rows", rows)
         grid.add_row("staleness", f"age {self.figures.get('age', 0)}, span {self.figures.get('span', 0)}")
         grid.add_row("actors", f"{self.alive} alive, {self.restarts} restarts")
@@ -137,6 +148,18 @@ class Progress:
             grid.add_row("waiting", Text(self.notice, style="yellow"))
         events = Text("\n".join(self.events), style="dim")
         return Panel(Group(grid, events), title=f"relax {self.run}", width=100)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or abs(number) > 1e30:  # noqa: PLR2004 means and differences stay finite
+        msg = f"{number} cannot be shown"
+        raise ValueError(msg)
+    return number
+
+
+def _short(value: Any) -> str:
+    return str(value)[:20]
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from broker.subjects import RowId
@@ -16,7 +18,7 @@ from broker.table import Table
 from relax_actors.actor import COLUMNS
 from relax_actors.cli.connect import Connected, connected
 from relax_actors.cli.render import fields_of
-from relax_actors.errors import ConfigError
+from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Quarantined, Readmitted, Requeued
 
 
@@ -24,8 +26,8 @@ def list_rows(run: str, *, as_json: bool) -> None:
     """List quarantined rows."""
     with connected(run) as at:
         found = _quarantined(at.table)
-        requeued = {row for row, _ in _column(at.table, "requeued", Requeued)}
-        again = {row: cell.row for row, cell in _column(at.table, "readmitted", Readmitted)}
+        requeued = {row for row, _ in _readable(at.table, "requeued", Requeued)}
+        again = {row: cell.row for row, cell in _readable(at.table, "readmitted", Readmitted)}
     if as_json:
         for row, cell in found:
             body = {
@@ -41,20 +43,16 @@ def list_rows(run: str, *, as_json: bool) -> None:
     shown = RichTable("row", "role", "deliveries", "error", "requeued")
     for row, cell in found:
         fate = again.get(row, "waits" if row in requeued else "")
-        error = cell.error.splitlines()[0] if cell.error else ""
-        shown.add_row(str(row), cell.role, str(cell.deliveries), error, fate)
+        error = (cell.error.splitlines() or [""])[0][:500]
+        shown.add_row(*map(escape, (str(row), cell.role, str(cell.deliveries), error, fate)))
     Console().print(shown if found else "nothing is quarantined")
 
 
 def show_row(run: str, row: str) -> None:
     """Show a quarantined row with its traceback and its inputs."""
     with connected(run) as at:
-        wanted = _existing(at, row)
-        cell = at.table.fetch(at.table.cell(wanted, "quarantined"), Quarantined)
+        wanted, cell = _existing(at, row)
         inputs = _inputs(at.table, wanted, [*COLUMNS, *at.config.roles])
-    if cell is None:
-        msg = f"{row} is quarantined no longer"
-        raise ConfigError(msg)
     typer.echo(f"{wanted} quarantined by {cell.role} after {cell.deliveries} deliveries")
     typer.echo(cell.error)
     typer.echo(cell.traceback)
@@ -72,7 +70,7 @@ def requeue(run: str, rows: list[str], *, everything: bool) -> int:
         if at.folder.finished.exists():
             msg = f"run {at.config.run.name} is finished; raise run.steps and `relax up` it to train more rows"
             raise ConfigError(msg)
-        wanted = [row for row, _ in _quarantined(at.table)] if everything else [_existing(at, row) for row in rows]
+        wanted = [row for row, _ in _quarantined(at.table)] if everything else [_existing(at, row)[0] for row in rows]
         if not wanted and not everything:
             msg = "name rows to requeue, e.g. group.12.3, or give --all; `relax quarantine list RUN` shows them"
             raise ConfigError(msg)
@@ -80,20 +78,34 @@ def requeue(run: str, rows: list[str], *, everything: bool) -> int:
         return sum(at.table.put_all((at.table.cell(row, "requeued"), cell) for row in wanted if row.kind == "group"))
 
 
-def _existing(at: Connected, text: str) -> RowId:
+def _existing(at: Connected, text: str) -> tuple[RowId, Quarantined]:
     row = RowId.parse(text)
-    if at.table.get(at.table.cell(row, "quarantined")) is None:
+    cell = at.table.get(at.table.cell(row, "quarantined"))
+    if cell is None:
         msg = f"{row} is not quarantined in run {at.config.run.name}; `relax quarantine list RUN` lists what is"
         raise ConfigError(msg)
-    return row
+    return row, _read(at.table, cell.data)
 
 
 def _quarantined(table: Table) -> list[tuple[RowId, Quarantined]]:
-    return [*_column(table, "quarantined", Quarantined), *_column(table, "quarantined", Quarantined, "eval")]
+    columns = [table.subjects.column("quarantined", kind) for kind in ("group", "eval")]
+    return [(c.row, _read(table, cell.data)) for c, cell in table.snapshot(columns)]
 
 
-def _column(table: Table, name: str, expected: type[Any], kind: str = "group") -> list[tuple[RowId, Any]]:
-    return [(c.row, table.read(cell.data, expected)) for c, cell in table.snapshot([table.subjects.column(name, kind)])]
+def _read(table: Table, data: bytes) -> Quarantined:
+    """What a cell says; of one that cannot be read, that and why."""
+    try:
+        return table.read(data, Quarantined)
+    except (CodecError, StoreError) as error:
+        return Quarantined("?", 0, f"unreadable: {error}", "")
+
+
+def _readable(table: Table, name: str, expected: type[Any]) -> list[tuple[RowId, Any]]:
+    found = []
+    for c, cell in table.snapshot([table.subjects.column(name)]):
+        with suppress(CodecError, StoreError):
+            found.append((c.row, table.read(cell.data, expected)))
+    return found
 
 
 def _inputs(table: Table, row: RowId, columns: list[str]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from broker.codec import TensorRef, open_envelope
+from broker.codec import Envelope, TensorRef, open_envelope
 from relax_actors.errors import CodecError
 
 SHOWN = 8
@@ -16,21 +17,25 @@ SHOWN = 8
 def readable(data: bytes) -> str:
     """A message as one line: JSON as it is, a cell as its type, author and fields."""
     if data[:1] in (b"{", b"["):
-        try:
+        with suppress(ValueError, RecursionError):
             return json.dumps(json.loads(data), ensure_ascii=False)
-        except ValueError:
-            pass
     try:
         envelope = open_envelope(data)
     except CodecError as error:
         return f"({len(data)} bytes: {error})"
-    return f"{envelope.type} by {envelope.author} {fields_of(data)}"
+    return f"{envelope.type} by {envelope.author} {_line(envelope)}"
 
 
 def fields_of(data: bytes) -> str:
-    """The fields of a cell as one line of JSON."""
-    fields = {name: _plain(value) for name, value in open_envelope(data).fields.items()}
-    return json.dumps(fields, ensure_ascii=False)
+    """The fields of a cell as one line of JSON, or why it is none."""
+    try:
+        return _line(open_envelope(data))
+    except CodecError as error:
+        return f"({len(data)} bytes: {error})"
+
+
+def _line(envelope: Envelope) -> str:
+    return json.dumps({name: _plain(value) for name, value in envelope.fields.items()}, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:

@@ -54,10 +54,11 @@ def _parse(config: Config, setting: str) -> tuple[str, int]:
 
 def _ready(at: Connected, roles: dict[str, int]) -> dict[str, int]:
     """How many actors each of the roles has; those that start or stop do not count as right."""
-    node = at.table.bridge.call(at.state.leases(), 10).get("node.0", {"children": {}})
+    entry = at.table.bridge.call(at.state.leases(), 10).get("node.0", {}).get("children")
+    children = entry if isinstance(entry, dict) else {}
     found = dict.fromkeys(roles, 0)
-    for name, child in node["children"].items():
+    for name, child in children.items():
         role = name.rpartition(".")[0]
         if role in found:
-            found[role] += 1 if child["phase"] == "ready" else len(node["children"]) + 1
+            found[role] += 1 if isinstance(child, dict) and child.get("phase") == "ready" else len(children) + 1
     return found

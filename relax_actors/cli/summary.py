@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from broker.table import Table
 from relax_actors.config import Config
+from relax_actors.errors import CodecError
 from relax_actors.ledger import Account, Ledger
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Weights
+from relax_actors.roles.reading import KINDS
 
 ENDS_OF_CURVE = 10
 
@@ -48,26 +51,27 @@ class Curves:
 
 
 def read_ledger(table: Table, config: Config) -> Ledger:
-    """The ledger of a run, from its cells as they are now."""
+    """The ledger of a run, from its cells as they are now; malformed ones are left out."""
     ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
     subjects = table.subjects
     columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
     numbered = [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
     for cell_id, cell in table.snapshot([*columns, *numbered]):
-        value: Batch | Checkpoint | None = None
-        if cell_id.kind == "batch":
-            value = table.read(cell.data, Batch)
-        elif cell_id.kind == "checkpoint":
-            value = table.read(cell.data, Checkpoint)
-        ledger.observe(cell_id, value)
+        try:
+            expected = KINDS.get(cell_id.kind)
+            value = table.read(cell.data, expected, subject=cell.subject) if expected else None
+        except CodecError:
+            continue
+        ledger.observe(cell_id, value if isinstance(value, Batch | Checkpoint) else None)
     return ledger
 
 
 def read_curves(table: Table, ledger: Ledger) -> Curves:
     """The reward curves of a run."""
-    found = [
-        table.read(cell.data, Evaluation) for _, cell in table.snapshot([table.subjects.numbered("evaluation", "*")])
-    ]
+    found: list[Evaluation] = []
+    for _, cell in table.snapshot([table.subjects.numbered("evaluation", "*")]):
+        with suppress(CodecError):
+            found.append(table.read(cell.data, Evaluation, subject=cell.subject))
     rewards = [(step, batch.reward) for step, batch in sorted(ledger.batches.items())]
     return Curves(rewards, sorted((e.version, e.reward) for e in found if e.rows))
 
@@ -78,7 +82,7 @@ def summarise(table: Table, config: Config, *, seconds: float, restarts: int) ->
     curves = read_curves(table, ledger)
     account: Account = ledger.account()
     rewards = [value for _, value in curves.rewards]
-    weights = table.fetch_last(table.subjects.numbered("weights", "*"), Weights)
+    weights = table.fetch_last("weights", Weights)
     summary = Summary(
         run=config.run.name,
         steps=ledger.version or 0,

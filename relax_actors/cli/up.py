@@ -28,8 +28,8 @@ from relax_actors.cli.check import require
 from relax_actors.cli.progress import Progress
 from relax_actors.cli.summary import Curves, Summary, draw, summarise
 from relax_actors.config import Config, load_config
-from relax_actors.errors import RelaxError
-from relax_actors.messages import Checkpoint
+from relax_actors.errors import CodecError, RelaxError
+from relax_actors.messages import Checkpoint, Evaluation
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.root import Failure, Root
@@ -142,12 +142,14 @@ class _Asking(threading.Thread):
 def _is_finished(table: Table, config: Config) -> bool:
     """Whether the last checkpoint is there and the last version evaluated."""
     steps = config.run.steps
-    last = table.fetch_last(table.subjects.numbered("checkpoint", "*"), Checkpoint)
+    last = table.fetch_last("checkpoint", Checkpoint)
     if last is None or last.version < steps:
         return False
     if config.eval is None:
         return True
-    return table.get(table.subjects.numbered("evaluation", steps)) is not None
+    with contextlib.suppress(CodecError):
+        return table.fetch(table.subjects.numbered("evaluation", steps), Evaluation) is not None
+    return False
 
 
 def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:

@@ -26,7 +26,8 @@ def tail(subject: str, run: str | None, *, history: bool, count: int) -> None:
 
     def show(message: Msg) -> bool:
         nonlocal seen
-        sys.stdout.write(f"{message.subject} {readable(message.data)}\n")
+        line = f"{message.subject} {readable(message.data)}"
+        sys.stdout.write("".join(c if c.isprintable() else "?" for c in line) + "\n")
         sys.stdout.flush()
         seen += 1
         return bool(count) and seen >= count

@@ -27,8 +27,12 @@ class Advantages(Role):
         """The row's advantages, or a drop if all samples scored the same and that is wanted."""
         settings = self.context.config.advantages
         column = row.column(settings.reads)
-        rewards = np.asarray(column.values if isinstance(column, Reward) else column, np.float32)
-        if rewards.ndim != 1 or not np.isfinite(rewards).all():
+        try:
+            rewards = np.asarray(column.values if isinstance(column, Reward) else column, np.float32)
+        except (ValueError, TypeError, OverflowError) as error:
+            msg = f"column {settings.reads} of {row.id} is not one number a sample: {error}"
+            raise RowError(msg) from error
+        if rewards.ndim != 1 or not len(rewards) or not np.isfinite(rewards).all():
             msg = f"column {settings.reads} of {row.id} is {rewards!r}, not one finite number a sample"
             raise RowError(msg)
         if settings.drop_no_signal and not has_signal(rewards):

@@ -5,13 +5,16 @@ What a version came to is one cell, `evaluation.<version>`. The rows themselves 
 
 from __future__ import annotations
 
+from functools import partial
+
 from broker.subjects import CellId, RowId
 from broker.table import CALL_DEADLINE, Cell
 from relax_actors.actor import StatefulRole
 from relax_actors.config import Config
-from relax_actors.errors import CodecError, ConfigError, RowError
-from relax_actors.messages import Evaluation, Prompt, Quarantined, Reward
-from relax_actors.roles.prompts import PromptMaker, open_data, room
+from relax_actors.errors import CodecError, ConfigError, StoreError
+from relax_actors.messages import Evaluation, Prompt, Reward
+from relax_actors.roles.prompts import PromptMaker, first_cell, open_data, room
+from relax_actors.roles.reading import put_own, read_numbered
 from relax_actors.roles.seeds import seed_of
 from relax_actors.tokenizer import Tokenizer
 
@@ -72,11 +75,13 @@ class Evaluator(StatefulRole):
         config = self.context.config
         wanted: set[int] = set()
         for cell_id, cell in cells:
-            if cell_id.kind == "weights" and is_evaluated(config, cell_id.step):
+            if not is_evaluated(config, cell_id.step):
+                continue
+            if cell_id.kind == "weights" and read_numbered(self.context, cell_id, cell) is not None:
                 wanted.add(cell_id.step)
             elif cell_id.kind == "evaluation":
-                self._is_done(cell_id.step, cell)
-            elif cell_id.kind == "eval" and cell_id.step not in self._done:
+                self._is_done(cell_id, cell)
+            elif cell_id.kind == "eval" and cell_id.step not in self._done and cell_id.index < self._rows:
                 self._end(cell_id, cell)
         for version in sorted(wanted - self._done):
             if len(self._ended.get(version, {})) < self._rows:
@@ -96,7 +101,7 @@ class Evaluator(StatefulRole):
         if cell_id.field == "reward":
             try:
                 ended[cell_id.index] = float(self.context.table.read(cell.data, Reward).values.mean())
-            except CodecError as error:
+            except (CodecError, StoreError) as error:
                 self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
 
     def _sum_up(self, version: int) -> None:
@@ -106,17 +111,18 @@ class Evaluator(StatefulRole):
         table = self.context.table
         self._done.add(version)
         self._latest = version, found.reward
-        if table.put(table.subjects.numbered("evaluation", version), found):
+        if put_own(self.context, table.subjects.numbered("evaluation", version), found) is None:
             self.context.journal.event("evaluated", version=version, reward=found.reward, rows=found.rows)
 
-    def _is_done(self, version: int, cell: Cell) -> None:
-        """A version was summed up, by this life or an earlier one."""
-        self._done.add(version)
-        self._ended.pop(version, None)
-        try:
-            self._latest = version, self.context.table.read(cell.data, Evaluation).reward
-        except CodecError as error:
-            self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
+    def _is_done(self, cell_id: CellId, cell: Cell) -> None:
+        """A version was summed up, by this life or an earlier one; a cell that is not the evaluator's is removed."""
+        value = read_numbered(self.context, cell_id, cell)
+        if not isinstance(value, Evaluation):
+            self.context.table.remove([cell])
+            return
+        self._done.add(cell_id.step)
+        self._ended.pop(cell_id.step, None)
+        self._latest = cell_id.step, value.reward
 
     def _let_go(self) -> None:
         """Remove the rows of versions that are summed up, all but the last, and what was written to them late."""
@@ -130,20 +136,13 @@ class Evaluator(StatefulRole):
         table.bridge.call(state.forget_failures(lambda row: row.kind == "eval" and row.step in gone), CALL_DEADLINE)
 
     def _ask(self, version: int) -> None:
-        table = self.context.table
-        cells: list[tuple[str, Prompt | Quarantined]] = []
-        for index in range(self._rows):
-            row = RowId(version, index, "eval")
-            seed = seed_of(self.context.config.run.seed, "eval", index)
-            try:
-                prompt = self._maker.make(
-                    self._source[index], seed=seed, min_version=version, exact_version=True, greedy=True
-                )
-            except RowError as error:
-                cells.append((table.cell(row, "quarantined"), Quarantined("evaluator", 1, str(error), "")))
-            else:
-                cells.append((table.cell(row, "prompt"), prompt))
-        table.put_all(cells)
+        rows = [RowId(version, index, "eval") for index in range(self._rows)]
+        self.context.table.put_encoded([first_cell(self.context, row, partial(self._prompt, row)) for row in rows])
+
+    def _prompt(self, row: RowId) -> Prompt:
+        seed = seed_of(self.context.config.run.seed, "eval", row.index)
+        task = self._source[row.index]
+        return self._maker.make(task, seed=seed, min_version=row.step, exact_version=True, greedy=True)
 
     def metrics(self) -> dict[str, float]:
         """The last result."""

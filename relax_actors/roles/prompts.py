@@ -6,12 +6,14 @@ What it admits is a function of the configuration and the row's id, so that a ne
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from broker.subjects import CellId, RowId
 from broker.table import Cell
-from relax_actors.actor import ENDS, StatefulRole
+from relax_actors.actor import ENDS, Context, StatefulRole
 from relax_actors.config.schema import Config, DataSection
 from relax_actors.envs.sources import PromptSource as Source
 from relax_actors.envs.sources import open_source
@@ -82,6 +84,19 @@ class PromptMaker:
         return self._tokenizer.chat(messages)
 
 
+def first_cell(context: Context, row: RowId, make: Callable[[], Prompt]) -> tuple[str, bytes]:
+    """Subject and content of the cell that begins a row: its prompt, or why it can have none."""
+    table = context.table
+    subject = table.cell(row, "prompt")
+    try:
+        return subject, table.encode(subject, make())
+    except (RowError, CodecError) as error:
+        trace = "".join(traceback.format_exception(error))
+        context.journal.event("row_quarantined", row=str(row), deliveries=1, error=str(error))
+        subject = table.cell(row, "quarantined")
+        return subject, table.encode(subject, Quarantined(context.role, 1, str(error)[:2000], trace[-8000:]))
+
+
 class PromptSource(StatefulRole):
     """Owns the admission of rows."""
 
@@ -148,16 +163,9 @@ class PromptSource(StatefulRole):
 
     def _admit(self, rows: list[RowId]) -> None:
         table = self.context.table
-        cells: list[tuple[str, Prompt | Quarantined]] = []
         requeued = dict(zip(rows, self._requeued, strict=False))
-        for row in rows:
-            try:
-                cells.append((table.cell(row, "prompt"), self._prompt(row, requeued.get(row))))
-            except RowError as error:
-                trace = "".join(traceback.format_exception(error))
-                cells.append((table.cell(row, "quarantined"), Quarantined("prompts", 1, str(error), trace)))
-                self.context.journal.event("row_quarantined", row=str(row), deliveries=1, error=str(error))
-        written = table.put_all(cells)
+        cells = [first_cell(self.context, row, partial(self._prompt, row, requeued.get(row))) for row in rows]
+        written = table.put_encoded(cells)
         for subject, _ in cells:
             self._ledger.observe(table.subjects.parse(subject))
         for row, is_new in zip(rows, written, strict=True):

@@ -13,6 +13,7 @@ from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import FencedError
 from relax_actors.messages import Shard, Weights
 from relax_actors.roles.evaluator import last_evaluated
+from relax_actors.roles.reading import fetch_own, put_own
 from relax_actors.roles.start import Start, is_whole
 
 # Columns that outlive their rows: what was quarantined, and what became of it.
@@ -41,16 +42,16 @@ class Publisher:
         """
         context, table = self._context, self._context.table
         subject = table.subjects.numbered("weights", version)
-        known = table.fetch(subject, Weights) if context.incarnation > 1 else None
+        known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
             cell = self._write(version)
-            if table.put(subject, cell):
+            known = put_own(context, subject, cell)
+            if known is None:
                 self._go_on_from(cell)
                 self._keep_start()
                 self._collect(version)
                 return
-            known = table.fetch(subject, Weights)
-        if known is None or known.incarnation > context.incarnation:
+        if known.incarnation > context.incarnation:
             msg = f"weights {version} were announced by a later life; this one gives way"
             raise FencedError(msg)
         found = self._engine.fingerprint()
@@ -89,7 +90,7 @@ class Publisher:
         table, way = self._context.table, []
         at: int | None = version
         while at is not None:
-            cell = self._cells.get(at) or table.fetch(table.subjects.numbered("weights", at), Weights)
+            cell = self._cells.get(at) or fetch_own(self._context, table.subjects.numbered("weights", at), Weights)
             if cell is None:
                 return []
             self._cells[at] = cell
@@ -104,7 +105,7 @@ class Publisher:
     def restore(self, version: int) -> None:
         """See that the files of an announced version are there: a store may have lost what the table still names."""
         table = self._context.table
-        known = table.fetch(table.subjects.numbered("weights", version), Weights)
+        known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
         if known is None:
             self.announce(version)
         elif known.fingerprint == self._engine.fingerprint():

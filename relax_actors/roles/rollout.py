@@ -12,8 +12,9 @@ import numpy as np
 
 from relax_actors.actor import Role, Row
 from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, RelaxError, RowError
 from relax_actors.messages import Prompt, Trajectory
+from relax_actors.roles.rows import Limits
 from relax_actors.roles.staging import Stager
 from relax_actors.tokenizer import Tokenizer
 
@@ -53,16 +54,24 @@ class Rollout(Role):
         self._engine = make_engine(config.rollout.backend, config.model_path, config.rollout.device, config.run.threads)
         self._stager = Stager(self.context, self._engine)
         self._stager.start()
+        self._limits = Limits(config)
         self._tokens = 0
         self._model_seconds = 0.0
 
-    def handle_many(self, rows: Sequence[Row]) -> list[Trajectory]:
-        """Generate rows together; those that ask for one version of the weights are generated with just that."""
+    def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
+        """Generate rows together; those that ask for one version of the weights are generated with just that.
+
+        A row whose prompt is bad gets its error and does not hold up its neighbours.
+        """
         groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        found: dict[int, Trajectory | RelaxError] = {}
         for i, row in enumerate(rows):
-            prompt: Prompt = row.prompt
+            try:
+                prompt = self._prompt(row)
+            except RelaxError as error:
+                found[i] = error
+                continue
             groups[prompt.min_version if prompt.exact_version else -1, prompt.greedy].append(i)
-        found: dict[int, Trajectory] = {}
         for (version, greedy), members in groups.items():
             prompts = [rows[i].prompt for i in members]
             self._use_version(version, least=max(p.min_version for p in prompts))
@@ -73,6 +82,12 @@ class Rollout(Role):
             for i, prompt, samples in zip(members, prompts, generated, strict=True):
                 found[i] = self._trajectory(prompt, samples)
         return [found[i] for i in range(len(rows))]
+
+    def _prompt(self, row: Row) -> Prompt:
+        prompt: Prompt = row.prompt
+        if why := self._limits.of_prompt(prompt):
+            raise RowError(why)
+        return prompt
 
     def _request(self, prompt: Prompt, *, greedy: bool) -> GenerationRequest:
         settings = self._settings
@@ -107,7 +122,8 @@ class Rollout(Role):
         An evaluated version that is gone is replaced by the newest.
 
         Raises:
-            ActorError: there are no weights as new as the row demands.
+            RowError: weights as new as the row demands were never announced; rows are admitted after them.
+            ActorError: they are announced but cannot be had.
         """
         if exact < 0 or not self._stager.use_exactly(exact):
             self._stager.use(least)

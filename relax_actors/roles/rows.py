@@ -1,28 +1,88 @@
-"""The rows of a step as the trainer needs them, and how they are read from the table."""
+"""The rows of a step, and whether what a row holds can be true: what the engines would choke on never reaches them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from broker.codec import Array
-from broker.errors import CodecError, RelaxError, StoreError
+from broker.errors import RelaxError, StoreError
 from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.engines.training import Sequences, TrainBatch
 from relax_actors.errors import ConfigError
-from relax_actors.messages import Advantage, DropReason, Trajectory
-from relax_actors.roles.reading import read_logprobs
+from relax_actors.messages import Advantage, Dropped, DropReason, Prompt, Quarantined, Trajectory
+from relax_actors.modelfolder import measure
+from relax_actors.roles.reading import read_column, read_logprobs
 
 PROXIMAL, REFERENCE = "actor_fwd", "reference"
 """Columns of log-probs, `[total] float32`: the proximal policy's, where algorithm.proximal asks for it, and the KL's
 reference, where actors compute it."""
+Columns = dict[str, Any]
+"""What is read of a row by column; a `RelaxError` in place of what cannot be had."""
+Lost = dict[int, Dropped | Quarantined]
+"""How rows end that cannot be trained, by index."""
+MAX_ADVANTAGE = 1e6
+MAX_LOGPROB = 0.1
 
-Lost = list[tuple[int, DropReason, str]]
-"""Rows that cannot be trained: index, why, and the details."""
+
+class Limits:
+    """What a model can take.
+
+    Args:
+        config: the run's.
+    """
+
+    def __init__(self, config: Config) -> None:
+        facts = measure(config.model_path)
+        self._vocabulary = facts.vocabulary
+        self._context, self._budget = facts.context_length, config.trainer.token_budget
+        self._max_tokens, self._steps = config.rollout.max_tokens, config.run.steps
+
+    def of_prompt(self, prompt: Prompt) -> str:
+        """Why a prompt cannot be generated from; empty if it can."""
+        length, room = len(prompt.tokens), self._context - self._max_tokens
+        if not 0 < length <= room:
+            return f"the prompt has {length} tokens; the model's context leaves 1 to {room}"
+        if prompt.min_version > self._steps:
+            return f"the prompt wants weights {prompt.min_version}, the run has {self._steps} steps"
+        return self._foreign(prompt.tokens, "the prompt's tokens")
+
+    def of_row(self, trajectory: Trajectory, advantage: Advantage, step: int) -> str:
+        """Why a row cannot be trained in a step; empty if it can."""
+        if len(advantage.values) != len(trajectory.lengths):
+            return f"there are {len(advantage.values)} advantages for {len(trajectory.lengths)} samples"
+        if np.abs(advantage.values).max(initial=0) > MAX_ADVANTAGE:
+            return f"an advantage is over {MAX_ADVANTAGE:g}; scale the rewards"
+        return self.of_trajectory(trajectory, step)
+
+    def of_trajectory(self, trajectory: Trajectory, step: int) -> str:
+        """Why a row of a step cannot be passed through the model; empty if it can."""
+        lengths, prompt = trajectory.lengths, trajectory.prompt_tokens
+        if not len(prompt) or int(lengths.min()) < 1:
+            return "the prompt or a sample has no tokens"
+        if (longest := len(prompt) + int(lengths.max())) > min(self._context, self._budget):
+            return f"a sequence has {longest} tokens, more than the context or trainer.token_budget"
+        return self._of_tokens(trajectory, step)
+
+    def _of_tokens(self, trajectory: Trajectory, step: int) -> str:
+        logprobs = trajectory.logprobs
+        if not (logprobs <= MAX_LOGPROB).all() or not (logprobs > np.finfo(np.float32).min).all():
+            return "a log-prob is positive or not finite"
+        if trajectory.versions.min() < 0 or int(trajectory.versions.max()) > step:
+            return f"a token is said to be of a version that is not from 0 to {step}"
+        return self._foreign(trajectory.prompt_tokens, "the prompt's tokens") or self._foreign(
+            trajectory.tokens, "the samples' tokens"
+        )
+
+    def _foreign(self, tokens: Array, what: str) -> str:
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocabulary:
+            return f"{what} are not all in the model's vocabulary of {self._vocabulary}"
+        return ""
 
 
 @dataclass(slots=True)
@@ -34,6 +94,14 @@ class StepRows:
     advantages: list[Advantage]
     scores: dict[str, list[Array]] = field(default_factory=dict)
     """Columns of log-probs, each `[total] float32` a row."""
+
+    def add(self, index: int, columns: Columns) -> None:
+        """Take in one more row."""
+        self.ids.append(index)
+        self.trajectories.append(columns["trajectory"])
+        self.advantages.append(columns["advantage"])
+        for name, arrays in self.scores.items():
+            arrays.append(columns[name])
 
     def batch(self) -> TrainBatch:
         """All samples, row after row."""
@@ -86,41 +154,23 @@ class StepReader:
     """
 
     def __init__(self, table: Table, config: Config) -> None:
-        self._table, self._staleness = table, config.staleness
+        self._table, self._staleness, self._limits = table, config.staleness, Limits(config)
         wanted = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
             REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
         }
         self.columns = tuple(name for name, wants in wanted.items() if wants)
 
-    def read(self, step: int, indices: Sequence[int], ready: Mapping[int, bytes]) -> tuple[StepRows, Lost]:
-        """The rows that can be trained, and those that cannot.
-
-        Args:
-            step: the step.
-            indices: its rows.
-            ready: their advantages, by index.
-        """
-        lost: Lost = []
-        rows = StepRows([], [], [])
-        for index, trajectory in zip(indices, self._trajectories(step, indices), strict=True):
-            if isinstance(trajectory, RelaxError):
-                lost.append((index, DropReason.LOST_SEGMENT, str(trajectory)))
-                continue
-            advantage = self._table.read(ready[index], Advantage)
-            if len(advantage.values) != len(trajectory.lengths) or not len(trajectory.tokens):
-                detail = f"{len(advantage.values)} advantages for {len(trajectory.lengths)} samples"
-                lost.append((index, DropReason.UNUSABLE, f"{detail} of {len(trajectory.tokens)} tokens"))
-                continue
-            age = step - int(trajectory.versions.min())
-            if age > self._staleness.max and self._staleness.policy == "drop":
-                lost.append((index, DropReason.TOO_OLD, f"age {age} is over staleness.max"))
-                continue
-            rows.ids.append(index)
-            rows.trajectories.append(trajectory)
-            rows.advantages.append(advantage)
-        bad = self._add_columns(step, rows)
-        return rows, lost + [(index, DropReason.UNUSABLE, detail) for index, detail in bad]
+    def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, Lost]:
+        """The rows that can be trained, and how those end that cannot."""
+        rows, lost = StepRows([], [], [], {name: [] for name in self.columns}), {}
+        for index, columns in zip(indices, self._columns(step, indices), strict=True):
+            fate = self._fate(columns, step)
+            if fate is None:
+                rows.add(index, columns)
+            else:
+                lost[index] = fate
+        return rows, lost
 
     def read_again(self, step: int, indices: Sequence[int]) -> StepRows:
         """The rows of a step that was trained before.
@@ -128,38 +178,42 @@ class StepReader:
         Raises:
             ConfigError: one is lost.
         """
-        table = self._table
-        cells = table.get_all(table.cell(RowId(step, i), "advantage") for i in indices)
-        rows = StepRows(list(indices), [], [])
-        for index, cell, trajectory in zip(indices, cells, self._trajectories(step, indices), strict=True):
-            if isinstance(trajectory, RelaxError) or cell is None:
-                msg = f"step {step} cannot be replayed: row {index} is lost ({trajectory}); restore the store's folder"
+        rows = StepRows([], [], [], {name: [] for name in self.columns})
+        for index, columns in zip(indices, self._columns(step, indices), strict=True):
+            if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
+                msg = f"step {step} cannot be replayed: row {index} is lost ({error}); restore the store's folder"
                 raise ConfigError(msg)
-            rows.trajectories.append(trajectory)
-            rows.advantages.append(table.read(cell.data, Advantage))
-        if bad := self._add_columns(step, rows):
-            msg = f"step {step} cannot be replayed: row {bad[0][0]}: {bad[0][1]}; restore the store's folder"
-            raise ConfigError(msg)
+            rows.add(index, columns)
         return rows
 
-    def _add_columns(self, step: int, rows: StepRows) -> list[tuple[int, str]]:
-        """Read the columns of log-probs; gives the rows, and why, that have none that can be used."""
-        bad: dict[int, str] = {}
-        for column in self.columns:
-            rows.scores[column], unusable = read_logprobs(self._table, column, step, rows.ids, rows.trajectories)
-            bad |= dict(unusable)
-        return list(bad.items())
+    def _fate(self, columns: Columns, step: int) -> Dropped | Quarantined | None:
+        """How a row ends that cannot be trained; None if it can."""
+        if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
+            return lost_row(error)
+        trajectory: Trajectory = columns["trajectory"]
+        if why := self._limits.of_row(trajectory, columns["advantage"], step):
+            return Quarantined("trainer", 1, why, "")
+        age = step - int(trajectory.versions.min())
+        if age > self._staleness.max and self._staleness.policy == "drop":
+            return Dropped(DropReason.TOO_OLD, f"age {age} is over staleness.max")
+        return None
 
-    def _trajectories(self, step: int, indices: Sequence[int]) -> list[Trajectory | RelaxError]:
-        table = self._table
-        cells = table.get_all(table.cell(RowId(step, i), "trajectory") for i in indices)
-        found: list[Trajectory | RelaxError] = []
-        for index, cell in zip(indices, cells, strict=True):
-            try:
-                if cell is None:
-                    msg = f"cell group.{step}.{index}.trajectory is gone"
-                    raise StoreError(msg)  # noqa: TRY301 one way for all that is lost
-                found.append(table.read(cell.data, Trajectory))
-            except (StoreError, CodecError) as error:
-                found.append(error)
-        return found
+    def _columns(self, step: int, indices: Sequence[int]) -> list[Columns]:
+        """What the trainer reads of each row, or why it cannot."""
+        rows = [RowId(step, index) for index in indices]
+        known: list[Columns] = [{} for _ in rows]
+        for name, expected in (("trajectory", Trajectory), ("advantage", Advantage)):
+            for columns, found in zip(known, read_column(self._table, rows, name, expected), strict=True):
+                columns[name] = found
+        for name in self.columns:
+            trajectories = [columns["trajectory"] for columns in known]
+            for columns, found in zip(known, read_logprobs(self._table, rows, name, trajectories), strict=True):
+                columns[name] = found
+        return known
+
+
+def lost_row(error: RelaxError) -> Dropped | Quarantined:
+    """How a row ends whose data cannot be read: made again if it was lost, looked at if it was never good."""
+    if isinstance(error, StoreError):
+        return Dropped(DropReason.LOST_SEGMENT, str(error)[:2000])
+    return Quarantined("trainer", 1, f"{type(error).__name__}: {error}"[:2000], "")

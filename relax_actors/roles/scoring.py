@@ -18,8 +18,9 @@ from relax_actors.actor import Role, Row
 from relax_actors.config import Config
 from relax_actors.engines.scoring import ScoringEngine
 from relax_actors.engines.sequences import Sequences
-from relax_actors.errors import RowError
+from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
+from relax_actors.roles.rows import Limits
 from relax_actors.roles.staging import Stager
 
 
@@ -60,6 +61,7 @@ class Scorer(Role):
         self._engine = make_engine(self.context.config, self.device, follows=self.follows_weights)
         self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
         self._stager.start()
+        self._limits = Limits(self.context.config)
         self._tokens = 0
         self._model_seconds = 0.0
 
@@ -67,17 +69,26 @@ class Scorer(Role):
         """Have the engine serve what tokens are to be scored with of which version `least` wrote the newest."""
         raise NotImplementedError
 
-    def handle_many(self, rows: Sequence[Row]) -> list[Array]:
-        """Score rows together."""
-        trajectories: list[Trajectory] = [row.trajectory for row in rows]
-        self.use_weights(max((int(t.versions.max()) for t in trajectories if len(t.versions)), default=0))
+    def handle_many(self, rows: Sequence[Row]) -> list[Array | RelaxError]:
+        """Score rows together; one that is bad gets its error and does not hold up its neighbours."""
+        found: list[Array | RelaxError | None] = [self._refusal(row) for row in rows]
+        good = [n for n, refused in enumerate(found) if refused is None]
+        for n, logprobs in zip(good, self._score([rows[n].trajectory for n in good]) if good else [], strict=True):
+            found[n] = logprobs
+        return [value for value in found if value is not None]
+
+    def _refusal(self, row: Row) -> RelaxError | None:
+        try:
+            why = self._limits.of_trajectory(row.trajectory, row.id.step)
+        except RelaxError as error:
+            return error
+        return RowError(why) if why else None
+
+    def _score(self, trajectories: list[Trajectory]) -> list[Array]:
+        self.use_weights(max(int(t.versions.max()) for t in trajectories))
         samples = [(t.prompt_tokens, s.tokens) for t in trajectories for s in t.samples]
         began = time.thread_time()
-        try:
-            scored = self._engine.score(Sequences([p for p, _ in samples], [c for _, c in samples]), self.progress)
-        except ValueError as error:
-            msg = f"cannot be scored: {error}"
-            raise RowError(msg) from error
+        scored = self._engine.score(Sequences([p for p, _ in samples], [c for _, c in samples]), self.progress)
         self._model_seconds += time.thread_time() - began
         self._tokens += sum(map(len, scored))
         ends = accumulate((len(t.lengths) for t in trajectories), initial=0)

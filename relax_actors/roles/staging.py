@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from broker.errors import StoreError
 from relax_actors.actor import Context
 from relax_actors.engines.taking import TakesWeights
-from relax_actors.errors import ActorError
+from relax_actors.errors import ActorError, CodecError, RowError
 from relax_actors.messages import Weights
 
 if TYPE_CHECKING:
@@ -72,9 +73,12 @@ class Stager:
         """Serve the newest weights that are ready; wait for them if those in use are older than `least`.
 
         Raises:
-            ActorError: they did not come, or cannot be prepared.
+            RowError: weights as new as that were never announced; rows are admitted after them.
+            ActorError: they are announced but did not come, or cannot be prepared.
         """
         end = time.monotonic() + WEIGHTS_SECONDS
+        if self.serving is None or self.serving.version < least:
+            self._require_announced(least)
         with self._changed:
             while not self._serves(least):
                 if self._error is not None:
@@ -92,8 +96,7 @@ class Stager:
         """Serve just that version; False if it or its files are gone."""
         if self.serving is not None and self.serving.version == version:
             return True
-        table = self._context.table
-        announced = table.fetch(table.subjects.numbered("weights", version), Weights)
+        announced = self._announced(version)
         if announced is None:
             return False
         with self._preparing:
@@ -120,8 +123,7 @@ class Stager:
             if time.monotonic() > end or self._context.stopping():
                 msg = f"weights {version} are not whole in the store for {WEIGHTS_SECONDS:g} s"
                 raise ActorError(msg)
-            table = self._context.table
-            if (announced := table.fetch(table.subjects.numbered("weights", version), Weights)) is not None:
+            if (announced := self._announced(version)) is not None:
                 self._discard(announced)
             time.sleep(RETRY_SECONDS)
             self._context.progress()
@@ -133,6 +135,20 @@ class Stager:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(5)
+
+    def _require_announced(self, least: int) -> None:
+        newest = self._context.table.fetch_last("weights", Weights)
+        if newest is None or newest.version < least:
+            at = "none" if newest is None else newest.version
+            msg = f"the row demands weights {least} or newer, the newest announced is {at}"
+            raise RowError(msg)
+
+    def _announced(self, version: int) -> Weights | None:
+        """What was announced of a version; a cell that is not the trainer's is none: it writes its own in its place."""
+        table = self._context.table
+        with suppress(CodecError):
+            return table.fetch(table.subjects.numbered("weights", version), Weights)
+        return None
 
     def _serves(self, least: int) -> bool:
         if self._ready is not None:
@@ -173,7 +189,7 @@ class Stager:
     def _look_for_newer(self) -> bool:
         """Prepare the newest weights; False if they are not there yet, though they have been announced."""
         table = self._context.table
-        newest = table.fetch_last(table.subjects.numbered("weights", "*"), Weights)
+        newest = table.fetch_last("weights", Weights)
         with self._changed:
             # An announcement may be heard a moment before the table has it; one that was refused it never has.
             behind = self._heard > (-1 if newest is None else newest.version) and time.monotonic() < self._heard_until
@@ -182,7 +198,7 @@ class Stager:
             return not behind
         with self._preparing:
             if not self._prepare(newest, self._copy):
-                if table.fetch_last(table.subjects.numbered("weights", "*"), Weights) == newest:
+                if table.fetch_last("weights", Weights) == newest:
                     self._discard(newest)
                 return False
         with self._changed:
@@ -230,7 +246,7 @@ class Stager:
             # A delta that was lost may have been written again as a whole set.
             if cell.base_version is None or base_of(shards[0]) is None:
                 return way
-            cell = table.fetch(table.subjects.numbered("weights", cell.base_version), Weights)
+            cell = self._announced(cell.base_version)
         return way if cell is not None else None
 
     def _discard(self, announced: Weights) -> None:

@@ -12,6 +12,7 @@ from relax_actors import checkpoint as checkpoints
 from relax_actors.actor import Context
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Weights
+from relax_actors.roles.reading import fetch_own
 
 
 class Start:
@@ -29,8 +30,7 @@ class Start:
         """
         context, store = self._context, self._context.table.store
         if self._known is None:
-            table = context.table
-            self._known = table.fetch(table.subjects.numbered("weights", 0), Weights)
+            self._known = fetch_own(context, context.table.subjects.numbered("weights", 0), Weights)
         known = self._known
         if known is None:
             return

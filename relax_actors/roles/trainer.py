@@ -20,9 +20,9 @@ from relax_actors.actor import StatefulRole
 from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.ledger import Ledger
-from relax_actors.messages import Batch, Checkpoint, Dropped, DropReason, Weights
+from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
 from relax_actors.roles.publish import Publisher
-from relax_actors.roles.reading import observe
+from relax_actors.roles.reading import KINDS, Numbered, observe, put_own
 from relax_actors.roles.rows import StepReader, StepRows
 from relax_actors.roles.seeds import seed_of
 from relax_actors.roles.warm_start import warm_start
@@ -54,9 +54,10 @@ class Trainer(StatefulRole):
         self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
-        self._ready: dict[int, dict[int, bytes]] = {}
         self._reader = StepReader(self.context.table, config)
-        self._scored: dict[tuple[str, int], set[int]] = {}
+        self._needs = ("advantage", *self._reader.columns)
+        self._arrived: dict[int, dict[str, set[int]]] = {}
+        self._malformed: list[Cell] = []
         self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
@@ -65,8 +66,7 @@ class Trainer(StatefulRole):
     def follows(self) -> list[str]:
         """Rows that are ready or ended, and what the trainer itself announced in earlier lives."""
         subjects = self.context.table.subjects
-        columns = [subjects.column(name) for name in ("prompt", "advantage", "dropped", "quarantined")]
-        columns += map(subjects.column, self._reader.columns)
+        columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *self._needs)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -74,12 +74,12 @@ class Trainer(StatefulRole):
         last: Checkpoint | None = None
         purged = 0
         for cell_id, cell in cells:
-            self._take(cell_id, cell)
-            if cell_id.kind == "checkpoint":
-                found = self.context.table.read(cell.data, Checkpoint)
+            found = self._take(cell_id, cell)
+            if isinstance(found, Checkpoint):
                 purged = last.floor if last is not None else 0
                 last = found if last is None or found.version > last.version else last
                 self._checkpoints[found.version] = found.path
+        self._tidy()
         if last is None:
             self._begin()
         else:
@@ -133,18 +133,31 @@ class Trainer(StatefulRole):
         """Take cells in; step while a step's rows are all there."""
         for cell_id, cell in cells:
             self._take(cell_id, cell)
+        self._tidy()
         self._advance()
 
     def idle(self) -> None:
         """See that the weights in use are there."""
         self._publisher.look_after()
 
-    def _take(self, cell_id: CellId, cell: Cell) -> None:
-        observe(self._ledger, self.context, cell_id, cell)
-        if cell_id.field == "advantage" and cell_id.step >= max(self._version, 0):
-            self._ready.setdefault(cell_id.step, {})[cell_id.index] = cell.data
-        elif cell_id.field in self._reader.columns and cell_id.step >= max(self._version, 0):
-            self._scored.setdefault((cell_id.field, cell_id.step), set()).add(cell_id.index)
+    def _take(self, cell_id: CellId, cell: Cell) -> Numbered | None:
+        value = observe(self._ledger, self.context, cell_id, cell)
+        if value is None and cell_id.kind in KINDS:
+            self._malformed.append(cell)
+        known = range(max(self._version, 0), self.context.config.run.steps)
+        if cell_id.field in self._needs and cell_id.step in known:
+            self._arrived.setdefault(cell_id.step, {}).setdefault(cell_id.field, set()).add(cell_id.index)
+        return value
+
+    def _tidy(self) -> None:
+        """Remove what lies where only the trainer writes, and is not its own."""
+        self.context.table.remove(self._malformed)
+        self._malformed.clear()
+
+    def _ready(self, step: int) -> set[int]:
+        """Rows of a step that have all that the trainer needs."""
+        arrived = self._arrived.get(step, {})
+        return set.intersection(*(arrived.get(name, set()) for name in self._needs))
 
     def _advance(self) -> None:
         while self._version < self.context.config.run.steps and not self.context.stopping():
@@ -156,31 +169,33 @@ class Trainer(StatefulRole):
                 break
             self._train(self._version, rows)
         step = self._version
-        ready = len(self._ready.get(step, {}))
+        ready = len(self._ready(step))
         self.context.waits_for(f"rows of step {step}: {ready} of {self._settings.rows} are ready")
 
     def _rows_of(self, step: int) -> StepRows | None:
-        """The step's rows, one a slot, if all are there and usable; rows that are not are dropped."""
+        """The step's rows, one a slot, if all are there and usable; rows that are not are dropped or quarantined."""
         candidates = self._ledger.candidates(step)
-        ready = self._ready.get(step, {})
-        if len(candidates) < self._settings.rows or not all(i in ready for i in candidates.values()):
-            return None
-        if any(not self._scored.get((c, step), set()).issuperset(candidates.values()) for c in self._reader.columns):
+        if len(candidates) < self._settings.rows or not self._ready(step).issuperset(candidates.values()):
             return None
         indices = [candidates[slot] for slot in sorted(candidates)]
-        rows, lost = self._reader.read(step, indices, ready)
+        rows, lost = self._reader.read(step, indices)
         if lost:
             # Or a later life of the trainer is through with them.
             self.context.give_way()
-        for index, reason, detail in lost:
-            self._drop(RowId(step, index), reason, detail)
+        for index, cell in lost.items():
+            self._end(RowId(step, index), cell)
         return None if lost else rows
 
-    def _drop(self, row: RowId, reason: DropReason, detail: str) -> None:
-        table = self.context.table
-        table.put(table.cell(row, "dropped"), Dropped(reason, detail))
-        self.context.journal.event("row_dropped", row=str(row), reason=reason, detail=detail)
-        self._ledger.observe(CellId("group", row.step, row.index, "dropped"))
+    def _end(self, row: RowId, cell: Dropped | Quarantined) -> None:
+        """Take a row out of its step; PromptSource replaces it."""
+        table, journal = self.context.table, self.context.journal
+        field = "dropped" if isinstance(cell, Dropped) else "quarantined"
+        table.put(table.cell(row, field), cell)
+        if isinstance(cell, Dropped):
+            journal.event("row_dropped", row=str(row), reason=cell.reason, detail=cell.detail)
+        else:
+            journal.event("row_quarantined", row=str(row), deliveries=cell.deliveries, error=cell.error)
+        self._ledger.observe(CellId("group", row.step, row.index, field))
 
     def _train(self, step: int, rows: StepRows) -> None:
         waited = time.monotonic() - self._waited_since
@@ -193,10 +208,9 @@ class Trainer(StatefulRole):
             tokens=int(sum(len(t.tokens) for t in rows.trajectories)),
             unix_time=time.time(),
         )
-        table = self.context.table
-        subject = table.subjects.numbered("batch", step)
-        if not table.put(subject, batch):
-            self._adopt(step, subject)
+        known = put_own(self.context, self.context.table.subjects.numbered("batch", step), batch)
+        if known is not None:
+            self._adopt(step, known)
             return
         self._ledger.observe(CellId("batch", step), batch)
         with self.context.turn():
@@ -208,12 +222,11 @@ class Trainer(StatefulRole):
         self._waited_since = time.monotonic()
         self._report(step, batch, rows, dict(result.metrics), waited, trained - start)
 
-    def _adopt(self, step: int, subject: str) -> None:
+    def _adopt(self, step: int, batch: Batch) -> None:
         """The step's batch is there already: an earlier life's is replayed, before a later life's we give way."""
-        batch = self.context.table.fetch(subject, Batch)
-        if batch is None or batch.incarnation > self.context.incarnation:
-            by = "a purged step" if batch is None else f"incarnation {batch.incarnation}"
-            msg = f"step {step} belongs to {by}; this is incarnation {self.context.incarnation}, which gives way"
+        if batch.incarnation > self.context.incarnation:
+            mine = self.context.incarnation
+            msg = f"step {step} belongs to incarnation {batch.incarnation}; this is incarnation {mine}, which gives way"
             raise FencedError(msg)
         self._ledger.observe(CellId("batch", step), batch)
         self._replay(step, batch)
@@ -229,9 +242,7 @@ class Trainer(StatefulRole):
     def _finish(self, step: int) -> None:
         """Announce what a step made."""
         self._version = step + 1
-        self._ready.pop(step, None)
-        for column in self._reader.columns:
-            self._scored.pop((column, step), None)
+        self._arrived.pop(step, None)
         self._publisher.announce(self._version)
         self.progress()
         steps = self.context.config.run.steps
@@ -257,11 +268,9 @@ class Trainer(StatefulRole):
             totals=self._ledger.totals_below(floor),
             incarnation=self.context.incarnation,
         )
-        table = self.context.table
-        subject = table.subjects.numbered("checkpoint", version)
-        if not table.put(subject, cell):
-            found = table.fetch(subject, Checkpoint)
-            if found is None or found.incarnation > self.context.incarnation:
+        found = put_own(self.context, self.context.table.subjects.numbered("checkpoint", version), cell)
+        if found is not None:
+            if found.incarnation > self.context.incarnation:
                 msg = f"checkpoint {version} was written by a later life; this one gives way"
                 raise FencedError(msg)
             cell = found

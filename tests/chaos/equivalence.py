@@ -35,8 +35,6 @@ SETTINGS = (
     "supervision.intensity=100000",
     "supervision.backoff_max=0.3",
     "supervision.ack_wait=1",
-    # A row in hand at three deaths is quarantined, and its successor has another prompt.
-    "supervision.max_failures=100000",
 )
 # Who is killed how often, and when: cells of step k after which the victim is at work.
 POINTS: dict[str, tuple[int, tuple[str, ...]]] = {

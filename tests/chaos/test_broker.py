@@ -71,3 +71,29 @@ def test_a_run_waits_for_a_broker_that_is_away_and_goes_on(make_run: MakeRun, tm
         assert (result["admitted"], result["trained"], result["restarts"]) == (80, 80, 0)
     finally:
         server.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_an_actor_that_dies_while_the_broker_is_away_does_not_end_the_run(make_run: MakeRun, tmp_path: Path) -> None:
+    """It cannot start again before the broker is back, however often it tries."""
+    server = Server(tmp_path / "elsewhere")
+    address = server.start()
+    try:
+        url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
+        run = make_run("orphan", f"broker.url={url}", "run.steps=20", "supervision.intensity=1").start()
+        wait_for_cell(run, "batch.5")
+        run.disconnect()
+        server.stop(0)
+        hit(run, "reward.0")
+        assert run.process is not None
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(75)
+        assert run.process.poll() is None
+        server = Server(tmp_path / "elsewhere")
+        server.start()
+        code, result, said = run.finish()
+        assert code == 0, said
+        assert (result["admitted"], result["trained"]) == (80, 80)
+    finally:
+        server.stop()

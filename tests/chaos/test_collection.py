@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.lease import RunState
+from broker.lease import Failures, RunState
 from broker.streams import ensure_bucket
 from broker.subjects import RowId
 from relax_actors.cli.connect import connected
@@ -62,6 +62,6 @@ def test_rows_of_passed_steps_and_of_evaluated_versions_are_gone_at_the_end(make
         assert at.table.store.names("eval") in ([], ["24"])
         assert min(map(int, at.table.store.names("group")), default=ledger.floor) >= ledger.floor
         for row in late:
-            assert at.table.bridge.call(at.state.failures("rollout", row), 10) is None
+            assert at.table.bridge.call(at.state.failures("rollout", row), 10) == Failures()
     assert not left_behind.exists()
     assert len(list(run.folder.checkpoints.iterdir())) == 2

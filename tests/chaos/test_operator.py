@@ -16,17 +16,6 @@ from tests.support.running import Run, relax, wait_until
 MakeRun = Callable[..., Run]
 
 
-def assert_ends_in_order(run: Run) -> None:
-    """Stop a run, and see that its ledger is complete."""
-    run.disconnect()
-    assert run.process is not None
-    run.process.send_signal(signal.SIGTERM)
-    assert run.finish(60)[0] == 0
-    ledger = relax("ledger", run.name, cwd=run.cwd)
-    assert ledger.returncode == 0, ledger.stdout
-    assert "the ledger is complete" in ledger.stdout
-
-
 def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +56,7 @@ def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
     run.kill("prompts.0", signal.SIGKILL)
     wait_until(lambda: run.table.get(cell), "readmitted again", 60)
     assert run.table.fetch(cell, Readmitted) == again
-    assert_ends_in_order(run)
+    run.end_in_order()
 
 
 def test_the_tree_shows_who_lives_since_when_and_what_each_waits_for(make_run: MakeRun, tmp_path: Path) -> None:
@@ -109,4 +98,4 @@ def test_a_role_is_scaled_up_and_down_while_the_run_is_up(make_run: MakeRun, tmp
     assert done.returncode == 0, done.stderr
     assert run.pid_of("reward.1") is None
     assert not run.table.written("relax.scaled.group.*.*.dropped")
-    assert_ends_in_order(run)
+    run.end_in_order()

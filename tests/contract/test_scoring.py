@@ -95,14 +95,20 @@ def test_one_row_at_a_time_if_deterministic_and_else_many(make_scorer: MakeScore
     assert make_scorer("reference", *BOTH, "run.deterministic=true").together() == 1
 
 
-def test_a_row_that_no_micro_batch_holds_is_bad_data(
+def test_a_row_of_bad_data_gets_its_error_and_its_neighbours_their_scores(
     make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
 ) -> None:
     make_trainer(*BOTH)
     put_step(table, 0, version=0)
     role = make_scorer("reference", *BOTH, "trainer.token_budget=7")
-    with pytest.raises(RowError, match="cannot be scored: sequence 0 has length 8, token_budget is 7"):
-        role.handle_many(rows_of(table, 0))
+    put_step(table, 0, version=1, first=4)
+    errors = role.handle_many(rows_of(table, 0, range(1)))
+    assert [type(error) for error in errors] == [RowError]
+    assert "a sequence has 8 tokens, more than the context or trainer.token_budget" in str(errors[0])
+    role = make_scorer("reference", *BOTH)
+    good, strange = role.handle_many([*rows_of(table, 0, range(1)), *rows_of(table, 0, range(4, 5))])
+    assert good.shape == (20,)
+    assert "a token is said to be of a version that is not from 0 to 0" in str(strange)
 
 
 def train_to(trainer: Trainer, table: Table, last: int, *columns: Role) -> None:

@@ -96,6 +96,16 @@ class Run:
         result = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
         return self.process.returncode, result, out + err
 
+    def end_in_order(self) -> None:
+        """Stop it, and see that its ledger is complete."""
+        self.disconnect()
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        assert self.finish(60)[0] == 0
+        found = relax("ledger", str(self.folder.root), cwd=self.cwd)
+        assert found.returncode == 0, found.stdout + found.stderr
+        assert "the ledger is complete" in found.stdout
+
     def complete(self, deadline: float = DEADLINE) -> dict[str, Any]:
         """Start, wait, and give the result of a run that must succeed."""
         code, result, said = self.start().finish(deadline)

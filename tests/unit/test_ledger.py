@@ -106,7 +106,8 @@ def test_a_row_that_no_batch_names_is_surplus_until_it_is_dropped() -> None:
     admit_all(ledger)
     ledger.observe(cell(0, 1, "quarantined"))
     admit_all(ledger)
-    ledger.observe(cell(0, 5, "prompt"))
+    ledger.observe(cell(0, 3, "quarantined"))  # while the trainer, which has not read it, takes the row
+    assert admit_all(ledger) == [RowId(0, 5)]
     ledger.observe(CellId("batch", 0), batch(0, 3))
     ledger.observe(CellId("weights", 1))
     admit_all(ledger)
@@ -172,6 +173,38 @@ def test_what_breaks_the_law_is_named() -> None:
     assert "step 0 trains a row twice" in twice.violations()
 
 
+def test_cells_of_rows_that_nobody_asked_for_count_nothing() -> None:
+    ledger = started(steps=3, lead=1)
+    strays = [cell(0, ROWS, "prompt"), cell(2, 0, "prompt"), cell(3, 0, "dropped"), cell(10**17, 10**17, "quarantined")]
+    assert not any(ledger.observe(stray) for stray in strays)
+    assert ledger.account() == Account(0, 0, 0, 0, 0)
+    assert admit_all(ledger) == [RowId(0, 0), RowId(0, 1), RowId(1, 0), RowId(1, 1)]
+    ledger.observe(CellId("batch", 0), batch(0, 1))
+    assert ledger.next_floor(1) == 0  # step 1 has been admitted, which is no more than the lead
+
+
+def test_a_stray_counts_once_its_row_is_due() -> None:
+    ledger = started(steps=2, lead=0)
+    ledger.observe(cell(1, 0, "quarantined"))
+    ledger.observe(cell(1, ROWS, "prompt"))
+    admit_all(ledger)
+    ledger.observe(CellId("batch", 0), batch(0, 1))
+    ledger.observe(CellId("weights", 1))
+    assert ledger.state(RowId(1, 0)) is RowState.QUARANTINED
+    assert ledger.state(RowId(1, ROWS)) is RowState.IN_FLIGHT
+    assert ledger.to_admit() == [RowId(1, 1)]
+    assert ledger.violations() == []
+
+
+def test_a_chain_of_strays_is_followed_to_its_end() -> None:
+    ledger = started(steps=2, lead=0)
+    for index in range(ROWS, 4000 * ROWS, ROWS):
+        ledger.observe(cell(0, index, "quarantined"))
+    ledger.observe(cell(0, 0, "dropped"))
+    assert ledger.account().quarantined == 3999
+    assert ledger.to_admit() == [RowId(0, 1), RowId(0, 4000 * ROWS)]
+
+
 def test_unknown_cells_are_let_pass() -> None:
     ledger = started()
     for other in (CellId("unknown", 0), CellId("eval", 0, 0, "dropped"), CellId("batch", 0), CellId("checkpoint", 0)):
@@ -223,6 +256,10 @@ class LedgerMachine(RuleBasedStateMachine):
         known = [cell_id.row for cell_id, _ in self.surviving() if cell_id.field in ("prompt", "quarantined")]
         return sorted({row for row in known if self.source.state(row) in states})
 
+    def prompts(self) -> list[RowId]:
+        """Rows that roles handle: all that have a prompt, admitted or not."""
+        return sorted({cell_id.row for cell_id, _ in self.surviving() if cell_id.field == "prompt"})
+
     def open_steps(self) -> range:
         version = self.source.version or 0
         return range(version, min(self.steps, version + self.lead + 1))
@@ -230,11 +267,22 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6), bad=st.sets(st.integers(0, 5), max_size=1))
     def admit(self, count: int, bad: set[int]) -> None:
         for i, row in enumerate(self.source.to_admit()[:count]):
-            assert self.write(cell(row.step, row.index, "quarantined" if i in bad else "prompt"))
+            cell_id = cell(row.step, row.index, "quarantined" if i in bad else "prompt")
+            self.write(cell_id)
+            self.source.observe(cell_id)  # also where a stray had taken the subject
+
+    @rule(step=st.integers(0, 5), index=st.integers(0, 9), field=st.sampled_from(["prompt", "dropped", "quarantined"]))
+    def a_stranger_writes(self, step: int, index: int, field: str) -> None:
+        self.write(cell(step, index, field))
+
+    @rule(step=st.integers(0, 3), chain=st.integers(1, 4))
+    def a_stranger_writes_a_chain(self, step: int, chain: int) -> None:
+        for i in reversed(range(chain)):
+            self.write(cell(step, i * ROWS, "quarantined"))
 
     @rule(data=st.data(), field=st.sampled_from(["advantage", "advantage", "dropped"]))
     def finish_a_row(self, data: st.DataObject, field: str) -> None:
-        waiting = [row for row in self.rows(RowState.IN_FLIGHT) if row not in self.ready]
+        waiting = [row for row in self.prompts() if row not in self.ready]
         if waiting:
             row = data.draw(st.sampled_from(waiting))
             self.write(cell(row.step, row.index, field))
@@ -243,7 +291,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def finish_all_rows(self) -> None:
-        for row in self.rows(RowState.IN_FLIGHT):
+        for row in self.prompts():
             self.write(cell(row.step, row.index, "advantage"))
             self.ready.add(row)
 

@@ -1,0 +1,227 @@
+"""Malformed messages into a living run, and what the run made of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from broker.errors import CodecError, StoreError
+from broker.pull import Follower
+from broker.subjects import CellId
+from broker.table import Cell, Table
+from relax_actors.actor import COLUMNS
+from relax_actors.cli.connect import connected
+from relax_actors.cli.summary import read_ledger
+from relax_actors.ledger import Ledger
+from relax_actors.messages import Batch
+from relax_actors.roles.reading import KINDS
+from tests.support.fuzzing import Fuzzer
+from tests.support.running import Run, wait_until
+
+POOLS = ("rollout", "reward", "advantages")
+ROWS = 4
+WINDOW = 1000
+PATIENCE = 10.0
+DEADLINE = 900.0
+SETTINGS = (
+    "supervision.ack_wait=2",
+    "trainer.checkpoint_every=4",
+    "eval.rows=6",
+    "eval.every=20",
+    "eval.data.kind=python",
+    "eval.data.function=tiny_tasks.make",
+    "eval.reward=tiny_tasks.share_of_sevens",
+)
+REACTIONS = ("malformed_cell", "malformed_subject", "stray_cell", "row_quarantined", "row_dropped")
+Counts = Counter[tuple[str, str]]
+
+
+async def flood(run: Run, seed: int, count: int, rate: float) -> Counts:
+    """Publish messages to a living run; counts them by kind of subject and by what the server said.
+
+    Args:
+        run: where to.
+        seed: of the messages.
+        count: how many.
+        rate: at most so many a second.
+    """
+    table, step = run.table, 0
+    fuzzer = Fuzzer(run.name, seed, lambda: step, ROWS)
+    nc = table.bridge.nc
+    inbox = nc.new_inbox()
+    counts: Counts = Counter()
+    waiting: dict[str, str] = {}
+    room = asyncio.Event()
+
+    async def answered(message: Msg) -> None:
+        kind = waiting.pop(message.subject.rsplit(".", 1)[1], None)
+        if kind is not None:
+            counts[kind, answer_of(message.data)] += 1
+        room.set()
+
+    async def wait_for_room(size: int) -> None:
+        end = time.monotonic() + PATIENCE
+        while len(waiting) > size and (left := end - time.monotonic()) > 0:
+            room.clear()
+            await asyncio.wait_for(room.wait(), left)
+
+    subscription = await nc.subscribe(f"{inbox}.*", cb=answered)
+    began = time.monotonic()
+    for i in range(count):
+        message = fuzzer.message()
+        waiting[str(i)] = message.kind
+        await nc.publish(message.subject, message.data, reply=f"{inbox}.{i}", headers=message.headers)
+        if i % 100 == 0:
+            step = await present_step(table, step)
+            await asyncio.sleep(max(0.0, began + i / rate - time.monotonic()))
+        await wait_for_room(WINDOW)
+    await wait_for_room(0)
+    await subscription.unsubscribe()
+    return counts
+
+
+def answer_of(data: bytes) -> str:
+    """What became of a message, by the server's answer."""
+    error = json.loads(data).get("error")
+    if error is None:
+        return "stored"
+    text = str(error["description"])
+    if "per subject" in text:
+        return "refused: written once"
+    return "refused: size" if "size" in text else f"refused: {text}"
+
+
+async def present_step(table: Table, step: int) -> int:
+    """The first step from `step` on whose batch is not written."""
+    while (cell := await table.get_async(table.subjects.numbered("batch", step))) is not None:
+        try:
+            table.read(cell.data, Batch, subject=cell.subject)
+        except CodecError:
+            break
+        step += 1
+    return step
+
+
+async def handled(table: Table, until: int) -> bool:
+    """Whether every pool has dealt with all messages up to a sequence number."""
+    for pool in POOLS:
+        info = await table.bridge.js.consumer_info(table.subjects.table_stream, pool)
+        if info.num_pending and info.ack_floor.stream_seq < until:
+            return False
+    return True
+
+
+async def last_sequence(table: Table) -> int:
+    """Sequence number of the table's last message."""
+    return int((await table.bridge.js.stream_info(table.subjects.table_stream)).state.last_seq)
+
+
+def flooded(cwd: Path, name: str, seed: int, count: int, *, steps: int, rate: float) -> tuple[Counts, list[str]]:
+    """Flood a run of its own and let it end; gives what became of the messages, and all that is wrong."""
+    run = Run(cwd, name, [*SETTINGS, f"run.steps={steps}"]).start()
+    try:
+        wait_until(lambda: run.table.get(f"relax.{name}.batch.0"), "batch.0", 180)
+        table = run.table
+        counts = table.bridge.call(flood(run, seed, count, rate), DEADLINE)
+        until = table.bridge.call(last_sequence(table), 10)
+
+        def over() -> bool:
+            assert run.process is not None
+            return run.process.poll() is not None or table.bridge.call(handled(table, until), 30)
+
+        wait_until(over, "end of what the pools have to handle", DEADLINE)
+        run.disconnect()
+        code, result, said = run.finish(DEADLINE)
+    finally:
+        run.stop()
+    if code != 0:
+        return counts, [f"exit code {code}: {said[-3000:]}"]
+    wrong = []
+    if result["restarts"]:
+        wrong.append(f"{result['restarts']} actors died")
+    if (result["steps"], result["trained"]) != (steps, ROWS * steps):
+        wrong.append(f"{result['trained']} rows trained in {result['steps']} steps, not {ROWS * steps} in {steps}")
+    with connected(str(run.folder.root)) as at:
+        ledger = read_ledger(at.table, at.config)
+        account = ledger.account()
+        wrong += ledger.violations()
+        wrong += [f"{account.in_flight} rows are in flight"] if account.in_flight else []
+        for reactions, faults in (_events(at.table), _cells(at.table, ledger, until)):
+            counts.update(reactions)
+            wrong += faults
+    return counts, wrong
+
+
+def _cells(table: Table, ledger: Ledger, until: int) -> tuple[Counts, list[str]]:
+    """What became of the unreadable cells that lie in the table, up to a sequence number."""
+    counts: Counts = Counter()
+    wrong = []
+    ended = {}
+    for field in ("dropped", "quarantined"):
+        columns = [table.subjects.column(field, kind) for kind in ("group", "eval")]
+        ended |= {cell_id.row: field for cell_id, _ in table.snapshot(columns, headers_only=True)}
+    for cell_id, cell in table.snapshot([f"{table.subjects.prefix}.>"]):
+        if cell.sequence > until or (why := unreadable(table, cell_id, cell)) is None:
+            continue
+        if cell_id.kind in KINDS:
+            wrong.append(f"{cell.subject} still lies there: {why}")
+        elif cell_id.field not in COLUMNS:
+            counts["unreadable cell", "of a column that nobody reads"] += 1
+        elif cell_id.row in ended:
+            counts["unreadable cell", f"its row is {ended[cell_id.row]}"] += 1
+        elif cell_id.kind == "group" and cell_id.step < ledger.floor:
+            counts["unreadable cell", "of a step that is over"] += 1
+        elif cell_id.field == "advantage" and ledger.state(cell_id.row) is None:
+            # Only the trainer reads it, and only of rows that it may train.
+            counts["unreadable cell", "of a row that nobody wants"] += 1
+        elif cell_id.kind == "eval" and cell_id.field in ("reward", "advantage"):
+            counts["unreadable cell", "left out of an evaluation"] += 1
+        else:
+            wrong.append(f"{cell.subject} was not answered: {why}")
+    return counts, wrong
+
+
+def unreadable(table: Table, cell_id: CellId, cell: Cell) -> str | None:
+    """Why a cell cannot be read as what its subject says; None if it can."""
+    expected = KINDS.get(cell_id.kind) or COLUMNS.get(cell_id.field)
+    try:
+        if expected is None:
+            table.open(cell.data)
+        else:
+            table.read(cell.data, expected, subject=cell.subject if cell_id.kind in KINDS else None)
+    except (CodecError, StoreError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _events(table: Table) -> tuple[Counts, list[str]]:
+    """The events that tell of malformed messages, and those that tell of a death."""
+    counts: Counts = Counter()
+    wrong = []
+    for event in table.bridge.call(_written_events(table), 120):
+        kind, more = event.get("kind"), 1
+        if kind == "suppressed":
+            kind, more = event["of"], event["count"]
+        if kind in REACTIONS:
+            counts["event", kind] += more
+        if kind in ("crashed", "restarted"):
+            wrong.append(str(event)[:2000])
+    return counts, wrong
+
+
+async def _written_events(table: Table) -> list[dict[str, Any]]:
+    """The events that actors wrote: theirs have an id, the flood's have none."""
+    follower = Follower(table.bridge, table.subjects.log_stream, [f"{table.subjects.prefix}.event.>"])
+    found: list[dict[str, Any]] = []
+    async for batch in follower.batches(tick=0.5):
+        found += [json.loads(message.data) for message in batch if "Nats-Msg-Id" in (message.headers or {})]
+        if not batch:
+            break
+    await follower.close()
+    return found

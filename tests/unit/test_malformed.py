@@ -1,0 +1,246 @@
+"""Whatever bytes come, decoding ends in a value or in an error of ours; displays show them or let them pass."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from broker.codec import MAX_REFERENCES, TensorRef, decode, decode_fields, encode, open_envelope, plain_value
+from broker.errors import CodecError, StoreError, SubjectError
+from broker.store import Store
+from broker.subjects import RowId, Subjects
+from relax_actors.actor import COLUMNS
+from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.cli.progress import Progress
+from relax_actors.cli.render import fields_of, readable
+from relax_actors.config import validate
+from relax_actors.journal import MAX_ITEMS, MAX_TEXT, Limiter, bounded
+from relax_actors.messages import Advantage, Batch, Trajectory
+from relax_actors.roles.reading import KINDS
+from relax_actors.roles.rows import Limits
+from tests.support.fuzzing import Fuzzer, samples
+
+SEEDS = st.integers(0, 2**32)
+READ_AS = COLUMNS | KINDS
+SUBJECT = "relax.x.batch.3"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store that has what some of the references name."""
+    store = Store(tmp_path_factory.mktemp("store"))
+    segment = store.segment(RowId(0, 0), "trajectory", "rollout.0#1")
+    segment.place(np.zeros(9000))
+    segment.close()
+    return store
+
+
+@given(seed=SEEDS, name=st.sampled_from(list(READ_AS)))
+def test_a_fuzzed_cell_is_read_or_refused(store: Store, seed: int, name: str) -> None:
+    data = Fuzzer("x", seed).content(name)
+    try:
+        value = decode_fields(open_envelope(data, store.read), READ_AS[name])
+    except (CodecError, StoreError):
+        return
+    assert type(value) is READ_AS[name]
+    assert decode(encode(value, "a"), READ_AS[name]) is not None
+
+
+@given(data=st.binary(max_size=200) | SEEDS.map(lambda seed: Fuzzer("x", seed).content("looked")))
+def test_any_bytes_are_plain_data_or_refused(store: Store, data: bytes) -> None:
+    try:
+        plain_value(open_envelope(data, store.read))
+    except (CodecError, StoreError):
+        return
+
+
+@given(data=st.binary(max_size=300) | SEEDS.map(lambda seed: Fuzzer("x", seed).content("batch")))
+def test_only_its_own_subjects_cell_steers_the_run(data: bytes) -> None:
+    with pytest.raises(CodecError, match=r"the checksum of cell relax\.x\.batch\.3"):
+        open_envelope(data, subject=SUBJECT)
+
+
+@given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_one_bit_of_a_numbered_cell_is_enough_to_refuse_it(place: int, bit: int) -> None:
+    data = bytearray(encode(samples()["batch"], "trainer.0#1", subject=SUBJECT))
+    assert decode_fields(open_envelope(bytes(data), subject=SUBJECT), Batch) == samples()["batch"]
+    data[place % len(data)] ^= 1 << bit
+    with pytest.raises(CodecError):
+        open_envelope(bytes(data), subject=SUBJECT)
+
+
+def test_a_numbered_cell_of_another_subject_is_refused() -> None:
+    data = encode(samples()["batch"], "trainer.0#1", subject=SUBJECT)
+    assert decode(data, Batch) == samples()["batch"]  # a reader that only shows it need not know where it lay
+    with pytest.raises(CodecError, match="checksum"):
+        open_envelope(data, subject="relax.x.batch.4")
+
+
+def test_references_are_bounded_in_number() -> None:
+    reference = TensorRef("a", 0, 4, "int32", (1,), "0")
+    data = encode([np.zeros(1, np.int32)] * (MAX_REFERENCES + 1), "a", lambda _: reference)
+    with pytest.raises(CodecError, match=f"at most {MAX_REFERENCES} arrays"):
+        open_envelope(data)
+
+
+@given(SEEDS)
+def test_a_fuzzed_subject_is_a_cell_or_refused(seed: int) -> None:
+    subject = Fuzzer("x", seed).message().subject
+    try:
+        cell = Subjects("x").parse(subject)
+    except SubjectError:
+        return
+    assert 0 <= cell.step < 10**18
+
+
+@pytest.fixture(scope="module")
+def limits(tmp_path_factory: pytest.TempPathFactory) -> Limits:
+    folder = tmp_path_factory.mktemp("model")
+    body = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    body |= {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 13, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(body | {"model_type": "llama"}))
+    return Limits(
+        validate({"model": {"path": str(folder)}, "data": {"kind": "jsonl"}, "rollout": {"max_tokens": 6}}, "t")
+    )
+
+
+NUMBERS = st.sampled_from([0, 1, 5, -1, 12, 13, 2**31 - 1])
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    lengths = draw(st.lists(st.integers(0, 3) | st.just(70), min_size=1, max_size=3))
+    total = sum(lengths)
+
+    def integers(size: int) -> Any:
+        return np.array(draw(st.just(1) | NUMBERS) * np.ones(size), np.int64)
+
+    return Trajectory(
+        prompt_tokens=integers(draw(st.integers(0, 3))),
+        lengths=np.array(lengths, np.int32),
+        tokens=integers(total),
+        logprobs=np.full(total, draw(st.just(-1.0) | st.floats(width=32) | st.just(-1e300)), np.float64),
+        versions=integers(total),
+        texts=["x"] * len(lengths),
+        finish_reasons=["stop"] * len(lengths),
+        fingerprint="",
+    )
+
+
+@given(trajectories(), st.lists(st.floats(-1e38, 1e38), min_size=1, max_size=3))
+def test_a_row_that_is_let_through_has_numbers_that_an_engine_can_take(
+    limits: Limits, trajectory: Trajectory, values: list[float]
+) -> None:
+    advantage = Advantage(np.array(values), 0.5)
+    if limits.of_row(trajectory, advantage, 5):
+        return
+    assert len(values) == len(trajectory.lengths)
+    assert np.isfinite(trajectory.logprobs.astype(np.float32)).all()
+    assert trajectory.tokens.min() >= 0
+    assert trajectory.tokens.max() < 13
+    assert trajectory.versions.max() <= 5
+    lengths = [len(trajectory.prompt_tokens) + int(n) for n in trajectory.lengths]
+    assert micro_batches(lengths, token_budget=8192)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"advantage": [1.0]}, "1 advantages for 2 samples"),
+        ({"advantage": [1.0, 1e9]}, "an advantage is over 1e"),
+        ({"prompt_tokens": np.zeros(0, np.int32)}, "has no tokens"),
+        ({"prompt_tokens": np.ones(62, np.int32)}, "a sequence has 65 tokens"),
+        ({"tokens": np.array([1, 2, 13, 3, 4], np.int32)}, "samples' tokens are not all in the model's vocabulary"),
+        ({"prompt_tokens": np.array([-1], np.int32)}, "prompt's tokens are not all in the model's vocabulary"),
+        ({"logprobs": np.array([-1, np.nan, -1, -1, -1], np.float32)}, "a log-prob is positive or not finite"),
+        ({"logprobs": np.array([-1, -np.inf, -1, -1, -1], np.float32)}, "a log-prob is positive or not finite"),
+        ({"logprobs": np.full(5, -1e300)}, "a log-prob is positive or not finite"),
+        ({"versions": np.array([0, 0, 0, 0, 6], np.int32)}, "not from 0 to 5"),
+    ],
+)
+def test_a_row_that_cannot_be_true_is_told_why(limits: Limits, change: dict[str, Any], why: str) -> None:
+    good = samples()["trajectory"]
+    assert limits.of_row(good, samples()["advantage"], 5) == ""
+    advantage = Advantage(np.array(change.pop("advantage", [1.0, -1.0])), 0.5)
+    fields = {name: getattr(good, name) for name in Trajectory.__dataclass_fields__}
+    assert why in limits.of_row(Trajectory(**(fields | change)), advantage, 5)
+
+
+@given(st.lists(SEEDS, max_size=30))
+def test_the_display_outlives_any_event_and_metric(seeds: list[int]) -> None:
+    progress = Progress("x", 100)
+    for seed in seeds:
+        message = Fuzzer("x", seed)._log()
+        progress.take(message.subject, message.data)
+    shown = Console(file=io.StringIO(), width=100)
+    shown.print(progress)
+    assert "\x1b" not in "".join(progress.events)
+    assert progress.line().startswith("step ")
+    assert 0 <= progress.step <= 100
+
+
+def test_the_display_believes_what_is_sound() -> None:
+    progress = Progress("x", 100)
+    good = {"kind": "step", "step": 7, "reward": 0.5, "time": 3.0, "age": 1}
+    progress.take("relax.x.metric.trainer.0", json.dumps(good).encode())
+    for bad in ({"step": 100}, {"step": -1}, {"reward": float("nan")}, {"time": "x"}, {"reward": 1e300}):
+        progress.take("relax.x.metric.trainer.0", json.dumps(good | bad).encode())
+    progress.take("relax.x.event.node.0.restarted", b'{"kind": "restarted"}')
+    progress.take("relax.x.event.node.0.ready", b'{"kind": "restarted"}')
+    assert (progress.step, progress.reward, progress.restarts) == (8, 0.5, 1)
+    assert "age 1" in progress.line()
+
+
+@given(st.binary(max_size=200) | SEEDS.map(lambda seed: Fuzzer("x", seed).message().data))
+def test_any_message_has_a_line_of_text(data: bytes) -> None:
+    assert isinstance(readable(data), str)
+    assert isinstance(fields_of(data), str)
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000])
+def test_nesting_without_end_is_shown_as_what_it_is(data: bytes) -> None:
+    assert "bytes: " in readable(data)
+
+
+def test_a_flood_of_events_is_cut_to_its_rate_and_counted() -> None:
+    limiter = Limiter(burst=3, rate=2.0)
+    assert [limiter.admit("a", 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert limiter.admit("b", 0.0)
+    assert [limiter.admit("a", 0.5), limiter.admit("a", 0.6)] == [True, False]
+    assert limiter.refused("a") == 3
+    assert limiter.refused("a") == 0
+    assert [limiter.admit("a", 100.0) for _ in range(4)] == [True] * 3 + [False]
+
+
+@given(st.lists(st.floats(0, 100), max_size=200), st.integers(1, 5), st.floats(0.1, 10))
+def test_no_more_events_pass_than_burst_and_rate_allow(times: list[float], burst: int, rate: float) -> None:
+    limiter = Limiter(burst, rate)
+    passed = sum(limiter.admit("a", at) for at in sorted(times))
+    assert passed <= burst + rate * max(times, default=0.0) + 1e-6
+    assert passed + limiter.refused("a") == len(times)
+
+
+def test_a_long_text_keeps_its_ends() -> None:
+    cut = bounded("a" * MAX_TEXT + "b" * MAX_TEXT)
+    assert cut.startswith("aaa")
+    assert cut.endswith("bbb")
+    assert f"{MAX_TEXT} characters left out" in cut
+    assert len(cut) < MAX_TEXT + 100
+    assert bounded("short") == "short"
+    assert bounded(list(range(MAX_ITEMS + 5)))[-1] == "and 5 more"
+
+
+def test_a_file_outside_the_store_is_not_read(store: Store, tmp_path: Path) -> None:
+    outside = tmp_path / "secret"
+    outside.write_bytes(b"abcd")
+    for uri in (str(outside), f"../../{outside}"):
+        with pytest.raises(StoreError):
+            store.read(TensorRef(uri, 0, 4, "uint8", (4,), "0"))
