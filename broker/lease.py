@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
 from nats.js.errors import InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
@@ -26,10 +27,18 @@ class Failures:
     traceback: str = ""
 
 
-def _count(value: Any, name: str, revision: int) -> int | None:
-    """A count in an entry, None if there is none; it can be no more than the writes that the bucket has seen."""
-    count = value.get(name) if isinstance(value, dict) else None
-    return count if type(count) is int and 0 <= count <= revision else None
+COUNTS = ("count", "outside")
+
+
+def _checksum(key: str, entry: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest("|".join([key, *(str(entry.get(name, 0)) for name in COUNTS)]).encode())
+
+
+def _own(key: str, value: Any) -> dict[str, Any]:
+    """An entry of counts that was written here; empty if it is none, or somebody else's."""
+    if not isinstance(value, dict) or any(type(value.get(name, 0)) is not int for name in COUNTS):
+        return {}
+    return value if value.get("checksum") == _checksum(key, value) else {}
 
 
 class RunState:
@@ -56,14 +65,15 @@ class RunState:
     async def next_incarnation(self, role: str, n: int) -> int:
         """Count one more life of an actor; every caller gets a number of its own, from 1 on.
 
-        An entry that cannot be read is taken for its revision: that is no less than any count before it.
+        An entry that is not ours is taken for its revision: that is no less than any count before it.
         """
         return await self._advance(f"incarnation.{role}.{n}", "count", {}, lost=lambda revision: revision)
 
     async def lives(self, role: str, n: int) -> int:
         """How many lives of an actor were counted; the last of them has this number as its incarnation."""
-        value, revision = await self._get(f"incarnation.{role}.{n}")
-        return _count(value, "count", revision) or 0
+        key = f"incarnation.{role}.{n}"
+        value, _ = await self._get(key)
+        return int(_own(key, value).get("count", 0))
 
     async def count_failure(self, role: str, row: RowId, error: str, traceback: str, *, outside: bool = False) -> int:
         """Count one more time that an actor of `role` failed with a row in hand; remembers the last error.
@@ -81,11 +91,11 @@ class RunState:
 
     async def failures(self, role: str, row: RowId) -> Failures:
         """What was counted of a row in a role; an entry that is none counts not."""
-        value, revision = await self._get(f"failure.{role}.{row}")
-        count, outside = (_count(value, name, revision) or 0 for name in ("count", "outside"))
-        if not count + outside:
-            return Failures()
-        return Failures(count, outside, str(value.get("error", "")), str(value.get("traceback", "")))
+        key = f"failure.{role}.{row}"
+        value, _ = await self._get(key)
+        entry = _own(key, value)
+        texts = (str(entry.get(name, "")) for name in ("error", "traceback"))
+        return Failures(*(entry.get(name, 0) for name in COUNTS), *texts)
 
     async def forget_failures(self, gone: Callable[[RowId], bool]) -> None:
         """Remove the counts of the rows that are gone, without a trace."""
@@ -115,9 +125,10 @@ class RunState:
         async def attempt() -> int:
             while True:
                 value, revision = await self._get(key)
-                count = _count(value, name, revision)
-                count = (lost(revision) if count is None else count) + 1
-                new = {**(value if isinstance(value, dict) else {}), name: count, **extra}
+                entry = _own(key, value)
+                count = (entry.get(name, 0) if entry else lost(revision)) + 1
+                new = {**entry, name: count, **extra}
+                new["checksum"] = _checksum(key, new)
                 try:
                     await self._kv.update(key, json.dumps(new).encode(), last=revision)
                 except KeyWrongLastSequenceError:

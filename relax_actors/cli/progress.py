@@ -15,6 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from relax_actors.cli.render import printable
+
 BARS = "▁▂▃▄▅▆▇█"
 STALE_SECONDS = 5.0
 MOST_ACTORS = 4096
@@ -75,7 +77,7 @@ class Progress:
             text = str(body.get("reason") or body.get("error") or body.get("reward") or "")
             what = body.get("row") or body.get("version", "")
             line = f"{body.get('role')}.{body.get('n')} {kind} {what} {text}".split("\n", 1)[0][:110]
-            self.events.append("".join(c if c.isprintable() else "?" for c in line))
+            self.events.append(printable(line))
 
     def _evaluated(self, version: Any, reward: Any) -> None:
         if 0 <= int(version) <= self.steps:

@@ -17,7 +17,7 @@ from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.actor import COLUMNS
 from relax_actors.cli.connect import Connected, connected
-from relax_actors.cli.render import fields_of
+from relax_actors.cli.render import fields_of, printable
 from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Quarantined, Readmitted, Requeued
 
@@ -53,11 +53,11 @@ def show_row(run: str, row: str) -> None:
     with connected(run) as at:
         wanted, cell = _existing(at, row)
         inputs = _inputs(at.table, wanted, [*COLUMNS, *at.config.roles])
-    typer.echo(f"{wanted} quarantined by {cell.role} after {cell.deliveries} deliveries")
-    typer.echo(cell.error)
-    typer.echo(cell.traceback)
+    typer.echo(printable(f"{wanted} quarantined by {cell.role} after {cell.deliveries} deliveries"))
+    typer.echo(printable(cell.error))
+    typer.echo(printable(cell.traceback))
     for name, fields in inputs.items():
-        typer.echo(f"{name}: {fields}")
+        typer.echo(printable(f"{name}: {fields}"))
 
 
 def requeue(run: str, rows: list[str], *, everything: bool) -> int:

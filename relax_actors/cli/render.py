@@ -14,6 +14,11 @@ from relax_actors.errors import CodecError
 SHOWN = 8
 
 
+def printable(text: str) -> str:
+    """A text that anybody may have written, without what would steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 def readable(data: bytes) -> str:
     """A message as one line: JSON as it is, a cell as its type, author and fields."""
     if data[:1] in (b"{", b"["):

@@ -30,7 +30,7 @@ from relax_actors.cli.summary import Curves, Summary, draw, summarise
 from relax_actors.config import Config, load_config
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
-from relax_actors.runfolder import RunFolder
+from relax_actors.runfolder import RunFolder, write_private
 from relax_actors.supervision import logs
 from relax_actors.supervision.root import Failure, Root
 
@@ -190,7 +190,7 @@ def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
         return 0 if interrupted.is_set() else 1
     summary = replace(watcher.result[0], seconds_to_first_step=watcher.first_step_after)
     draw(watcher.result[1], folder.picture, f"{config.run.name}: reward by step")
-    folder.finished.write_text(json.dumps(summary.json(), indent=1))
+    write_private(folder.finished, json.dumps(summary.json(), indent=1))
     _show(console, summary, folder, as_json=as_json)
     return 0
 

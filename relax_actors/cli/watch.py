@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 
 from broker.pull import Follower
 from relax_actors.cli.connect import Connected, connected
-from relax_actors.cli.render import readable
+from relax_actors.cli.render import printable, readable
 from relax_actors.errors import ConfigError
 
 FOREVER = 1e9
@@ -27,7 +27,7 @@ def tail(subject: str, run: str | None, *, history: bool, count: int) -> None:
     def show(message: Msg) -> bool:
         nonlocal seen
         line = f"{message.subject} {readable(message.data)}"
-        sys.stdout.write("".join(c if c.isprintable() else "?" for c in line) + "\n")
+        sys.stdout.write(printable(line) + "\n")
         sys.stdout.flush()
         seen += 1
         return bool(count) and seen >= count

@@ -20,7 +20,7 @@ from relax_actors.envs.sources import open_source
 from relax_actors.envs.tasks import Task
 from relax_actors.errors import CodecError, RowError, StoreError, SubjectError
 from relax_actors.ledger import Ledger
-from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted
+from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
 from relax_actors.modelfolder import measure
 from relax_actors.roles.reading import observe
 from relax_actors.roles.seeds import seed_of, task_index
@@ -97,6 +97,10 @@ def first_cell(context: Context, row: RowId, make: Callable[[], Prompt]) -> tupl
         return subject, table.encode(subject, Quarantined(context.role, 1, str(error)[:2000], trace[-8000:]))
 
 
+# What is said of a quarantined row whose task is wanted again.
+WORDS = {"requeued": Requeued, "readmitted": Readmitted}
+
+
 class PromptSource(StatefulRole):
     """Owns the admission of rows."""
 
@@ -143,12 +147,19 @@ class PromptSource(StatefulRole):
         self.context.waits_for("weights 0" if version is None else f"weights {version + 1} (lead {lead})")
 
     def _take(self, cell_id: CellId, cell: Cell) -> None:
-        if cell_id.kind == "group" and cell_id.field == "requeued":
-            self._requeued[cell_id.row] = None
-        elif cell_id.kind == "group" and cell_id.field == "readmitted":
-            self._requeued.pop(cell_id.row, None)
-        else:
+        expected = WORDS.get(cell_id.field) if cell_id.kind == "group" else None
+        if expected is None:
             observe(self._ledger, self.context, cell_id, cell)
+            return
+        try:
+            self.context.table.read(cell.data, expected)
+        except (CodecError, StoreError) as error:
+            self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
+            return
+        if expected is Requeued:
+            self._requeued[cell_id.row] = None
+        else:
+            self._requeued.pop(cell_id.row, None)
 
     def _find_readmitted(self, row: RowId, cell: Cell) -> None:
         with suppress(CodecError, StoreError, SubjectError):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.supervision import logs
-from tests.support.faults import Story, box, hit, is_over, process, story_of
+from tests.support.faults import Story, aimed, box, hit, is_over, process, story_of, wait_for_path
 from tests.support.running import Run, wait_until
 
 STRIDE = 1
@@ -105,16 +105,20 @@ def strike(run: Run, kill: Kill, tally: Tally) -> None:
     """Wait for the moment, kill, and note what the victim was at."""
     if kill.point == "checkpoint":
         folder = run.folder.checkpoints
-        wait_until(
-            lambda: list(folder.glob(f".{kill.step}.*.tmp")) or _passed(run, kill.step),
-            f"checkpoint {kill.step}",
-            180,
-        )
+        wait_until(lambda: run.table.get(f"relax.{run.name}.batch.{kill.step - 1}"), f"batch.{kill.step - 1}", 180)
+        with aimed(run, kill.victim) as strike_now:
+            # A checkpoint is written within milliseconds: there is no time to look for its writer then.
+            wait_for_path(
+                lambda: next(folder.glob(f".{kill.step}.*"), None) or (folder if _passed(run, kill.step) else None),
+                f"checkpoint {kill.step}",
+                180,
+            )
+            pid = strike_now()
     else:
         subject = f"relax.{run.name}.{kill.point}"
         wait_until(lambda: run.table.get(subject) or _passed(run, kill.step), kill.point, 180)
         time.sleep(kill.pause)
-    pid = hit(run, kill.victim)
+        pid = hit(run, kill.victim)
     tally.by_victim[kill.victim] += 1
     if (at := _at(run, kill)) is not None:
         tally.met[f"{kill.victim} {WHILE} {at}"] += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli import inspect
+from relax_actors.cli import inspect, quarantine
 from tests.support.flooding import flooded
 
 
@@ -27,13 +27,13 @@ def test_a_run_ends_as_if_malformed_messages_had_never_come(
     capsys.readouterr()
     assert inspect.ledger("fuzzed", as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["violations"] == []
-    inspect.quarantine("fuzzed", None, as_json=True)
+    quarantine.list_rows("fuzzed", as_json=True)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     unreadable = [row["row"] for row in rows if row["error"].startswith("unreadable: ")]
     assert unreadable
-    inspect.quarantine("fuzzed", unreadable[0], as_json=False)
+    quarantine.show_row("fuzzed", unreadable[0])
     assert "unreadable" in capsys.readouterr().out
-    inspect.quarantine("fuzzed", None, as_json=False)
+    quarantine.list_rows("fuzzed", as_json=False)
     inspect.status("fuzzed", as_json=False)
     inspect.tree("fuzzed")
     assert "trainer" in capsys.readouterr().out

@@ -28,6 +28,7 @@ def test_a_supervisor_or_a_broker_that_was_stopped_is_found_killed_and_replaced(
     assert (result["admitted"], result["trained"], result["in_flight"]) == (64, 64, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_actors_that_were_stopped_are_found_killed_and_replaced(make_run: MakeRun) -> None:
     run = make_run(

@@ -59,6 +59,7 @@ def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
     run.end_in_order()
 
 
+@pytest.mark.slow
 def test_the_tree_shows_who_lives_since_when_and_what_each_waits_for(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("shown", "run.steps=2000", "rollout.max_tokens=40").start()
     wait_until(lambda: run.table.get("relax.shown.batch.0"), "batch.0", 90)
@@ -78,6 +79,7 @@ def test_the_tree_shows_who_lives_since_when_and_what_each_waits_for(make_run: M
     assert any("waits for rows of step" in line or "waits for" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_role_is_scaled_up_and_down_while_the_run_is_up(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("scaled", "run.steps=3000", "reward.function=tiny_tasks.slow_share_of_sevens").start()
     wait_until(lambda: run.table.get("relax.scaled.batch.0"), "batch.0", 90)

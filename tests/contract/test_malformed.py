@@ -161,7 +161,10 @@ def test_the_last_of_a_kind_is_the_last_that_can_be_read(table: Table) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [b"", b"{", b"\xff", b"[" * 9999, b"3", b"[]", b"{}", b'{"count": -4}', b'{"count": 1e99}', b'{"count": "x"}'],
+    [
+        *(b"", b"{", b"\xff", b"[" * 9999, b"3", b"[]", b"{}"),
+        *(b'{"count": -4}', b'{"count": 1e99}', b'{"count": "x"}', b'{"count": 4, "outside": 2, "checksum": "x"}'),
+    ],
 )
 def test_an_entry_that_is_none_stops_no_count(table: Table, tmp_path: Path, entry: bytes) -> None:
     bridge, state = table.bridge, context_of(table, tmp_path).state
@@ -175,7 +178,10 @@ def test_an_entry_that_is_none_stops_no_count(table: Table, tmp_path: Path, entr
     bridge.call(spoil(), 10)
     assert bridge.call(state.failures("reward", ROW), 10) == Failures()
     assert bridge.call(state.count_failure("reward", ROW, "E", "T"), 10) == 1
-    assert bridge.call(state.next_incarnation("trainer", 0), 10) > lives[-1]
+    assert bridge.call(state.lives("trainer", 0), 10) == 0
+    later = bridge.call(state.next_incarnation("trainer", 0), 10)
+    assert later > lives[-1]
+    assert bridge.call(state.lives("trainer", 0), 10) == later
     assert all(isinstance(lease, dict) for lease in bridge.call(state.leases(), 10).values())
 
 

@@ -80,6 +80,25 @@ def hit(run: Run, target: str, number: signal.Signals = signal.SIGKILL, other_th
     return int(wait_until(strike, f"process of {target}", 60))
 
 
+@contextmanager
+def aimed(run: Run, target: str) -> Iterator[Callable[[], int]]:
+    """Look a process up beforehand; what is given kills it at once, or its successor if it is gone by then."""
+    pid = int(wait_until(lambda: process(run, target), f"process of {target}", 60))
+    descriptor = os.pidfd_open(pid)
+
+    def strike() -> int:
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        except ProcessLookupError:
+            return hit(run, target, other_than=pid)
+        return pid
+
+    try:
+        yield strike
+    finally:
+        os.close(descriptor)
+
+
 def box(run: Run, actor: str) -> Reading:
     """What an actor noted last: the rows in hand, or what it waits for."""
     recorder = BlackBox(run.folder.box(actor))

@@ -13,13 +13,14 @@ from nats.aio.msg import Msg
 
 from broker.errors import CodecError, StoreError
 from broker.pull import Follower
-from broker.subjects import CellId
+from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
 from relax_actors.actor import COLUMNS
 from relax_actors.cli.connect import connected
 from relax_actors.cli.summary import read_ledger
 from relax_actors.ledger import Ledger
 from relax_actors.messages import Batch
+from relax_actors.roles.prompts import WORDS
 from relax_actors.roles.reading import KINDS
 from tests.support.fuzzing import Fuzzer
 from tests.support.running import Run, wait_until
@@ -169,22 +170,29 @@ def _cells(table: Table, ledger: Ledger, until: int) -> tuple[Counts, list[str]]
     for cell_id, cell in table.snapshot([f"{table.subjects.prefix}.>"]):
         if cell.sequence > until or (why := unreadable(table, cell_id, cell)) is None:
             continue
-        if cell_id.kind in KINDS:
-            wrong.append(f"{cell.subject} still lies there: {why}")
-        elif cell_id.field not in COLUMNS:
-            counts["unreadable cell", "of a column that nobody reads"] += 1
-        elif cell_id.row in ended:
-            counts["unreadable cell", f"its row is {ended[cell_id.row]}"] += 1
-        elif cell_id.kind == "group" and cell_id.step < ledger.floor:
-            counts["unreadable cell", "of a step that is over"] += 1
-        elif cell_id.field == "advantage" and ledger.state(cell_id.row) is None:
-            # Only the trainer reads it, and only of rows that it may train.
-            counts["unreadable cell", "of a row that nobody wants"] += 1
-        elif cell_id.kind == "eval" and cell_id.field in ("reward", "advantage"):
-            counts["unreadable cell", "left out of an evaluation"] += 1
-        else:
+        fate = None if cell_id.kind in KINDS else _fate(cell_id, ended, ledger)
+        if fate is None:
             wrong.append(f"{cell.subject} was not answered: {why}")
+        else:
+            counts["unreadable cell", fate] += 1
     return counts, wrong
+
+
+def _fate(cell: CellId, ended: dict[RowId, str], ledger: Ledger) -> str | None:
+    """How an unreadable cell of a row was answered for; None if it was not."""
+    if cell.field not in COLUMNS:
+        return "of a column that nobody reads"
+    if cell.field in WORDS:
+        return "told in an event"
+    if cell.row in ended:
+        return f"its row is {ended[cell.row]}"
+    if cell.kind == "group" and cell.step < ledger.floor:
+        return "of a step that is over"
+    if cell.field == "advantage" and ledger.state(cell.row) is None:
+        # Only the trainer reads it, and only of rows that it may train.
+        return "of a row that nobody wants"
+    left_out = cell.kind == "eval" and cell.field in ("reward", "advantage")
+    return "left out of an evaluation" if left_out else None
 
 
 def unreadable(table: Table, cell_id: CellId, cell: Cell) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 from broker.codec import encode
 from relax_actors import messages
 
-COLUMNS = ("prompt", "trajectory", "reward", "advantage", "dropped", "quarantined", "looked")
+COLUMNS = ("prompt", "trajectory", "reward", "advantage", "dropped", "quarantined", "requeued", "readmitted", "looked")
 NUMBERED = ("batch", "weights", "checkpoint")
 ROLES = ("prompts", "rollout", "reward", "advantages", "trainer", "evaluator", "node")
 HUGE = (2**31, 2**53, 2**63 - 1, 2**64 - 1, 10**17, 4096, 77)
@@ -43,6 +43,8 @@ def samples() -> dict[str, Any]:
         "advantage": messages.Advantage(np.array([-0.7, 0.7], np.float32), 0.75),
         "dropped": messages.Dropped("no_signal", "all the same"),
         "quarantined": messages.Quarantined("reward", 3, "ValueError: no", "Traceback"),
+        "requeued": messages.Requeued(1e9),
+        "readmitted": messages.Readmitted("group.1.3"),
         "batch": messages.Batch([0, 1, 2, 3], 5, 1, 0.5, 0, 20, 1e9),
         "weights": messages.Weights(1, "f" * 32, [messages.Shard("weights/1.1.safetensors", 10, "0" * 32)], 1),
         "checkpoint": messages.Checkpoint(3, "checkpoints/3.1", "f" * 32, 1, messages.Totals(4, 4), 1),
