@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -107,6 +108,8 @@ class Context:
     waits_for: Callable[[str], None] = field(default=lambda _: None)
     wait_for_room: Callable[[StoreFullError], None] = raise_it
     """What to do when the disk is full: it waits a while, or raises the error."""
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
+    """A context in which the actor may compute: where roles share a device, it waits for its turn."""
 
     @property
     def author(self) -> str:

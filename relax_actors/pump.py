@@ -237,12 +237,14 @@ class PoolPump:
         rows = [Row(job.row, job.cells, self.table.store) for job in jobs]
         results: list[Any]
         try:
-            results = self.role.handle_many(rows)
+            with self.context.turn():
+                results = self.role.handle_many(rows)
             if len(results) != len(rows):
                 msg = f"{type(self.role).__name__}.handle_many gave {len(results)} values for {len(rows)} rows"
                 raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role
         except Exception as error:  # noqa: BLE001 one bad row must not take its neighbours along
-            results = [error] if len(rows) == 1 else [self._alone(row) for row in rows]
+            together = len(rows) == 1 or isinstance(error, NOT_THE_ROWS)
+            results = [error] * len(rows) if together else [self._alone(row) for row in rows]
         for job, result in zip(jobs, results, strict=True):
             try:
                 self._encode(job, result)
@@ -251,7 +253,8 @@ class PoolPump:
 
     def _alone(self, row: Row) -> Any:
         try:
-            return self.role.handle_many([row])[0]
+            with self.context.turn():
+                return self.role.handle_many([row])[0]
         except Exception as error:  # noqa: BLE001 sorted out in _finish
             return error
 

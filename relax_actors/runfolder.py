@@ -59,6 +59,15 @@ class RunFolder:
         """Folder of checkpoints."""
         return self.root / "checkpoints"
 
+    @property
+    def reference(self) -> Path:
+        """Version 0 of the weights, where actors compute log-probs of it."""
+        return self.root / "reference"
+
+    def device(self, number: int) -> Path:
+        """Lock file of a device that roles share."""
+        return self.root / "devices" / f"{number}.lock"
+
     def box(self, child: str) -> Path:
         """Black box of an actor."""
         return self.root / "actors" / f"{child}.box"

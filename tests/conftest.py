@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,21 @@ MakeTable = Callable[[Bridge], Table]
 
 
 @pytest.fixture
-def make_table(tmp_path: Path, subjects: Subjects) -> MakeTable:
+def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator[MakeTable]:
+    made = False
+
     def make(bridge: Bridge) -> Table:
+        nonlocal made
+        made = True
         bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 26), log_spec(subjects, 1 << 24, 3600)]), 20)
         return Table(bridge, subjects, Store(tmp_path / "store"), "test.0#1")
 
-    return make
+    yield make
+    if made:
+        # What a stream may take is set aside by the server, and there is one server for all tests.
+        with closing(Bridge(address, "cleaner")) as bridge:
+            for stream in (subjects.table_stream, subjects.log_stream):
+                bridge.call(bridge.js.delete_stream(stream), 20)
 
 
 @pytest.fixture

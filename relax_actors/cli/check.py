@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relax_actors.actor import COLUMNS, Role
+from relax_actors.cli.placement import placed, scored
 from relax_actors.config import Config, load_config
 from relax_actors.config.schema import DataSection
 from relax_actors.errors import ConfigError, RowError
@@ -21,7 +22,9 @@ from relax_actors.roles.rollout import stop_id
 from relax_actors.tokenizer import Tokenizer
 
 SAMPLE = 200
-TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 4, 4
+TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
+# With deltas: two sets in half precision in the trainer, one in each that generates.
+BASES_BYTES, COPY_BYTES = 4, 2
 PROCESS_BYTES = 700 << 20
 
 
@@ -64,6 +67,7 @@ def examine(config: Config) -> Findings:
         attempt(lambda: _roles(config))
         attempt(lambda: _rewards(config))
         attempt(lambda: _arithmetic(config))
+        attempt(lambda: placed(config))
         if facts:
             found = facts[0]
             attempt(lambda: _data(config, config.data, "data", folder, found))
@@ -93,10 +97,8 @@ def _roles(config: Config) -> Iterator[str]:
     if config.advantages.reads not in produced:
         msg = f"advantages.reads is {config.advantages.reads!r}, a column no role writes; there are {sorted(produced)}"
         raise ConfigError(msg)
-    if config.algorithm.proximal == "actor_fwd" and "actor_fwd" not in produced:
-        msg = 'algorithm.proximal = "actor_fwd" needs a role that writes column actor_fwd; add one, or set "trainer"'
-        raise ConfigError(msg)
-    yield from ()
+    read = {column for role in roles.values() for column in role.inputs()} | {config.advantages.reads}
+    yield from scored(config, produced, read)
 
 
 def _rewards(config: Config) -> Iterator[str]:
@@ -151,17 +153,21 @@ def _data(config: Config, data: DataSection, where: str, folder: Path, facts: Mo
 
 
 def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
-    reference = REFERENCE_BYTES if config.algorithm.kl_coefficient > 0 else 0
-    model = facts.parameters * (TRAINER_BYTES + reference + ENGINE_BYTES * config.rollout.replicas)
-    processes = PROCESS_BYTES * (1 + config.rollout.replicas)
+    reference = REFERENCE_BYTES if config.computes_reference else 0
+    bases, copy = (BASES_BYTES, COPY_BYTES) if config.publishes_deltas else (0, 0)
+    following = config.rollout.replicas + (config.roles["actor_fwd"].replicas if "actor_fwd" in config.roles else 0)
+    fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
+    engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
+    model = facts.parameters * (TRAINER_BYTES + reference + bases + engines)
+    processes = PROCESS_BYTES * (1 + following + fixed)
     need = model + processes
     have = _memory()
     text = f"{facts.parameters / 1e6:.2f} M parameters, about {need >> 20} MiB of memory"
     if have and need > have and config.trainer.device in ("auto", "cpu"):
-        msg = f"model: {text}, this machine has {have >> 20} MiB; use a smaller model or fewer rollout.replicas"
+        msg = f"model: {text}, this machine has {have >> 20} MiB; use a smaller model or fewer replicas"
         raise ConfigError(msg)
     disk = facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
-    disk += facts.parameters * 4 * (config.staleness.max + 6)
+    disk += facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
     base = config.folder.absolute()
     while not base.exists():
         base = base.parent

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from broker.subjects import check_name
+from relax_actors.config.placement import OPTIONAL, PlacementSection
 from relax_actors.config.sections import PoolSection, Positive, PositiveFloat, Section
-from relax_actors.config.training import AlgorithmSection, StalenessSection, TrainerSection
+from relax_actors.config.training import AlgorithmSection, StalenessSection, TrainerSection, WeightsSection
 
 
 class RunSection(Section):
@@ -115,6 +116,8 @@ class RolloutSection(PoolSection):
     """[rollout]"""
 
     backend: Literal["transformers"] = "transformers"
+    device: str = "auto"
+    """Torch device; "auto" is CUDA where there is some, else the CPU."""
     samples: Annotated[int, Field(gt=1)] = 8
     """Samples of a prompt: the group."""
     temperature: PositiveFloat = 1.0
@@ -203,7 +206,9 @@ class SupervisionSection(Section):
 
 
 class RoleSection(BaseModel):
-    """[roles.<name>]: a role of the user's; keys beyond these are the class's own options."""
+    """[roles.<name>]: a role of the user's; keys beyond these are the class's own options. The names `reference` and
+    `actor_fwd` are roles of ours, with options `rows_together` (8) and `device` ("auto"), unless `actor` is set.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -233,10 +238,21 @@ class Config(Section):
     trainer: TrainerSection = TrainerSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     staleness: StalenessSection = StalenessSection()
+    weights: WeightsSection = WeightsSection()
+    placement: PlacementSection = PlacementSection()
     broker: BrokerSection = BrokerSection()
     store: StoreSection = StoreSection()
     supervision: SupervisionSection = SupervisionSection()
     roles: dict[str, RoleSection] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _optional_roles(cls, tree: Any) -> Any:
+        roles = tree.get("roles") if isinstance(tree, dict) else None
+        if not isinstance(roles, dict):
+            return tree
+        ours = {n: {"actor": OPTIONAL[n], **s} for n, s in roles.items() if n in OPTIONAL and isinstance(s, dict)}
+        return tree | {"roles": roles | ours}
 
     @model_validator(mode="after")
     def _across(self) -> Config:
@@ -250,6 +266,10 @@ class Config(Section):
                 raise ValueError(msg)
         if self.prompts.replicas != 1:
             msg = "prompts.replicas must be 1: one actor owns the admission of rows"
+            raise ValueError(msg)
+        computing = {"rollout", "reward", "advantages", "trainer", *self.roles}
+        for name in sorted({name for group in self.placement.take_turns for name in group} - computing):
+            msg = f"placement.take_turns names {name!r}; roles of this run that compute are {sorted(computing)}"
             raise ValueError(msg)
         if self.staleness.policy == "correct" and self.algorithm.correction == self.algorithm.reject == "none":
             msg = (
@@ -270,6 +290,16 @@ class Config(Section):
     def store_path(self) -> Path:
         """The folder of the store."""
         return self.store.path or self.folder / "store"
+
+    @property
+    def computes_reference(self) -> bool:
+        """Whether the trainer itself computes the reference's log-probs: KL is wanted, and no actor computes them."""
+        return self.algorithm.kl_coefficient > 0 and "reference" not in self.roles
+
+    @property
+    def publishes_deltas(self) -> bool:
+        """Whether weights may be announced as deltas: in float32 nearly every number changes at every step."""
+        return self.weights.delta == "auto" and self.trainer.dtype != "float32"
 
     @property
     def model_path(self) -> Path:

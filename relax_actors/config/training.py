@@ -1,4 +1,4 @@
-"""The sections that say how the model is trained: [trainer], [algorithm], [staleness]."""
+"""The sections that say how the model is trained: [trainer], [algorithm], [staleness], [weights]."""
 
 from __future__ import annotations
 
@@ -88,3 +88,13 @@ class StalenessSection(Section):
     policy: Literal["drop", "correct"] = "drop"
     """A row with a token older than `max` versions is dropped and refilled, or trained all the same; the latter needs
     a correction or rejection in [algorithm]."""
+
+
+class WeightsSection(Section):
+    """[weights]: how the trainer gives them to the rollout."""
+
+    delta: Literal["auto", "off"] = "auto"
+    """With trainer.dtype = "bfloat16" only what changed since the version before is written, where that is shorter
+    and leads to the same bits; actors that generate then keep a copy of the weights in memory."""
+    full_every: Positive = 16
+    """Versions after which all weights are written again, at the latest; one that joins late reads so many files."""

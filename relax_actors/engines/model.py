@@ -52,13 +52,20 @@ def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def copy_into(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Copy tensors over the model's own.
+    """Copy tensors over the model's own; see `check_fit` for the errors."""
+    known = check_fit(model, tensors, source)
+    for name, tensor in tensors.items():
+        known[name].copy_(tensor)
+
+
+def check_fit(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The model's own parameters and buffers by all their names, if `tensors` can take the place of each.
 
     Raises:
         ConfigError: a tensor is missing, unknown or of another shape; names it.
     """
     own = tensors_of(model)
-    known = model.state_dict()
+    known: dict[str, Tensor] = model.state_dict(keep_vars=True)
     missing, unknown = own.keys() - tensors.keys(), tensors.keys() - known.keys()
     # A tied tensor may be stored under its other name.
     missing -= {n for n in missing if any(known[t].data_ptr() == own[n].data_ptr() for t in tensors if t in known)}
@@ -69,7 +76,7 @@ def copy_into(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str
         if known[name].shape != tensor.shape:
             msg = f"weights of {source}: {name} is {list(tensor.shape)}, the model has {list(known[name].shape)}"
             raise ConfigError(msg)
-        known[name].copy_(tensor)
+    return known
 
 
 def context_length(model: PreTrainedModel) -> int:

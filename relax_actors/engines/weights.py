@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -13,6 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from broker.errors import StoreError
+
+DELTA_OF = "delta_of"
+"""Key of a delta file's metadata: what it applies to."""
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -25,14 +30,15 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return hasher.hexdigest()
 
 
-def save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors as one safetensors file.
+def save(tensors: Mapping[str, Tensor], path: Path, base: str | None = None) -> None:
+    """Write tensors as one safetensors file; those of a delta with the fingerprint of the weights it applies to.
 
     Raises:
         OSError: it cannot be written; with errno ENOSPC if there is no space.
     """
     try:
-        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
+        plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+        save_file(plain, path, metadata=None if base is None else {DELTA_OF: base})
     except safetensors.SafetensorError as error:
         # The library hides the operating system's error in its text.
         full = f"os error {errno.ENOSPC}" in str(error)
@@ -40,17 +46,33 @@ def save(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load(shards: Sequence[Path]) -> dict[str, Tensor]:
-    """Map the tensors of safetensors shards.
+    """The tensors of safetensors shards, in memory of their own.
 
     Raises:
         StoreError: a shard is missing or is no safetensors file.
     """
     tensors: dict[str, Tensor] = {}
     for shard in shards:
-        try:
-            with safetensors.safe_open(shard, framework="pt") as file:
-                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a mapping
-        except (OSError, safetensors.SafetensorError) as error:
-            msg = f"weights shard {shard} cannot be read: {error}"
-            raise StoreError(msg) from error
+        with _opened(shard) as file:
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a mapping
     return tensors
+
+
+def base_of(shard: Path) -> str | None:
+    """Fingerprint of the weights that a shard is a delta to; None if it holds whole tensors.
+
+    Raises:
+        StoreError: it is missing or is no safetensors file.
+    """
+    with _opened(shard) as file:
+        return (file.metadata() or {}).get(DELTA_OF)
+
+
+@contextmanager
+def _opened(shard: Path) -> Iterator[Any]:
+    try:
+        with safetensors.safe_open(shard, framework="pt") as file:
+            yield file
+    except (OSError, safetensors.SafetensorError) as error:
+        msg = f"weights shard {shard} cannot be read: {error}"
+        raise StoreError(msg) from error

@@ -6,6 +6,7 @@ import importlib
 
 from relax_actors.actor import Role, check_role
 from relax_actors.config import Config
+from relax_actors.config.placement import OPTIONAL
 from relax_actors.config.schema import RoleSection
 from relax_actors.config.sections import PoolSection
 from relax_actors.dotted import load
@@ -23,10 +24,11 @@ _BUILT_IN = {
 
 def role_names(config: Config) -> list[str]:
     """The roles of a run, in the order in which they start: those first whose engines need not be imported."""
-    names = ["reward", *config.roles, "advantages"]
+    scoring = [name for name in OPTIONAL if name in config.roles]
+    names = ["reward", *(name for name in config.roles if name not in scoring), "advantages"]
     if config.eval is not None:
         names.append("evaluator")
-    return [*names, "prompts", "rollout", "trainer"]
+    return [*names, "prompts", "rollout", *scoring, "trainer"]
 
 
 def replicas(config: Config, role: str) -> int:

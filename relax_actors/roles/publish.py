@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from broker.table import CALL_DEADLINE
@@ -13,6 +14,7 @@ from relax_actors.errors import FencedError
 from relax_actors.messages import Shard, Weights
 from relax_actors.roles.evaluator import last_evaluated
 from relax_actors.roles.reading import fetch_own, put_own
+from relax_actors.roles.start import Start, is_whole
 
 # Columns that outlive their rows: what was quarantined, and what became of it.
 KEPT = ("quarantined", "requeued", "readmitted")
@@ -25,6 +27,10 @@ class Publisher:
     def __init__(self, context: Context, engine: TrainingEngine) -> None:
         self._context, self._engine = context, engine
         self._latest: Weights | None = None
+        # What the engine's next delta is to, and the announcements by version as far as they were read.
+        self._base: Weights | None = None
+        self._cells: dict[int, Weights] = {}
+        self._start: Start | None = Start(context) if "reference" in context.config.roles else None
 
     def announce(self, version: int) -> None:
         """Write the weights into the store and announce them.
@@ -38,14 +44,11 @@ class Publisher:
         subject = table.subjects.numbered("weights", version)
         known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
-            # Each life writes files of its own: one that was replaced must not touch what its successor announced.
-            uri = f"weights/{version}.{context.incarnation}.safetensors"
-            fingerprint = table.store.write(uri, self._engine.announce)
-            size = table.store.path(uri).stat().st_size
-            cell = Weights(version, fingerprint, [Shard(uri, size, fingerprint)], context.incarnation)
+            cell = self._write(version)
             known = put_own(context, subject, cell)
             if known is None:
-                self._latest = cell
+                self._go_on_from(cell)
+                self._keep_start()
                 self._collect(version)
                 return
         if known.incarnation > context.incarnation:
@@ -53,11 +56,51 @@ class Publisher:
             raise FencedError(msg)
         found = self._engine.fingerprint()
         if found == known.fingerprint:
-            self._latest = known
+            self._go_on_from(known)
             self._rewrite(known)
         else:
+            self._base = None
             context.journal.event("replay_diverged", version=version, announced=known.fingerprint, found=found)
+        self._keep_start()
         self._collect(version)
+
+    def _keep_start(self) -> None:
+        if self._start is not None:
+            self._start.look_after()
+
+    def _write(self, version: int) -> Weights:
+        """Write the weights, or what changed since the version before if that is worth it."""
+        store, base = self._context.table.store, self._base
+        delta = None if base is None or self._whole_is_due(base) else self._engine.delta()
+        # Each life writes files of its own: one that was replaced must not touch what its successor announced.
+        uri = f"weights/{version}.{self._context.incarnation}.safetensors"
+        fingerprint = store.write(uri, delta or self._engine.announce)
+        shard = Shard(uri, store.path(uri).stat().st_size, fingerprint)
+        base_version = base.version if delta is not None and base is not None else None
+        return Weights(version, fingerprint, [shard], self._context.incarnation, base_version)
+
+    def _whole_is_due(self, base: Weights) -> bool:
+        """Whether one that joins late would have to read too much, were the next version a delta to `base`."""
+        way = self._way(base.version)
+        sizes = [sum(shard.nbytes for shard in cell.shards) for cell in way]
+        return not way or len(way) >= self._context.config.weights.full_every or sum(sizes[:-1]) > sizes[-1]
+
+    def _way(self, version: int) -> list[Weights]:
+        """The announcements from a version back to the whole set that it stands on; empty if one is unknown."""
+        table, way = self._context.table, []
+        at: int | None = version
+        while at is not None:
+            cell = self._cells.get(at) or fetch_own(self._context, table.subjects.numbered("weights", at), Weights)
+            if cell is None:
+                return []
+            self._cells[at] = cell
+            way.append(cell)
+            at = cell.base_version
+        return way
+
+    def _go_on_from(self, cell: Weights) -> None:
+        self._latest = self._base = self._cells[cell.version] = cell
+        self._engine.remember()
 
     def restore(self, version: int) -> None:
         """See that the files of an announced version are there: a store may have lost what the table still names."""
@@ -66,31 +109,43 @@ class Publisher:
         if known is None:
             self.announce(version)
         elif known.fingerprint == self._engine.fingerprint():
-            for shard in known.shards:
-                table.store.write(shard.path, self._engine.announce)
-            self._latest = known
+            self._go_on_from(known)
+            self._write_whole(known)
+        self._keep_start()
 
     def look_after(self) -> None:
-        """Write the last announced weights again if their files are gone; a rollout removes those that it finds bad."""
+        """Write weights in use again if their files are gone; whoever finds them bad removes them."""
+        self._keep_start()
         if self._latest is not None and self._rewrite(self._latest):
             self._context.journal.event("weights_rewritten", version=self._latest.version)
 
     def _rewrite(self, known: Weights) -> bool:
         """Write those files of a version that are missing; tells whether there were any."""
+        if is_whole(self._context.table.store, known):
+            return False
+        self._write_whole(known)
+        return True
+
+    def _write_whole(self, known: Weights) -> None:
+        """Write a version's file as a whole set, whether it was a delta or not: it says so itself."""
         store = self._context.table.store
-        missing = [s for s in known.shards if not _is_whole(store.path(s.path), s.nbytes)]
-        for shard in missing:
+        for shard in known.shards:
             store.write(shard.path, self._engine.announce)
-        return bool(missing)
+        shards = [replace(shard, nbytes=store.path(shard.path).stat().st_size) for shard in known.shards]
+        self._latest = replace(known, shards=shards)
 
     def _collect(self, version: int) -> None:
-        """Remove weights that nobody will ask for: all but the last few, and the last two evaluated versions."""
+        """Remove weights that nobody asks for: all but the last few, the last two evaluated, and what they stand on."""
         config = self._context.config
         recent = version - config.staleness.max - 3
-        evaluated = last_evaluated(config, version)
+        kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}
+        kept |= {cell.version for v in kept for cell in self._way(v)}
+        if self._start is not None:
+            kept.add(0)
+        self._cells = {v: cell for v, cell in self._cells.items() if v in kept}
         for path in self._context.table.store.path("weights").glob("*.safetensors"):
             number = path.name.split(".", 1)[0]
-            if number.isdigit() and int(number) < recent and int(number) not in evaluated:
+            if number.isdigit() and int(number) < recent and int(number) not in kept:
                 path.unlink(missing_ok=True)
         for path in self._context.table.store.path("weights").glob(".*.tmp"):
             # `.<version>.<incarnation>.safetensors.<pid>.tmp`; what a later life is writing is not ours to remove.
@@ -126,7 +181,3 @@ class Publisher:
                     shutil.copy(source / name, folder / name)
 
         checkpoints.write(self._context.folder.model, save, self._context.wait_for_room)
-
-
-def _is_whole(path: Path, nbytes: int) -> bool:
-    return path.exists() and path.stat().st_size == nbytes

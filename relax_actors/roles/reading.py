@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -12,11 +12,12 @@ from broker.errors import StoreError
 from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
 from relax_actors.actor import Context
-from relax_actors.errors import BrokerError, CodecError
+from relax_actors.errors import BrokerError, CodecError, RelaxError
 from relax_actors.ledger import Ledger
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Trajectory, Weights
 
 Numbered = Batch | Checkpoint | Weights | Evaluation
+T = TypeVar("T")
 N = TypeVar("N", Batch, Checkpoint, Weights, Evaluation)
 KINDS: dict[str, type[Numbered]] = {
     "batch": Batch,
@@ -78,24 +79,42 @@ def put_own(context: Context, subject: str, value: N) -> N | None:
     raise BrokerError(msg)
 
 
-def read_logprobs(
-    table: Table, column: str, step: int, indices: Sequence[int], trajectories: Sequence[Trajectory]
-) -> tuple[list[Array], list[tuple[int, str]]]:
-    """A column of log-probs of some rows, each `[total] float32` as its trajectory's own.
+def read_column(table: Table, rows: Sequence[RowId], name: str, expected: type[T]) -> list[T | RelaxError]:
+    """A column of some rows, or why it cannot be had: `StoreError` if it is lost, `CodecError` if it is malformed."""
+    return _read(table, rows, name, lambda _, data: table.read(data, expected))
 
-    Gives the arrays, and of the rows that have none that can be used the index and why.
-    """
-    found: list[Array] = []
-    bad: list[tuple[int, str]] = []
-    cells = table.get_all(table.cell(RowId(step, i), column) for i in indices)
-    for index, cell, trajectory in zip(indices, cells, trajectories, strict=True):
+
+def read_logprobs(
+    table: Table, rows: Sequence[RowId], name: str, trajectories: Sequence[Trajectory | RelaxError]
+) -> list[Array | RelaxError]:
+    """A column of log-probs of some rows, each `[total] float32` as its trajectory's own, or why it cannot be had."""
+
+    def read(n: int, data: bytes) -> Array:
+        trajectory = trajectories[n]
+        if isinstance(trajectory, RelaxError):
+            raise trajectory
         try:
-            array = np.asarray(None if cell is None else plain_value(table.open(cell.data)), np.float32)
-        except (StoreError, CodecError, TypeError, ValueError) as error:
-            bad.append((index, f"column {column}: {error}"))
-            continue
+            array = np.asarray(plain_value(table.open(data)), np.float32)
+        except (CodecError, TypeError, ValueError) as error:
+            msg = f"column {name}: {error}"
+            raise CodecError(msg) from error
         if array.shape != trajectory.logprobs.shape or not np.isfinite(array).all():
             wanted = f"{len(trajectory.logprobs)} finite numbers"
-            bad.append((index, f"column {column} has shape {list(array.shape)}, or does not hold {wanted}"))
-        found.append(array)
-    return found, bad
+            msg = f"column {name} has shape {list(array.shape)}, or does not hold {wanted}"
+            raise CodecError(msg)
+        return array
+
+    return _read(table, rows, name, read)
+
+
+def _read(table: Table, rows: Sequence[RowId], name: str, read: Callable[[int, bytes], T]) -> list[T | RelaxError]:
+    found: list[T | RelaxError] = []
+    for n, cell in enumerate(table.get_all(table.cell(row, name) for row in rows)):
+        try:
+            if cell is None:
+                msg = f"cell {rows[n]}.{name} is gone"
+                raise StoreError(msg)  # noqa: TRY301 one way for all that is lost
+            found.append(read(n, cell.data))
+        except (StoreError, CodecError) as error:
+            found.append(error)
+    return found

@@ -5,38 +5,36 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from broker.errors import StoreError
 from relax_actors.actor import Role, Row
 from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
-from relax_actors.errors import ActorError, CodecError, ConfigError, RelaxError, RowError
-from relax_actors.messages import Prompt, Trajectory, Weights
+from relax_actors.errors import ConfigError, RelaxError, RowError
+from relax_actors.messages import Prompt, Trajectory
 from relax_actors.roles.rows import Limits
+from relax_actors.roles.staging import Stager
 from relax_actors.tokenizer import Tokenizer
 
-WEIGHTS_SECONDS = 30.0
 
-
-def make_engine(backend: str, path: Path, threads: int) -> InferenceEngine:
+def make_engine(backend: str, path: Path, device: str, threads: int) -> InferenceEngine:
     """The inference engine of a run."""
     import torch  # noqa: PLC0415 only the process that generates pays for it
 
+    from relax_actors.engines.forward import device_of  # noqa: PLC0415
     from relax_actors.engines.inference.transformers_engine import TransformersEngine  # noqa: PLC0415
 
     torch.set_num_threads(threads)
     if backend == "transformers":
-        return TransformersEngine(path, "cuda" if torch.cuda.is_available() else "cpu")
+        return TransformersEngine(path, device_of(device))
     msg = f"rollout.backend {backend!r} is not known"
     raise ConfigError(msg)
 
 
 class Rollout(Role):
-    """Serves nothing before its weights are verified; swaps between batches."""
+    """Serves nothing before its weights are verified; swaps, between batches, to what was prepared meanwhile."""
 
     reads: ClassVar = ("prompt",)
     writes: ClassVar = "trajectory"
@@ -48,14 +46,15 @@ class Rollout(Role):
         return self.context.config.rollout.rows_together
 
     def setup(self) -> None:
-        """Build the engine; its weights come with the first row."""
+        """Build the engine; its weights come as soon as they are announced."""
         config = self.context.config
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
         self._stops = self._tokenizer.stop_ids | {stop_id(self._tokenizer, text) for text in config.rollout.stop}
-        self._engine = make_engine(config.rollout.backend, config.model_path, config.run.threads)
+        self._engine = make_engine(config.rollout.backend, config.model_path, config.rollout.device, config.run.threads)
+        self._stager = Stager(self.context, self._engine)
+        self._stager.start()
         self._limits = Limits(config)
-        self._fingerprint = ""
         self._tokens = 0
         self._model_seconds = 0.0
 
@@ -114,54 +113,20 @@ class Rollout(Role):
             versions=np.concatenate([s.versions for s in samples]),
             texts=[self._tokenizer.decode(s.tokens) for s in samples],
             finish_reasons=[s.finish_reason.value for s in samples],
-            fingerprint=self._fingerprint,
+            fingerprint=self._stager.serving.fingerprint if self._stager.serving else "",
         )
 
     def _use_version(self, exact: int, least: int) -> None:
-        """Have the version asked for, or the newest if -1; an evaluated version that is gone is replaced by the newest.
+        """Have the version asked for, or the newest that is ready if -1.
+
+        An evaluated version that is gone is replaced by the newest.
 
         Raises:
             RowError: weights as new as the row demands were never announced; rows are admitted after them.
             ActorError: they are announced but cannot be had.
         """
-        if exact >= 0 and exact == self._engine.version:
-            return
-        table = self.context.table
-        if exact >= 0:
-            announced = None
-            with suppress(CodecError):  # not the trainer's; it will name it, and write its own in its place
-                announced = table.fetch(table.subjects.numbered("weights", exact), Weights)
-            if announced is not None and self._load(announced):
-                return
-        newest = table.fetch_last("weights", Weights)
-        if newest is None or newest.version < least:
-            at = "none" if newest is None else newest.version
-            msg = f"the row demands weights {least} or newer, the newest announced is {at}"
-            raise RowError(msg)
-        end = time.monotonic() + WEIGHTS_SECONDS
-        while newest.version != self._engine.version and not self._load(newest):
-            # The trainer has removed them for a newer version, or will see that they are gone and write them again.
-            if time.monotonic() > end or self.context.stopping():
-                msg = f"weights {newest.version} are announced but missing in the store for {WEIGHTS_SECONDS:g} s"
-                raise ActorError(msg)
-            time.sleep(0.1)
-            self.progress()
-            newest = table.fetch_last("weights", Weights) or newest
-
-    def _load(self, announced: Weights) -> bool:
-        store = self.context.table.store
-        shards = [store.path(shard.path) for shard in announced.shards]
-        if not all(shard.exists() for shard in shards):
-            return False
-        try:
-            self._engine.load(announced.version, announced.fingerprint, shards)
-        except StoreError as error:
-            self.context.journal.event("weights_corrupt", version=announced.version, error=str(error))
-            for shard in shards:
-                shard.unlink(missing_ok=True)
-            return False
-        self._fingerprint = announced.fingerprint
-        return True
+        if exact < 0 or not self._stager.use_exactly(exact):
+            self._stager.use(least)
 
     def metrics(self) -> dict[str, float]:
         """Tokens generated in this life, and the version in use."""
@@ -170,10 +135,12 @@ class Rollout(Role):
             "generated_tokens": self._tokens,
             "model_cpu_seconds": round(self._model_seconds, 3),
             "version": -1 if version is None else version,
+            "swap_seconds": round(self._stager.swap_seconds, 6),
         }
 
     def close(self) -> None:
         """Close the engine."""
+        self._stager.close()
         self._engine.close()
 
 

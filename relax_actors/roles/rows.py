@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from broker.codec import Array
 from broker.errors import RelaxError, StoreError
+from broker.subjects import RowId
+from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.errors import ConfigError
 from relax_actors.messages import Advantage, Dropped, DropReason, Prompt, Quarantined, Trajectory
 from relax_actors.modelfolder import measure
+from relax_actors.roles.reading import read_column, read_logprobs
 
+PROXIMAL, REFERENCE = "actor_fwd", "reference"
+"""Columns of log-probs, `[total] float32`: the proximal policy's, where algorithm.proximal asks for it, and the KL's
+reference, where actors compute it."""
+Columns = dict[str, Any]
+"""What is read of a row by column; a `RelaxError` in place of what cannot be had."""
+Lost = dict[int, Dropped | Quarantined]
+"""How rows end that cannot be trained, by index."""
 MAX_ADVANTAGE = 1e6
 MAX_LOGPROB = 0.1
 
@@ -41,15 +54,19 @@ class Limits:
 
     def of_row(self, trajectory: Trajectory, advantage: Advantage, step: int) -> str:
         """Why a row cannot be trained in a step; empty if it can."""
+        if len(advantage.values) != len(trajectory.lengths):
+            return f"there are {len(advantage.values)} advantages for {len(trajectory.lengths)} samples"
+        if np.abs(advantage.values).max(initial=0) > MAX_ADVANTAGE:
+            return f"an advantage is over {MAX_ADVANTAGE:g}; scale the rewards"
+        return self.of_trajectory(trajectory, step)
+
+    def of_trajectory(self, trajectory: Trajectory, step: int) -> str:
+        """Why a row of a step cannot be passed through the model; empty if it can."""
         lengths, prompt = trajectory.lengths, trajectory.prompt_tokens
-        if len(advantage.values) != len(lengths):
-            return f"there are {len(advantage.values)} advantages for {len(lengths)} samples"
         if not len(prompt) or int(lengths.min()) < 1:
             return "the prompt or a sample has no tokens"
         if (longest := len(prompt) + int(lengths.max())) > min(self._context, self._budget):
             return f"a sequence has {longest} tokens, more than the context or trainer.token_budget"
-        if np.abs(advantage.values).max() > MAX_ADVANTAGE:
-            return f"an advantage is over {MAX_ADVANTAGE:g}; scale the rewards"
         return self._of_tokens(trajectory, step)
 
     def _of_tokens(self, trajectory: Trajectory, step: int) -> str:
@@ -70,12 +87,21 @@ class Limits:
 
 @dataclass(slots=True)
 class StepRows:
-    """The rows of a step as the trainer needs them."""
+    """The rows of a step."""
 
     ids: list[int]
     trajectories: list[Trajectory]
     advantages: list[Advantage]
-    proximal: list[Array] | None = None
+    scores: dict[str, list[Array]] = field(default_factory=dict)
+    """Columns of log-probs, each `[total] float32` a row."""
+
+    def add(self, index: int, columns: Columns) -> None:
+        """Take in one more row."""
+        self.ids.append(index)
+        self.trajectories.append(columns["trajectory"])
+        self.advantages.append(columns["advantage"])
+        for name, arrays in self.scores.items():
+            arrays.append(columns[name])
 
     def batch(self) -> TrainBatch:
         """All samples, row after row."""
@@ -88,11 +114,21 @@ class StepRows:
                 completions.append(sample.tokens)
                 logprobs.append(sample.logprobs)
         values = np.concatenate([a.values for a in self.advantages]).astype(np.float32)
-        proximal = None
-        if self.proximal is not None:
-            pairs = zip(self.proximal, self.trajectories, strict=True)
-            proximal = [part for array, t in pairs for part in np.split(array, np.cumsum(t.lengths)[:-1])]
-        return TrainBatch(Sequences(prompts, completions), logprobs, values, proximal)
+        return TrainBatch(
+            Sequences(prompts, completions),
+            logprobs,
+            values,
+            proximal_logprobs=self._by_sample(PROXIMAL),
+            reference_logprobs=self._by_sample(REFERENCE),
+            samples=[len(t.lengths) for t in self.trajectories],
+        )
+
+    def _by_sample(self, column: str) -> list[Array] | None:
+        """A column of log-probs, `[len] float32` a sample; None if it was not read."""
+        if column not in self.scores:
+            return None
+        pairs = zip(self.scores[column], self.trajectories, strict=True)
+        return [part for array, t in pairs for part in np.split(array, np.cumsum(t.lengths)[:-1])]
 
     @property
     def oldest(self) -> int:
@@ -103,6 +139,77 @@ class StepRows:
     def newest(self) -> int:
         """The newest version that wrote a token."""
         return max(int(t.versions.max()) for t in self.trajectories if len(t.versions))
+
+    def older_than(self, step: int, most: int) -> int:
+        """Rows with a token that is more than `most` versions older than `step`."""
+        return sum(step - int(t.versions.min()) > most for t in self.trajectories if len(t.versions))
+
+
+class StepReader:
+    """Reads the rows of a step.
+
+    Args:
+        table: the run's.
+        config: the run's.
+    """
+
+    def __init__(self, table: Table, config: Config) -> None:
+        self._table, self._staleness, self._limits = table, config.staleness, Limits(config)
+        wanted = {
+            PROXIMAL: config.algorithm.proximal == PROXIMAL,
+            REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
+        }
+        self.columns = tuple(name for name, wants in wanted.items() if wants)
+
+    def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, Lost]:
+        """The rows that can be trained, and how those end that cannot."""
+        rows, lost = StepRows([], [], [], {name: [] for name in self.columns}), {}
+        for index, columns in zip(indices, self._columns(step, indices), strict=True):
+            fate = self._fate(columns, step)
+            if fate is None:
+                rows.add(index, columns)
+            else:
+                lost[index] = fate
+        return rows, lost
+
+    def read_again(self, step: int, indices: Sequence[int]) -> StepRows:
+        """The rows of a step that was trained before.
+
+        Raises:
+            ConfigError: one is lost.
+        """
+        rows = StepRows([], [], [], {name: [] for name in self.columns})
+        for index, columns in zip(indices, self._columns(step, indices), strict=True):
+            if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
+                msg = f"step {step} cannot be replayed: row {index} is lost ({error}); restore the store's folder"
+                raise ConfigError(msg)
+            rows.add(index, columns)
+        return rows
+
+    def _fate(self, columns: Columns, step: int) -> Dropped | Quarantined | None:
+        """How a row ends that cannot be trained; None if it can."""
+        if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
+            return lost_row(error)
+        trajectory: Trajectory = columns["trajectory"]
+        if why := self._limits.of_row(trajectory, columns["advantage"], step):
+            return Quarantined("trainer", 1, why, "")
+        age = step - int(trajectory.versions.min())
+        if age > self._staleness.max and self._staleness.policy == "drop":
+            return Dropped(DropReason.TOO_OLD, f"age {age} is over staleness.max")
+        return None
+
+    def _columns(self, step: int, indices: Sequence[int]) -> list[Columns]:
+        """What the trainer reads of each row, or why it cannot."""
+        rows = [RowId(step, index) for index in indices]
+        known: list[Columns] = [{} for _ in rows]
+        for name, expected in (("trajectory", Trajectory), ("advantage", Advantage)):
+            for columns, found in zip(known, read_column(self._table, rows, name, expected), strict=True):
+                columns[name] = found
+        for name in self.columns:
+            trajectories = [columns["trajectory"] for columns in known]
+            for columns, found in zip(known, read_logprobs(self._table, rows, name, trajectories), strict=True):
+                columns[name] = found
+        return known
 
 
 def lost_row(error: RelaxError) -> Dropped | Quarantined:

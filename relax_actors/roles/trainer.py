@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
-from broker.errors import CodecError, RelaxError, StoreError
+from broker.errors import RelaxError
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors import checkpoint as checkpoints
@@ -21,16 +20,12 @@ from relax_actors.actor import StatefulRole
 from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.ledger import Ledger
-from relax_actors.messages import Advantage, Batch, Checkpoint, Dropped, DropReason, Quarantined, Trajectory, Weights
+from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
 from relax_actors.roles.publish import Publisher
-from relax_actors.roles.reading import KINDS, Numbered, observe, put_own, read_logprobs
-from relax_actors.roles.rows import Limits, StepRows, lost_row
+from relax_actors.roles.reading import KINDS, Numbered, observe, put_own
+from relax_actors.roles.rows import StepReader, StepRows
 from relax_actors.roles.seeds import seed_of
 from relax_actors.roles.warm_start import warm_start
-
-PROXIMAL = "actor_fwd"
-"""The column of the proximal policy's log-probs, `[total] float32`, where algorithm.proximal asks for it."""
-T = TypeVar("T")
 
 
 def make_engine(backend: str, config: object, threads: int) -> TrainingEngine:
@@ -59,11 +54,10 @@ class Trainer(StatefulRole):
         self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
-        self._ready: dict[int, set[int]] = {}
-        self._scores = config.algorithm.proximal == PROXIMAL
-        self._scored: dict[int, set[int]] = {}
+        self._reader = StepReader(self.context.table, config)
+        self._needs = ("advantage", *self._reader.columns)
+        self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        self._limits = Limits(config)
         self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
@@ -72,8 +66,7 @@ class Trainer(StatefulRole):
     def follows(self) -> list[str]:
         """Rows that are ready or ended, and what the trainer itself announced in earlier lives."""
         subjects = self.context.table.subjects
-        columns = [subjects.column(name) for name in ("prompt", "advantage", "dropped", "quarantined")]
-        columns += [subjects.column(PROXIMAL)] * self._scores
+        columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *self._needs)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -128,7 +121,8 @@ class Trainer(StatefulRole):
             raise ConfigError(msg)
         self._engine.initialise(config.run.seed)
         if config.trainer.warm_start is not None:
-            loss = warm_start(config, self._engine, self.progress)
+            with self.context.turn():
+                loss = warm_start(config, self._engine, self.progress)
             self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
         self._engine.finish_warm_start()
         self._version = 0
@@ -150,17 +144,20 @@ class Trainer(StatefulRole):
         value = observe(self._ledger, self.context, cell_id, cell)
         if value is None and cell_id.kind in KINDS:
             self._malformed.append(cell)
-        if max(self._version, 0) <= cell_id.step < self.context.config.run.steps:
-            if cell_id.field == "advantage":
-                self._ready.setdefault(cell_id.step, set()).add(cell_id.index)
-            elif cell_id.field == PROXIMAL:
-                self._scored.setdefault(cell_id.step, set()).add(cell_id.index)
+        known = range(max(self._version, 0), self.context.config.run.steps)
+        if cell_id.field in self._needs and cell_id.step in known:
+            self._arrived.setdefault(cell_id.step, {}).setdefault(cell_id.field, set()).add(cell_id.index)
         return value
 
     def _tidy(self) -> None:
         """Remove what lies where only the trainer writes, and is not its own."""
         self.context.table.remove(self._malformed)
         self._malformed.clear()
+
+    def _ready(self, step: int) -> set[int]:
+        """Rows of a step that have all that the trainer needs."""
+        arrived = self._arrived.get(step, {})
+        return set.intersection(*(arrived.get(name, set()) for name in self._needs))
 
     def _advance(self) -> None:
         while self._version < self.context.config.run.steps and not self.context.stopping():
@@ -172,67 +169,22 @@ class Trainer(StatefulRole):
                 break
             self._train(self._version, rows)
         step = self._version
-        ready = len(self._ready.get(step, ()))
+        ready = len(self._ready(step))
         self.context.waits_for(f"rows of step {step}: {ready} of {self._settings.rows} are ready")
 
     def _rows_of(self, step: int) -> StepRows | None:
         """The step's rows, one a slot, if all are there and usable; rows that are not are dropped or quarantined."""
         candidates = self._ledger.candidates(step)
-        ready = self._ready.get(step, ())
-        if len(candidates) < self._settings.rows or not all(i in ready for i in candidates.values()):
-            return None
-        if self._scores and not self._scored.get(step, set()).issuperset(candidates.values()):
+        if len(candidates) < self._settings.rows or not self._ready(step).issuperset(candidates.values()):
             return None
         indices = [candidates[slot] for slot in sorted(candidates)]
-        lost: list[tuple[int, Dropped | Quarantined]] = []
-        rows = StepRows([], [], [])
-        trajectories = self._column(step, indices, "trajectory", Trajectory)
-        advantages = self._column(step, indices, "advantage", Advantage)
-        for index, trajectory, advantage in zip(indices, trajectories, advantages, strict=True):
-            if fate := self._fate(trajectory, advantage, step):
-                lost.append((index, fate))
-            elif not isinstance(trajectory, RelaxError) and not isinstance(advantage, RelaxError):
-                rows.ids.append(index)
-                rows.trajectories.append(trajectory)
-                rows.advantages.append(advantage)
-        if self._scores:
-            rows.proximal, bad = read_logprobs(self.context.table, PROXIMAL, step, rows.ids, rows.trajectories)
-            lost += [(index, Quarantined("trainer", 1, detail, "")) for index, detail in bad]
+        rows, lost = self._reader.read(step, indices)
         if lost:
             # Or a later life of the trainer is through with them.
             self.context.give_way()
-        for index, cell in lost:
+        for index, cell in lost.items():
             self._end(RowId(step, index), cell)
         return None if lost else rows
-
-    def _fate(
-        self, trajectory: Trajectory | RelaxError, advantage: Advantage | RelaxError, step: int
-    ) -> Dropped | Quarantined | None:
-        """How a row ends that cannot be trained; None if it can."""
-        if isinstance(trajectory, RelaxError):
-            return lost_row(trajectory)
-        if isinstance(advantage, RelaxError):
-            return lost_row(advantage)
-        if why := self._limits.of_row(trajectory, advantage, step):
-            return Quarantined("trainer", 1, why, "")
-        age, staleness = step - int(trajectory.versions.min()), self.context.config.staleness
-        if age > staleness.max and staleness.policy == "drop":
-            return Dropped(DropReason.TOO_OLD, f"age {age} is over staleness.max")
-        return None
-
-    def _column(self, step: int, indices: list[int], name: str, expected: type[T]) -> list[T | RelaxError]:
-        table = self.context.table
-        cells = table.get_all(table.cell(RowId(step, i), name) for i in indices)
-        found: list[T | RelaxError] = []
-        for index, cell in zip(indices, cells, strict=True):
-            try:
-                if cell is None:
-                    msg = f"cell group.{step}.{index}.{name} is gone"
-                    raise StoreError(msg)  # noqa: TRY301 one way for all that is lost
-                found.append(table.read(cell.data, expected))
-            except (StoreError, CodecError) as error:
-                found.append(error)
-        return found
 
     def _end(self, row: RowId, cell: Dropped | Quarantined) -> None:
         """Take a row out of its step; PromptSource replaces it."""
@@ -261,9 +213,10 @@ class Trainer(StatefulRole):
             self._adopt(step, known)
             return
         self._ledger.observe(CellId("batch", step), batch)
-        start, began = time.monotonic(), time.thread_time()
-        result = self._engine.step(rows.batch(), step, self.progress)
-        trained = time.monotonic()
+        with self.context.turn():
+            start, began = time.monotonic(), time.thread_time()
+            result = self._engine.step(rows.batch(), step, self.progress)
+            trained = time.monotonic()
         self._model_seconds += time.thread_time() - began
         self._finish(step)
         self._waited_since = time.monotonic()
@@ -280,30 +233,16 @@ class Trainer(StatefulRole):
 
     def _replay(self, step: int, batch: Batch) -> None:
         """Step through a batch that an earlier life had written."""
-        rows = StepRows(list(batch.rows), [], [])
-        trajectories = self._column(step, batch.rows, "trajectory", Trajectory)
-        advantages = self._column(step, batch.rows, "advantage", Advantage)
-        for index, trajectory, advantage in zip(batch.rows, trajectories, advantages, strict=True):
-            if isinstance(trajectory, RelaxError) or isinstance(advantage, RelaxError):
-                why = trajectory if isinstance(trajectory, RelaxError) else advantage
-                msg = f"step {step} cannot be replayed: row {index} is lost ({why}); restore the store's folder"
-                raise ConfigError(msg)
-            rows.trajectories.append(trajectory)
-            rows.advantages.append(advantage)
-        if self._scores:
-            rows.proximal, bad = read_logprobs(self.context.table, PROXIMAL, step, rows.ids, rows.trajectories)
-            if bad:
-                msg = f"step {step} cannot be replayed: row {bad[0][0]}: {bad[0][1]}; restore the store's folder"
-                raise ConfigError(msg)
-        result = self._engine.step(rows.batch(), step, self.progress)
+        rows = self._reader.read_again(step, batch.rows)
+        with self.context.turn():
+            result = self._engine.step(rows.batch(), step, self.progress)
         self._finish(step)
         self._report(step, batch, rows, dict(result.metrics), 0.0, 0.0)
 
     def _finish(self, step: int) -> None:
         """Announce what a step made."""
         self._version = step + 1
-        self._ready.pop(step, None)
-        self._scored.pop(step, None)
+        self._arrived.pop(step, None)
         self._publisher.announce(self._version)
         self.progress()
         steps = self.context.config.run.steps
@@ -355,11 +294,7 @@ class Trainer(StatefulRole):
             "reward": round(batch.reward, 5),
             "age": batch.age,
             "span": rows.newest - rows.oldest,
-            "stale_rows": sum(
-                step - int(t.versions.min()) > self.context.config.staleness.max
-                for t in rows.trajectories
-                if len(t.versions)
-            ),
+            "stale_rows": rows.older_than(step, self.context.config.staleness.max),
             "waited_seconds": round(waited, 4),
             "train_seconds": round(seconds, 4),
             **{name: round(float(value), 6) for name, value in measured.items()},

@@ -38,6 +38,7 @@ from relax_actors.roles import make_role, section_of
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.outcome import Status
+from relax_actors.turns import Turns
 from relax_actors.watch import RoomWait, Watch, bound_memory
 
 BEAT_SECONDS = 1.0
@@ -53,6 +54,7 @@ class Host:
         self.box = BlackBox(folder.box(f"{role}.{n}"))
         self.stopping = asyncio.Event()
         self._pump: FollowPump | PoolPump | None = None
+        self.turns: Turns | None = None
         self.config: Config = folder.load_config()
         self.settings = section_of(self.config, role)
 
@@ -83,6 +85,11 @@ class Host:
         )
         role.context.wait_for_room = store.when_full = RoomWait(role.context, self.config.store.patience)
         table.patience = self.config.store.patience
+        device = self.config.placement.device_of(self.role_name)
+        if device is not None:
+            patience = self.config.placement.patience
+            self.turns = Turns(self.folder.device(device), role.context, patience)
+            role.context.turn = self.turns
         stop = functools.partial(bridge.loop.call_soon_threadsafe, self._stop)
         signal.signal(signal.SIGTERM, lambda *_: stop())
         bridge.call(self._live(role), threading.TIMEOUT_MAX)
@@ -129,6 +136,7 @@ class Host:
                     "cpu_seconds": round(cpu, 3),
                     "busy_seconds": round(busy, 3),
                     "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+                    **({"turn_wait_seconds": round(self.turns.waited_seconds, 3)} if self.turns else {}),
                     **self._own_metrics(role),
                 }
             )

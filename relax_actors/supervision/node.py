@@ -29,6 +29,7 @@ from broker.streams import ensure_bucket
 from broker.subjects import RowId, Subjects
 from relax_actors.blackbox import BlackBox, Reading
 from relax_actors.config import Config
+from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import BrokerUnreachableError, RelaxError
 from relax_actors.exits import EXIT_AWAY, EXIT_CRASHED, EXIT_GAVE_UP
 from relax_actors.journal import Journal
@@ -44,7 +45,7 @@ from relax_actors.supervision.supervisor import GiveUp, Supervisor
 from relax_actors.supervision.zygote import HOST, REPLY_SECONDS, Zygote
 
 # Roles whose engines take seconds to import.
-FORKED = ("rollout", "trainer")
+FORKED = ("rollout", "trainer", *OPTIONAL)
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 log = structlog.get_logger()

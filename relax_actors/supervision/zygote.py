@@ -34,6 +34,7 @@ PRELOADED = (
     "relax_actors.supervision.host",
     "relax_actors.engines.inference.transformers_engine",
     "relax_actors.engines.training.torch_engine",
+    "relax_actors.engines.scoring.torch_engine",
 )
 _PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE = 1 << 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from nats.aio.msg import Msg
 
+from broker.codec import plain_value
 from broker.lease import RunState
 from broker.pull import StandingPull, give_back
 from broker.streams import ensure_bucket, ensure_consumer, pool_spec
@@ -18,11 +20,13 @@ from broker.table import Table
 from relax_actors.actor import Context, Role, Row
 from relax_actors.blackbox import HELD, BlackBox, Delivery
 from relax_actors.config import load_config
+from relax_actors.errors import ActorError
 from relax_actors.journal import Journal
 from relax_actors.mailbox import Mailbox
 from relax_actors.messages import Prompt
-from relax_actors.pump import PoolPump, Watch
+from relax_actors.pump import Job, PoolPump, Watch
 from relax_actors.runfolder import RunFolder
+from relax_actors.turns import Turns
 from tests.support.running import TINY
 
 
@@ -86,6 +90,51 @@ def test_a_message_that_comes_again_after_its_row_was_purged_is_not_handled(
 
     jobs = {job.row for job in table.bridge.call(join(), 20) if job is not None}
     assert jobs == {living}
+
+
+class Looks(Counts):
+    """Looks whether the device is free while it computes."""
+
+    device: Path
+
+    def handle(self, row: Row) -> bool:  # noqa: ARG002 it looks elsewhere
+        return is_free(self.device)
+
+
+def is_free(device: Path) -> bool:
+    with device.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_a_role_computes_only_while_the_shared_device_is_its_own(table: Table, pump: PoolPump, tmp_path: Path) -> None:
+    device = tmp_path / "0.lock"
+    role, row = Looks(), RowId(1, 0)
+    role.device, pump.role = device, role
+    pump.context.turn = turns = Turns(device, pump.context, 5.0)
+    jobs = [Job(Msg(None, "a"), row, {"prompt": b""}) for _ in range(2)]  # type: ignore[arg-type]
+    pump._handle(jobs)
+    found = [job.data for job in jobs]
+    assert [plain_value(table.open(data)) for data in found if data is not None] == [False, False]
+    assert is_free(device)
+    turns.close()
+
+
+def test_a_device_that_does_not_get_free_blames_no_row_and_is_waited_for_once(
+    table: Table, pump: PoolPump, tmp_path: Path
+) -> None:
+    pump.context.turn = turns = Turns(tmp_path / "0.lock", pump.context, 0.3)
+    other = Turns(tmp_path / "0.lock", pump.context, 0.3)
+    jobs = [Job(Msg(None, "a"), RowId(1, n), {"prompt": b""}) for n in range(3)]  # type: ignore[arg-type]
+    with other():
+        pump._handle(jobs)
+    assert [type(job.error) for job in jobs] == [ActorError] * 3
+    assert len({id(job.error) for job in jobs}) == 1
+    turns.close()
+    other.close()
 
 
 def test_the_black_box_keeps_what_was_taken_last_and_begins_anew(tmp_path: Path) -> None:

@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from broker.lease import RunState
-from broker.store import Store
-from broker.streams import ensure_bucket
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.actor import Context
-from relax_actors.config import load_config
-from relax_actors.journal import Journal
 from relax_actors.messages import Advantage, Batch, Dropped, Prompt, Quarantined, Trajectory, Weights
-from relax_actors.modelfolder import prepare
 from relax_actors.roles.trainer import Trainer
-from relax_actors.runfolder import RunFolder
-from tests.support.running import TINY
+from tests.contract.conftest import MakeTrainer
 
 ROWS, SAMPLES, TOKENS = 4, 4, 5
 CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction=tis")
-MakeTrainer = Callable[..., Trainer]
-
-
-@pytest.fixture
-def make_trainer(table: Table, tmp_path: Path) -> MakeTrainer:
-    """Make one life of the trainer, which has read what the table holds."""
-
-    def make(*settings: str, incarnation: int = 1) -> Trainer:
-        config = load_config(TINY, [f"run.folder={tmp_path / 'run'}", "trainer.checkpoint_every=100", *settings])
-        prepare(config, config.model_path)
-        trainer = Trainer()
-        trainer.context = Context(
-            config=config,
-            folder=RunFolder(tmp_path / "run"),
-            role="trainer",
-            n=0,
-            incarnation=incarnation,
-            table=Table(table.bridge, table.subjects, Store(tmp_path / "store"), f"trainer.0#{incarnation}"),
-            state=RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20)),
-            journal=Journal(table.bridge, table.subjects, "trainer", 0),
-        )
-        trainer.setup()
-        trainer.recover(table.snapshot(trainer.follows()))
-        return trainer
-
-    return make
 
 
 def put_step(table: Table, step: int, *, version: int, first: int = 0, **columns: Any) -> None:

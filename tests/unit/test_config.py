@@ -303,4 +303,88 @@ def test_the_whole_tree_is_validated_at_once() -> None:
 def test_a_proximal_policy_needs_a_role_that_computes_it() -> None:
     config = load_config(DEMO, ["algorithm.proximal=actor_fwd"])
     (error,) = examine(config).errors
-    assert "needs a role that writes column actor_fwd; add one" in error
+    assert "needs a role that writes column actor_fwd: add [roles.actor_fwd]" in error
+
+
+def with_roles(*names: str, **algorithm: object) -> list[str]:
+    """Overrides that add roles of ours and set the algorithm."""
+    return [f"roles.{name}.replicas=1" for name in names] + [f"algorithm.{k}={v}" for k, v in algorithm.items()]
+
+
+def test_roles_that_score_need_no_actor_and_start_after_what_needs_no_torch() -> None:
+    config = load_config(DEMO, [*with_roles("actor_fwd", "reference"), "roles.reference.rows_together=3"])
+    order = ["reward", "advantages", "evaluator", "prompts", "rollout", "reference", "actor_fwd", "trainer"]
+    assert role_names(config) == order
+    reference = make_role(config, "reference")
+    assert (reference.reads, reference.writes, reference.rows_together) == (("trajectory",), "reference", 3)
+    assert make_role(config, "actor_fwd").rows_together == 8
+    assert validate(config.model_dump(mode="json"), "saved") == config
+    with pytest.raises(ConfigError, match=r"roles\.reference\.rows_together: Input should be greater than 0"):
+        make_role(load_config(DEMO, ["roles.reference.rows_together=0"]), "reference")
+
+
+def test_another_role_still_needs_its_actor(write: Write) -> None:
+    assert "roles.own.actor: is missing; add it" in refusal(write("[roles.own]\nreplicas = 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (with_roles("reference"), "roles.reference would compute log-probs that nobody reads, for algorithm.kl_coef"),
+        (with_roles("actor_fwd"), 'nobody reads, for algorithm.proximal is "rollout": set it to "actor_fwd"'),
+        (with_roles("actor_fwd", proximal="trainer"), "roles.actor_fwd would compute log-probs that nobody reads"),
+        (with_roles(proximal="actor_fwd"), 'add [roles.actor_fwd], or set algorithm.proximal = "trainer"'),
+        (
+            ["placement.take_turns=[['rollout', 'trainer']]", "trainer.device=cpu", "rollout.device=cuda:1"],
+            "are on one device, but are told different ones",
+        ),
+    ],
+)
+def test_a_placement_that_contradicts_the_algorithm_is_refused(overrides: list[str], error: str) -> None:
+    (found,) = examine(load_config(DEMO, overrides)).errors
+    assert error in found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        ([], "log-probs of a reference are not needed: algorithm.kl_coefficient = 0"),
+        (with_roles(kl_coefficient=0.1), "(algorithm.kl_coefficient > 0): computed inside the trainer"),
+        (with_roles("reference", kl_coefficient=0.1), "computed by actors of its own, from version 0"),
+        (with_roles(proximal="trainer"), "those of the trainer's own pass, which costs no other"),
+        (with_roles("actor_fwd", proximal="actor_fwd"), "computed by actors of their own, from the newest weights"),
+        (["placement.take_turns=[['rollout','trainer']]"], "one actor at a time: rollout (1), trainer (1)"),
+    ],
+)
+def test_the_check_says_who_computes_which_log_probs_and_where(overrides: list[str], note: str) -> None:
+    findings = examine(load_config(DEMO, overrides))
+    assert findings.errors == ()
+    assert any(note in found for found in findings.notes)
+
+
+def test_log_probs_that_a_role_of_the_users_reads_are_not_idle(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "reads_the_reference.py").write_text(
+        "from relax_actors import Role\nclass Own(Role):\n    reads = ('reference',)\n    writes = 'own'\n"
+        "    def handle(self, row):\n        return 1\n"
+    )
+    path = write('[roles.reference]\n[roles.own]\nactor = "reads_the_reference.Own"\n')
+    assert not any("nobody reads" in error for error in examine(load_config(path)).errors)
+
+
+@pytest.mark.parametrize(
+    ("groups", "error"),
+    [
+        ("[['trainer']]", "['trainer'] is one role, which shares its device with nobody"),
+        ("[['trainer', 'rollout'], ['reward', 'rollout']]", "names 'rollout' twice"),
+        ("[['trainer', 'reference']]", "names 'reference'; roles of this run that compute are ['advantages', "),
+        ("[['trainer', 'prompts']]", "names 'prompts'; roles of this run that compute"),
+    ],
+)
+def test_groups_that_take_turns_are_roles_of_the_run_each_once(write: Write, groups: str, error: str) -> None:
+    assert error in refusal(write(), f"placement.take_turns={groups}")
+
+
+def test_only_a_trainer_without_the_role_keeps_a_reference() -> None:
+    assert load_config(DEMO, with_roles(kl_coefficient=0.1)).computes_reference
+    assert not load_config(DEMO, with_roles("reference", kl_coefficient=0.1)).computes_reference
+    assert not load_config(DEMO).computes_reference

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from relax_actors.engines.taking import TakesWeights
 from relax_actors.messages import FinishReason
 
 
@@ -48,26 +48,12 @@ class Generation:
     finish_reason: FinishReason
 
 
-class InferenceEngine(Protocol):
+class InferenceEngine(TakesWeights, Protocol):
     """Generates with one set of weights at a time; serves nothing before the first `load`."""
-
-    @property
-    def version(self) -> int | None:
-        """Version of the weights that are loaded, None before the first."""
 
     @property
     def context_length(self) -> int:
         """Tokens that prompt and completion may have together."""
 
-    def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
-        """Swap to the weights in safetensors shards, in Hugging Face names.
-
-        Raises:
-            StoreError: their fingerprint is not `fingerprint`; the engine then serves nothing.
-        """
-
     def generate(self, requests: Sequence[GenerationRequest], progress: Callable[[], None]) -> list[list[Generation]]:
         """Generate all samples of all requests; one list a request, in order."""
-
-    def close(self) -> None:
-        """Free what the engine holds."""

@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-from broker.errors import StoreError
-from relax_actors.engines import weights
 from relax_actors.engines.inference.protocol import Generation, GenerationRequest
-from relax_actors.engines.model import build, context_length, copy_into
+from relax_actors.engines.model import context_length
+from relax_actors.engines.served import ServedModel
 from relax_actors.messages import FinishReason
 
 
-class TransformersEngine:
-    """A model folder's architecture; weights come by `load`.
+class TransformersEngine(ServedModel):
+    """A model folder's architecture; weights come by version.
 
     Args:
         path: model folder.
@@ -33,44 +32,20 @@ class TransformersEngine:
         dtype: what it computes in.
     """
 
-    def __init__(self, path: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-        self._device = torch.device(device)
-        self._model = build(path, dtype=dtype, device=self._device)
-        self._model.train(mode=False)
-        self._version: int | None = None
+    def __init__(self, path: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(path, device, dtype)
         pad = self._model.config.pad_token_id
         self._pad = 0 if pad is None else int(pad)
-
-    @property
-    def version(self) -> int | None:
-        """Version of the weights that are loaded."""
-        return self._version
 
     @property
     def context_length(self) -> int:
         """Tokens that prompt and completion may have together."""
         return context_length(self._model)
 
-    def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
-        """Swap to other weights; see the protocol."""
-        self._version = None
-        tensors = weights.load(shards)
-        found = weights.fingerprint(tensors.items())
-        if found != fingerprint:
-            msg = f"weights {version} have fingerprint {found}, announced was {fingerprint}; they were not loaded"
-            raise StoreError(msg)
-        copy_into(self._model, tensors, f"version {version}")
-        self._version = version
-
-    def close(self) -> None:
-        """Nothing outlives the process."""
-
     @torch.inference_mode()
     def generate(self, requests: Sequence[GenerationRequest], progress: Callable[[], None]) -> list[list[Generation]]:
         """Generate all samples as one batch; see the protocol."""
-        if self._version is None:
-            msg = "no verified weights are loaded; nothing can be generated"
-            raise StoreError(msg)
+        version = self.require_weights()
         batch = _Batch(requests, self._pad, self._device)
         cache = DynamicCache(config=self._model.config)
         out = self._model(
@@ -86,7 +61,7 @@ class TransformersEngine:
             progress()
             tokens = batch.take(logits)
             if batch.finished:
-                return batch.results(self._version)
+                return batch.results(version)
             if (keep := batch.shrink()) is not None:
                 cache.batch_select_indices(keep)
                 tokens = tokens[keep]

@@ -13,21 +13,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """Prompts with completions, one entry a sample: `prompts[i] [prompt_len] int32`, `completions[i] [len] int32`."""
-
-    prompts: Sequence[NDArray[Any]]
-    completions: Sequence[NDArray[Any]]
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each, prompt and completion together."""
-        return [len(p) + len(c) for p, c in zip(self.prompts, self.completions, strict=True)]
+from relax_actors.engines.sequences import Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +21,17 @@ class TrainBatch:
     """The samples of a step in the order of its batch cell.
 
     `old_logprobs[i] [len] float32` belong to `sequences.completions[i]`; `advantages [samples] float32`.
-    `proximal_logprobs[i] [len] float32` come from column `actor_fwd`, if algorithm.proximal asks for it.
+    `proximal_logprobs[i] [len] float32` come from column `actor_fwd`, if algorithm.proximal asks for it;
+    `reference_logprobs[i] [len] float32` from column `reference`, if there are actors that compute it. `samples` is the
+    number of samples of each row: with run.deterministic what is not trained is scored row by row.
     """
 
     sequences: Sequences
     old_logprobs: Sequence[NDArray[Any]]
     advantages: NDArray[Any]
     proximal_logprobs: Sequence[NDArray[Any]] | None = None
+    reference_logprobs: Sequence[NDArray[Any]] | None = None
+    samples: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +58,12 @@ class TrainingEngine(Protocol):
 
     def announce(self, path: Path) -> str:
         """Write the weights as safetensors in Hugging Face names to `path`; gives their fingerprint."""
+
+    def remember(self) -> None:
+        """Take the weights as they are now for what the next `delta` is to."""
+
+    def delta(self) -> Callable[[Path], str] | None:
+        """What writes, as `announce` does, only the change since `remember`; None if that is not worth it."""
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights as `announce` would write them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relax_actors.algorithms.losses import add_metrics, sft_loss, token_logprobs
+from relax_actors.algorithms.losses import add_metrics, sft_loss
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.schedules import learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines import weights
+from relax_actors.engines.announcing import Announcer
+from relax_actors.engines.forward import Forward, device_of
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
+from relax_actors.engines.sequences import Sequences
 from relax_actors.engines.training.objective import StepObjective
-from relax_actors.engines.training.protocol import Sequences, StepResult, TrainBatch
+from relax_actors.engines.training.protocol import StepResult, TrainBatch
 
 OPTIMIZER = "optimizer.safetensors"
 MODEL = "model.safetensors"
 REFERENCE = "reference.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class _MicroBatch:
-    """Prompts padded on the left, completions on the right, so that completions begin in one column."""
-
-    tokens: Tensor
-    mask: Tensor
-    completion_mask: Tensor
-
-    @property
-    def width(self) -> int:
-        return self.completion_mask.shape[1]
 
 
 class TorchEngine:
@@ -54,13 +43,12 @@ class TorchEngine:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config = config
         settings = config.trainer
-        device = settings.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._device = torch.device(device)
+        self._device = device_of(settings.device)
         self._dtype = getattr(torch, settings.dtype)
+        self._forward = Forward(self._device, self._dtype, config.rollout.temperature)
         self._model: PreTrainedModel = build(config.model_path, seed=config.run.seed, device=self._device)
         self._reference: PreTrainedModel | None = None
+        self._announcer = Announcer(self._announced, remembers=config.publishes_deltas)
         self._optimizer = self._new_optimizer(settings.learning_rate)
 
     def _new_optimizer(self, rate: float) -> torch.optim.Optimizer:
@@ -82,6 +70,7 @@ class TorchEngine:
             copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
         else:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random start")
+        self._announcer.changed()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
 
     def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
@@ -90,8 +79,8 @@ class TorchEngine:
         tokens = sum(len(c) for c in sequences.completions)
 
         def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
-            part = self._part(sequences, indices)
-            logprobs = self._logprobs(self._model, part, temperature=1.0)
+            part = self._forward.part(sequences, indices)
+            logprobs = self._forward.logprobs(self._model, part, temperature=1.0)
             loss = sft_loss(logprobs, part.completion_mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
@@ -100,7 +89,7 @@ class TorchEngine:
     def finish_warm_start(self) -> None:
         """A fresh optimizer, and the reference; see the protocol."""
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
-        if self._config.algorithm.kl_coefficient > 0:
+        if self._config.computes_reference:
             self._set_reference({name: tensor.clone() for name, tensor in tensors_of(self._model).items()})
 
     def _set_reference(self, tensors: dict[str, Tensor]) -> None:
@@ -124,27 +113,31 @@ class TorchEngine:
         self._set_rate(rate)
         tokens = sum(len(c) for c in batch.sequences.completions)
         objective = StepObjective(algorithm, tokens=tokens, sequences=len(batch.sequences))
-        temperature = self._config.rollout.temperature
-        proximal = batch.proximal_logprobs
+        forward, proximal, reference = self._forward, batch.proximal_logprobs, self._reference_of(batch, progress)
 
         def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
-            part = self._part(batch.sequences, indices)
-            logprobs = self._logprobs(self._model, part, temperature)
-            reference = None
-            if self._reference is not None:
-                with torch.no_grad():
-                    reference = self._logprobs(self._reference, part, temperature)
+            part = forward.part(batch.sequences, indices)
             return objective.loss(
-                logprobs,
-                self._padded(batch.old_logprobs, indices, part.width),
+                forward.logprobs(self._model, part),
+                forward.padded(batch.old_logprobs, indices, part.width),
                 torch.from_numpy(np.array(batch.advantages[indices])).to(self._device),
                 part.completion_mask,
-                actor_fwd=self._padded(proximal, indices, part.width) if proximal is not None else None,
-                reference=reference,
+                actor_fwd=forward.padded(proximal, indices, part.width) if proximal is not None else None,
+                reference=forward.padded(reference, indices, part.width) if reference is not None else None,
             )
 
         measured = dict(self._optimise(batch.sequences.lengths, loss_of, progress, objective.factor).metrics)
         return StepResult(objective.figures(measured) | {"learning_rate": rate})
+
+    def _reference_of(self, batch: TrainBatch, progress: Callable[[], None]) -> Sequence[NDArray[Any]] | None:
+        """The reference's log-probs: those that came, or computed here, row by row if the run is deterministic."""
+        if batch.reference_logprobs is not None or self._reference is None:
+            return batch.reference_logprobs
+        alone = self._config.run.deterministic and batch.samples
+        parts = batch.sequences.cut(batch.samples) if alone else [batch.sequences]
+        budget = self._config.trainer.token_budget
+        scored = [self._forward.score(self._reference, part, budget, progress) for part in parts]
+        return [logprobs for part in scored for logprobs in part]
 
     def _optimise(
         self,
@@ -173,53 +166,28 @@ class TorchEngine:
             msg = f"gradient norm is {norm}: the loss diverged; lower trainer.learning_rate or clip the ratio tighter"
             raise FloatingPointError(msg)
         self._optimizer.step()
+        self._announcer.changed()
         return StepResult(measured | {"gradient_norm": norm, "micro_batches": float(len(parts))})
 
     def _set_rate(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 
-    def _part(self, sequences: Sequences, indices: list[int]) -> _MicroBatch:
-        prompts = [sequences.prompts[i] for i in indices]
-        completions = [sequences.completions[i] for i in indices]
-        before, after = max(map(len, prompts)), max(map(len, completions))
-        tokens = np.zeros((len(indices), before + after), np.int64)
-        mask = np.zeros((len(indices), before + after), np.int64)
-        for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-            tokens[row, before - len(prompt) : before] = prompt
-            tokens[row, before : before + len(completion)] = completion
-            mask[row, before - len(prompt) : before + len(completion)] = 1
-        device = self._device
-        whole = torch.from_numpy(mask).to(device)
-        return _MicroBatch(torch.from_numpy(tokens).to(device), whole, whole[:, before:].bool())
-
-    def _padded(self, arrays: Sequence[NDArray[Any]], indices: list[int], width: int) -> Tensor:
-        out = np.zeros((len(indices), width), np.float32)
-        for row, index in enumerate(indices):
-            out[row, : len(arrays[index])] = arrays[index]
-        return torch.from_numpy(out).to(self._device)
-
-    def _logprobs(self, model: PreTrainedModel, part: _MicroBatch, temperature: float) -> Tensor:
-        """Log-probs of the completions' tokens, `[batch, width] float32`."""
-        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
-            logits = model(
-                input_ids=part.tokens,
-                attention_mask=part.mask,
-                position_ids=(part.mask.cumsum(-1) - 1).clamp(min=0),
-                use_cache=False,
-                logits_to_keep=part.width + 1,
-            ).logits
-        return token_logprobs(logits[:, :-1], part.tokens[:, -part.width :], temperature)
-
     def announce(self, path: Path) -> str:
         """Write the weights; see the protocol."""
-        tensors = self._announced()
-        weights.save(tensors, path)
-        return weights.fingerprint(tensors.items())
+        return self._announcer.whole(path)
+
+    def delta(self) -> Callable[[Path], str] | None:
+        """What writes the change since `remember`; see the protocol."""
+        return self._announcer.delta()
+
+    def remember(self) -> None:
+        """Take the weights for the base of the next delta; see the protocol."""
+        self._announcer.remember()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights; see the protocol."""
-        return weights.fingerprint(self._announced().items())
+        return self._announcer.fingerprint()
 
     def _announced(self) -> dict[str, Tensor]:
         return {name: tensor.detach().to(self._dtype) for name, tensor in tensors_of(self._model).items()}
@@ -237,6 +205,7 @@ class TorchEngine:
     def load(self, folder: Path) -> None:
         """Take a checkpoint; see the protocol."""
         copy_into(self._model, weights.load([folder / MODEL]), str(folder))
+        self._announcer.changed()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in weights.load([folder / OPTIMIZER]).items():

@@ -1,0 +1,191 @@
+"""Weights from trainer to rollout: bytes and seconds of a delta beside those of a whole set, and the pause of a swap.
+
+    python benchmarks/weights.py                       # 0.5 B parameters, 16 GB of memory, some minutes
+    python benchmarks/weights.py --layers 2 --json     # small, to try it
+
+A model of the shape of Qwen2.5-0.5B (494 M parameters, random weights of standard deviation 0.02, bfloat16 on the way,
+float32 in the optimizer) takes `--steps` real steps of AdamW on random tokens at each learning rate, each rate in a
+process of its own. After each step the engines do what they do in a run: the trainer's writes the delta, and the
+whole set to compare; the rollout's reads it into its copy in host memory, verifies the fingerprint and stages it, which
+in a run it does in the background, and then swaps. The pause is the swap alone. In the end the model that serves must
+have the trainer's fingerprint.
+
+Forward and backward are in float32, since few CPUs have fast bfloat16 arithmetic; what goes out is bfloat16.
+
+Not measured: the network or disk between two machines (files lie in the page cache), and a trained model's weights,
+which may be spread otherwise than random ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from relax_actors.config import validate
+from relax_actors.engines import weights
+from relax_actors.engines.announcing import Announcer
+from relax_actors.engines.hostcopy import HostCopy, Step
+from relax_actors.engines.inference.transformers_engine import TransformersEngine
+from relax_actors.engines.model import tensors_of
+from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.modelfolder import prepare
+
+T = TypeVar("T")
+RATES = ("1e-06", "1e-05")
+SECONDS = 1800.0
+
+
+def config_of(folder: Path, layers: int, rate: str) -> Any:
+    """Give the run's configuration, its model folder made."""
+    architecture = {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    }
+    config = validate(
+        {
+            "run": {"folder": str(folder)},
+            "model": {"architecture": architecture, "tokenizer": {"alphabet": "0123456789#"}},
+            "data": {"kind": "python", "function": "nothing"},
+            "trainer": {"learning_rate": float(rate)},
+        },
+        "benchmark",
+    )
+    prepare(config, config.model_path)
+    return config
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Seconds that some work took, and what it gave."""
+    began = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began, result
+
+
+def batch_of(step: int, vocabulary: int) -> Any:
+    """Four samples of 32 random tokens."""
+    source = np.random.default_rng(step)
+    tokens = [source.integers(0, vocabulary, 40, dtype=np.int32) for _ in range(4)]
+    logprobs = [np.full(32, -np.log(vocabulary), np.float32) for _ in tokens]
+    return TrainBatch(
+        Sequences([t[:8] for t in tokens], [t[8:] for t in tokens]),
+        logprobs,
+        source.normal(size=4).astype(np.float32),
+    )
+
+
+def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
+    """Step, and hand the weights over; the figures of the last step, and the longest pause of all swaps."""
+    torch.set_num_threads(1)
+    config = config_of(folder, layers, rate)
+    trainer = TorchEngine(config)
+    own = tensors_of(trainer._model)  # noqa: SLF001
+    sender = Announcer(lambda: {name: t.detach().bfloat16() for name, t in own.items()}, remembers=True)
+    rollout = TransformersEngine(config.model_path, dtype=torch.bfloat16)
+    whole, delta = folder / "whole.safetensors", folder / "delta.safetensors"
+    sender.whole(whole)
+    sender.remember()
+    copy = HostCopy()
+    copy.take([Step(0, sender.fingerprint(), [whole])])
+    rollout.stage(0, copy.tensors)
+    rollout.swap()
+    found: dict[str, Any] = {"parameters": sum(t.numel() for t in own.values())}
+    pauses = []
+    for step in range(steps):
+        found["step_seconds"], _ = timed(lambda step=step: trainer.step(batch_of(step, 151936), step, lambda: None))
+        sender.changed()
+        # The conversion to bfloat16 and the fingerprint are the same work for both ways.
+        found["prepare_seconds"], fingerprint = timed(sender.fingerprint)
+        found["whole_write_seconds"], _ = timed(lambda: sender.whole(whole))
+        found["delta_encode_seconds"], write = timed(sender.delta)
+        if write is None:
+            sys.exit(f"at rate {rate} a delta is not worth it: more than half of the whole set's bytes")
+        found["delta_write_seconds"], _ = timed(lambda write=write: write(delta))
+        sender.remember()
+        found["whole_read_seconds"], _ = timed(lambda f=fingerprint: HostCopy().take([Step(0, f, [whole])]))
+        way = [Step(step + 1, fingerprint, [delta])]
+        found["delta_read_seconds"], _ = timed(lambda way=way: copy.take(way))
+        found["stage_seconds"], _ = timed(lambda step=step: rollout.stage(step + 1, copy.tensors))
+        pause, _ = timed(rollout.swap)
+        pauses.append(1000 * pause)
+        sizes = [path.stat().st_size for path in (whole, delta)]
+        found |= {"whole_bytes": sizes[0], "delta_bytes": sizes[1], "share": sizes[1] / sizes[0]}
+        if weights.fingerprint(tensors_of(rollout._model).items()) != fingerprint:  # noqa: SLF001
+            sys.exit(f"at rate {rate}, step {step}: the model that serves is not the one that was trained")
+    return found | {"pause_ms": max(pauses)}
+
+
+def run(layers: int, rate: str, steps: int) -> dict[str, Any]:
+    """Measure in a process of its own."""
+    command = [sys.executable, __file__, "--layers", str(layers), "--steps", str(steps), "--rate", rate]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if done.returncode:
+        sys.exit(f"rate {rate} ended with {done.returncode}: {done.stderr[-2000:]}")
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def report(results: dict[str, dict[str, Any]], console: Console) -> None:
+    """Print the table."""
+    first = next(iter(results.values()))
+    table = Table(title=f"{first['parameters'] / 1e6:.0f} M parameters, the last of several AdamW steps")
+    for column in ("", *(f"rate {rate}" for rate in results)):
+        table.add_column(column)
+    rows = {
+        "whole set, MB": lambda r: f"{r['whole_bytes'] / 1e6:.1f}",
+        "delta, MB": lambda r: f"{r['delta_bytes'] / 1e6:.1f}",
+        "delta / whole": lambda r: f"{100 * r['share']:.2f} %",
+        "optimizer step, s": lambda r: f"{r['step_seconds']:.2f}",
+        "convert and fingerprint, s": lambda r: f"{r['prepare_seconds']:.2f}",
+        "write whole, s": lambda r: f"{r['whole_write_seconds']:.2f}",
+        "encode and write delta, s": lambda r: f"{r['delta_encode_seconds'] + r['delta_write_seconds']:.2f}",
+        "read and verify whole, s": lambda r: f"{r['whole_read_seconds']:.2f}",
+        "read, apply and verify delta, s": lambda r: f"{r['delta_read_seconds']:.2f}",
+        "stage, s": lambda r: f"{r['stage_seconds']:.2f}",
+        "pause of the swap, longest, ms": lambda r: f"{r['pause_ms']:.2f}",
+    }
+    for name, shown in rows.items():
+        table.add_row(name, *(shown(result) for result in results.values()))
+    console.print(table)
+
+
+def main() -> None:
+    """Read the arguments, measure each rate, report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--rate", help="measure only this learning rate, in this process")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.rate:
+        with tempfile.TemporaryDirectory(prefix="weights-") as folder:
+            print(json.dumps(measure(Path(folder), arguments.layers, arguments.rate, arguments.steps)))
+        return
+    results = {rate: run(arguments.layers, rate, arguments.steps) for rate in RATES}
+    report(results, Console(stderr=arguments.json))
+    if arguments.json:
+        shares = {f"share_{rate}": round(result["share"], 5) for rate, result in results.items()}
+        pause = max(result["pause_ms"] for result in results.values())
+        print(json.dumps(shares | {"pause_ms": round(pause, 3), "results": results}))
+
+
+if __name__ == "__main__":
+    main()

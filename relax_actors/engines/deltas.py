@@ -1,0 +1,190 @@
+"""What changed between two sets of weights, without loss: positions and differences of bit patterns.
+
+A small optimizer step moves few half-precision weights, and those mostly to the next number that there is. So of each
+tensor of 16- or 32-bit numbers go
+
+    <name>:gaps   uint8, how many elements to skip before the next one that changed; 255 skips 255 and goes on
+    <name>:bits   uint8, or, where that is shorter, one bit an element
+    <name>:steps  uint8, two bits a change: bit pattern + 1, - 1, + the next of `small`, + the next of `wide`
+    <name>:small  int8, differences of bit patterns
+    <name>:wide   int16 or int32, the others, modulo the width
+
+and a tensor of another type, or one that this would not make shorter, goes whole under its name. What is not there has
+not changed. Law: `apply(base, encode(base, new)) == new`, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from broker.errors import StoreError
+
+_BITS = {2: torch.int16, 4: torch.int32}
+_UP, _DOWN, _SMALL, _WIDE = range(4)
+LISTS = {_SMALL: "small", _WIDE: "wide"}
+PARTS = ("gaps", "bits", "steps", "small", "wide")
+_SKIP = 255
+_BLOCK = 1 << 20
+_SHIFTS = np.array([0, 2, 4, 6], np.uint8)
+
+
+def encode(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The delta from `base` to `new`, as tensors on the CPU; both hold the same names, dtypes and shapes.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if {n: (t.dtype, t.shape) for n, t in base.items()} != {n: (t.dtype, t.shape) for n, t in new.items()}:
+        msg = "two sets of weights differ in names, dtypes or shapes; publish the newer one whole"
+        raise ValueError(msg)
+    delta: dict[str, Tensor] = {}
+    for name, tensor in new.items():
+        if tensor.element_size() not in _BITS:
+            parts, size = None, 0 if torch.equal(_pattern(base[name]), _pattern(tensor)) else tensor.nbytes
+        else:
+            parts = _encode(base[name], tensor)
+            size = sum(part.nbytes for part in parts.values())
+        if size and size >= tensor.nbytes:
+            delta[name] = tensor.detach().cpu()
+        elif parts:
+            delta |= {f"{name}:{part}": torch.from_numpy(array) for part, array in parts.items()}
+    return delta
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of all tensors."""
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def apply(tensors: dict[str, Tensor], delta: Mapping[str, Tensor]) -> None:
+    """Bring tensors on the CPU to the state that a delta leads to, in place.
+
+    Raises:
+        StoreError: the delta does not fit them; they are then of no use.
+    """
+    try:
+        names = {name.partition(":")[0] for name in delta}
+        if unknown := names - tensors.keys():
+            msg = f"it names {sorted(unknown)[:3]}"
+            raise ValueError(msg)  # noqa: TRY301 told with all that does not fit
+        for name in names:
+            if name in delta:
+                if (delta[name].dtype, delta[name].shape) != (tensors[name].dtype, tensors[name].shape):
+                    msg = f"{name} is {delta[name].dtype} {list(delta[name].shape)}"
+                    raise ValueError(msg)  # noqa: TRY301
+                tensors[name] = delta[name].clone()
+            else:
+                _apply(tensors[name], {k: delta[f"{name}:{k}"].numpy() for k in PARTS if f"{name}:{k}" in delta})
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        msg = f"a delta does not fit the weights that it is applied to: {error}"
+        raise StoreError(msg) from error
+
+
+def _pattern(tensor: Tensor) -> Tensor:
+    """The elements' bit patterns, flat."""
+    flat = tensor.detach().reshape(-1)
+    return flat.view(_BITS.get(tensor.element_size(), torch.uint8))
+
+
+def _changes(old: Tensor, now: Tensor) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Positions and differences of the patterns that differ, in order; on the CPU by blocks that fit its caches."""
+    if old.device.type != "cpu":
+        places = (old != now).nonzero()[:, 0]
+        yield places.cpu().numpy(), (now[places] - old[places]).cpu().numpy()
+        return
+    before, after = old.numpy(), now.numpy()
+    for start in range(0, len(after), _BLOCK):
+        one, other = before[start : start + _BLOCK], after[start : start + _BLOCK]
+        positions = np.flatnonzero(one != other)
+        yield positions + start, other[positions] - one[positions]
+
+
+def _encode(base: Tensor, new: Tensor) -> dict[str, NDArray[Any]]:
+    old, now = _pattern(base), _pattern(new)
+    places: list[NDArray[np.int64]] = []
+    gaps: list[NDArray[np.uint8]] = []
+    codes: list[NDArray[np.uint8]] = []
+    lists: dict[str, list[NDArray[Any]]] = {"small": [], "wide": []}
+    last = -1
+    for positions, difference in _changes(old, now):
+        if len(positions):
+            places.append(positions)
+            gaps.append(_gaps(positions, last))
+            last = int(positions[-1])
+            codes.append(_codes(difference))
+            for code, name in LISTS.items():
+                lists[name].append(difference[np.flatnonzero(codes[-1] == code)])
+    if not places:
+        return {}
+    where: dict[str, NDArray[Any]] = {"gaps": np.concatenate(gaps)}
+    if len(where["gaps"]) > len(now) / 8:
+        changed = np.zeros(len(now), np.bool_)
+        changed[np.concatenate(places)] = True
+        where = {"bits": np.packbits(changed)}
+    found = {name: np.concatenate(parts) for name, parts in lists.items()}
+    found["small"] = found["small"].astype(np.int8)
+    steps = {"steps": _pack(np.concatenate(codes))}
+    return where | steps | {name: array for name, array in found.items() if len(array)}
+
+
+def _codes(difference: NDArray[Any]) -> NDArray[np.uint8]:
+    codes = np.full(len(difference), _WIDE, np.uint8)
+    codes[difference == difference.astype(np.int8)] = _SMALL
+    codes[difference == 1] = _UP
+    codes[difference == -1] = _DOWN
+    return codes
+
+
+def _apply(tensor: Tensor, parts: dict[str, NDArray[Any]]) -> None:
+    pattern = tensor.view(-1).view(_BITS[tensor.element_size()]).numpy()
+    if "gaps" in parts:
+        positions = _positions(parts["gaps"])
+    else:
+        positions = np.flatnonzero(np.unpackbits(parts["bits"], count=len(pattern)))
+    codes = _unpack(parts["steps"], len(positions))
+    difference = np.empty(len(positions), pattern.dtype)
+    difference[codes == _UP] = 1
+    difference[codes == _DOWN] = -1
+    for code, name in LISTS.items():
+        difference[np.flatnonzero(codes == code)] = parts.get(name, np.zeros(0, pattern.dtype))
+    pattern[positions] += difference
+
+
+def _gaps(positions: NDArray[np.int64], last: int) -> NDArray[np.uint8]:
+    """The gaps before positions that follow position `last`."""
+    gaps = np.empty_like(positions)
+    gaps[0] = positions[0] - last - 1
+    np.subtract(positions[1:], positions[:-1], out=gaps[1:])
+    gaps[1:] -= 1
+    if gaps.max() < _SKIP:
+        return gaps.astype(np.uint8)
+    skips = gaps // _SKIP
+    out = np.full(len(gaps) + int(skips.sum()), _SKIP, np.uint8)
+    out[np.arange(len(gaps)) + np.cumsum(skips)] = gaps % _SKIP
+    return out
+
+
+def _positions(gaps: NDArray[np.uint8]) -> NDArray[np.int64]:
+    ends: NDArray[np.int64] = np.cumsum(np.where(gaps == _SKIP, _SKIP, gaps.astype(np.int64) + 1))
+    positions: NDArray[np.int64] = ends[gaps != _SKIP] - 1
+    return positions
+
+
+def _pack(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    padded = np.pad(codes, (0, -len(codes) % 4)).reshape(-1, 4)
+    packed: NDArray[np.uint8] = np.bitwise_or.reduce(padded << _SHIFTS, axis=1)
+    return packed
+
+
+def _unpack(packed: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+    codes: NDArray[np.uint8] = ((packed[:, None] >> _SHIFTS) & np.uint8(3)).reshape(-1)
+    if codes.size < count:
+        msg = f"{packed.size} bytes of steps for {count} changes"
+        raise ValueError(msg)
+    return codes[:count]

@@ -1,0 +1,62 @@
+"""The receiving side of weights: a verified copy in host memory, which files bring from version to version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from broker.errors import StoreError
+from relax_actors.engines import deltas, weights
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The files of one announced version: whole tensors, or a delta to the version before it on the way."""
+
+    version: int
+    fingerprint: str
+    shards: Sequence[Path]
+
+
+class HostCopy:
+    """Weights of one version in the dtype in which they were announced.
+
+    Invariant: what is here has been verified against the fingerprint that was announced, or nothing is here.
+    """
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self.fingerprint = ""
+        self.tensors: dict[str, Tensor] = {}
+
+    def take(self, way: Sequence[Step]) -> None:
+        """Go to the last version of a way that begins with whole tensors, or with a delta to what is here.
+
+        Deltas are applied in place; only the end of the way is verified, for it vouches for all before it.
+
+        Raises:
+            StoreError: a shard is missing, corrupt, or a delta to something else, or the end does not have the
+                fingerprint that was announced; nothing is here then.
+        """
+        tensors, base = self.tensors, self.fingerprint
+        self.version, self.fingerprint, self.tensors = None, "", {}
+        for step in way:
+            applies_to = {weights.base_of(shard) for shard in step.shards}
+            if applies_to == {None}:
+                tensors = weights.load(step.shards)
+            elif applies_to == {base}:
+                deltas.apply(tensors, weights.load(step.shards))
+            else:
+                wanted = sorted(map(str, applies_to))
+                here = base or "nothing"
+                msg = f"weights {step.version} are a delta to {wanted}, here is {here}; begin with a whole set"
+                raise StoreError(msg)
+            base = step.fingerprint
+        last = way[-1]
+        if (found := weights.fingerprint(tensors.items())) != last.fingerprint:
+            msg = f"weights {last.version} have fingerprint {found}, announced was {last.fingerprint}; not loaded"
+            raise StoreError(msg)
+        self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, tensors

@@ -1,0 +1,134 @@
+"""Reference and ActorFwd: log-probs of a trajectory's tokens under other weights than those that it was sampled with.
+
+Optional roles: where a run has no [roles.reference] or [roles.actor_fwd], the trainer computes what it needs of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from broker.codec import Array
+from relax_actors.actor import Role, Row
+from relax_actors.config import Config
+from relax_actors.engines.scoring import ScoringEngine
+from relax_actors.engines.sequences import Sequences
+from relax_actors.errors import RelaxError, RowError
+from relax_actors.messages import Trajectory
+from relax_actors.roles.rows import Limits
+from relax_actors.roles.staging import Stager
+
+
+def make_engine(config: Config, device: str, *, follows: bool) -> ScoringEngine:
+    """The scoring engine that goes with the run's trainer."""
+    import torch  # noqa: PLC0415 only the process that scores pays for it
+
+    from relax_actors.engines.scoring.torch_engine import TorchScorer  # noqa: PLC0415
+
+    torch.set_num_threads(config.run.threads)
+    return TorchScorer(config, device, follows=follows)
+
+
+class Scorer(Role):
+    """Writes `[total] float32`, laid out as `Trajectory.logprobs`; `rows_together` rows make up one call of the engine.
+
+    With run.deterministic a row is scored on its own: its numbers are then the same bits whatever else is in flight.
+    """
+
+    reads: ClassVar = ("trajectory",)
+    linger: ClassVar = 0.003
+
+    device: str = "auto"
+
+    follows_weights: ClassVar[bool]
+
+    @classmethod
+    def options(cls) -> dict[str, tuple[Any, Any]]:
+        """As of every role, and `rows_together`."""
+        return super().options() | {"rows_together": (Annotated[int, Field(gt=0)], 8)}
+
+    def together(self) -> int:
+        """Rows scored at once."""
+        return 1 if self.context.config.run.deterministic else self.rows_together
+
+    def setup(self) -> None:
+        """Build the engine; its weights come when they are announced."""
+        self._engine = make_engine(self.context.config, self.device, follows=self.follows_weights)
+        self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
+        self._stager.start()
+        self._limits = Limits(self.context.config)
+        self._tokens = 0
+        self._model_seconds = 0.0
+
+    def use_weights(self, least: int) -> None:
+        """Have the engine serve what tokens are to be scored with of which version `least` wrote the newest."""
+        raise NotImplementedError
+
+    def handle_many(self, rows: Sequence[Row]) -> list[Array | RelaxError]:
+        """Score rows together; one that is bad gets its error and does not hold up its neighbours."""
+        found: list[Array | RelaxError | None] = [self._refusal(row) for row in rows]
+        good = [n for n, refused in enumerate(found) if refused is None]
+        for n, logprobs in zip(good, self._score([rows[n].trajectory for n in good]) if good else [], strict=True):
+            found[n] = logprobs
+        return [value for value in found if value is not None]
+
+    def _refusal(self, row: Row) -> RelaxError | None:
+        try:
+            why = self._limits.of_trajectory(row.trajectory, row.id.step)
+        except RelaxError as error:
+            return error
+        return RowError(why) if why else None
+
+    def _score(self, trajectories: list[Trajectory]) -> list[Array]:
+        self.use_weights(max(int(t.versions.max()) for t in trajectories))
+        samples = [(t.prompt_tokens, s.tokens) for t in trajectories for s in t.samples]
+        began = time.thread_time()
+        scored = self._engine.score(Sequences([p for p, _ in samples], [c for _, c in samples]), self.progress)
+        self._model_seconds += time.thread_time() - began
+        self._tokens += sum(map(len, scored))
+        ends = accumulate((len(t.lengths) for t in trajectories), initial=0)
+        return [np.concatenate(scored[a:b]) for a, b in pairwise(ends)]
+
+    def metrics(self) -> dict[str, float]:
+        """Tokens scored in this life, and the version in use."""
+        version = self._engine.version
+        return {
+            "scored_tokens": self._tokens,
+            "model_cpu_seconds": round(self._model_seconds, 3),
+            "version": -1 if version is None else version,
+        }
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._stager.close()
+        self._engine.close()
+
+
+class Reference(Scorer):
+    """Log-probs of the model at the start of the run, version 0, for the KL."""
+
+    writes: ClassVar = "reference"
+    follows_weights: ClassVar = False
+
+    def use_weights(self, least: int) -> None:  # noqa: ARG002 whatever was trained since
+        """Version 0."""
+        self._stager.await_exactly(0)
+
+
+class ActorFwd(Scorer):
+    """Log-probs of the newest weights when the row comes, for the proximal policy: never older than its tokens'.
+
+    On-policy, with staleness.max = 0, they are those of the very step that trains the row.
+    """
+
+    writes: ClassVar = "actor_fwd"
+    follows_weights: ClassVar = True
+
+    def use_weights(self, least: int) -> None:
+        """The newest that are ready."""
+        self._stager.use(least)

@@ -1,0 +1,102 @@
+"""Any algorithm in any placement: the same weights bit for bit where only the placement differs, kills or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.chaos.test_crash_equivalence import ON_POLICY, kill_at
+from tests.support.faults import Story, story_of
+from tests.support.running import Run
+
+MakeRun = Callable[..., Run]
+KL = ("algorithm.kl_coefficient=0.2", *ON_POLICY)
+REFERENCE = ("roles.reference.replicas=1", *KL)
+BOTH = (
+    "roles.actor_fwd.replicas=1",
+    "algorithm.proximal=actor_fwd",
+    "algorithm.correction=tis",
+    *REFERENCE,
+)
+COLOCATED = "placement.take_turns=[['rollout', 'reference', 'trainer']]"
+
+
+def complete(run: Run) -> str:
+    result = run.complete()
+    assert (result["admitted"], result["trained"]) == (32, 32)
+    return str(result["weights_fingerprint"])
+
+
+@pytest.mark.timeout(400)
+def test_inside_beside_and_in_turns_a_run_ends_with_the_same_weights(make_run: MakeRun) -> None:
+    inside = make_run("inside", *KL)
+    expected = complete(inside)
+    assert max(metric["kl"] for metric in story_of(inside).metrics if "kl" in metric) > 0
+    assert complete(make_run("beside", *REFERENCE)) == expected
+    run = make_run("turns", COLOCATED, *REFERENCE)
+    assert complete(run) == expected
+    # Who computed last in a run is the trainer.
+    assert run.folder.device(0).read_text().strip() == "trainer.0#1"
+    waited = {m["role"] for m in story_of(run).metrics if "turn_wait_seconds" in m}
+    assert waited == {"rollout", "reference", "trainer"}
+
+
+@pytest.mark.timeout(400)
+def test_kills_of_the_roles_that_score_and_of_the_trainer_change_no_bit(make_run: MakeRun) -> None:
+    expected = complete(make_run("calm", *BOTH))
+    run = make_run("killed", COLOCATED, *BOTH).start()
+    kill_at(run, "reference.0", "group.0.0.trajectory")
+    kill_at(run, "actor_fwd.0", "group.1.1.trajectory")
+    kill_at(run, "trainer.0", "batch.1")
+    kill_at(run, "actor_fwd.0", "group.2.0.prompt")
+    kill_at(run, "trainer.0", "group.3.0.reference")
+    kill_at(run, "reference.0", "group.4.1.reference")
+    kill_at(run, "rollout.0", "weights.5")
+    kill_at(run, "trainer.0", "weights.6")
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == expected
+    assert (result["admitted"], result["trained"]) == (32, 32)
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    story = story_of(run)
+    assert {e["role"] for e in story.of("restarted")} == {"reference", "actor_fwd", "trainer", "rollout"}
+    assert story.of("replay_diverged") == []
+
+
+def versions(story: Story, role: str) -> set[int]:
+    return {int(m["version"]) for m in story.metrics if m["role"] == role and "version" in m}
+
+
+@pytest.mark.timeout(400)
+def test_off_policy_the_proximal_policy_follows_the_weights_and_every_row_is_accounted_for(make_run: MakeRun) -> None:
+    run = make_run(
+        "stale",
+        "staleness.max=2",
+        "run.steps=24",
+        "roles.actor_fwd.replicas=2",
+        "algorithm.proximal=actor_fwd",
+        "algorithm.correction=tis",
+        "roles.reference.replicas=1",
+        "algorithm.kl_coefficient=0.1",
+        "placement.take_turns=[['rollout', 'trainer']]",
+    ).start()
+    kill_at(run, "actor_fwd.1", "batch.3")
+    ledger = run.ledger()
+    assert ledger.violations() == []
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 24 * 4
+    assert result["admitted"] == result["trained"] + result["dropped"]
+    story = story_of(run)
+    steps = [metric for metric in story.metrics if metric["role"] == "trainer" and metric.get("kind") == "step"]
+    assert len(steps) == 24
+    assert max(step["age"] for step in steps) >= 1
+    # Weighted by the proximal policy over the rollout's, which is an older one.
+    assert any(abs(step["weight"] - 1) > 1e-6 for step in steps)
+    assert max(step["kl"] for step in steps) > 0
+    assert versions(story, "reference") <= {-1, 0}
+    assert max(versions(story, "actor_fwd")) > 0
+    assert story.of("row_quarantined") == []

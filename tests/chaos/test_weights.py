@@ -1,0 +1,41 @@
+"""Deltas change nothing but the bytes that are written: not the weights that are served, whoever is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from relax_actors.messages import Trajectory, Weights
+from tests.chaos.test_crash_equivalence import ON_POLICY, kill_at, written
+from tests.support.faults import story_of
+from tests.support.running import Run, wait_until
+
+MakeRun = Callable[..., Run]
+SMALL_STEPS = (*ON_POLICY, "trainer.dtype=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=3")
+
+
+@pytest.mark.timeout(400)
+def test_killed_with_deltas_a_run_ends_with_the_weights_of_one_without(make_run: MakeRun) -> None:
+    whole = make_run("whole", *SMALL_STEPS, "weights.delta=off").complete()["weights_fingerprint"]
+    run = make_run("deltas", *SMALL_STEPS).start()
+    kill_at(run, "rollout.0", "weights.2")  # its next life joins late: a whole set and deltas
+    kill_at(run, "trainer.0", "batch.3")  # its next life has no base before it has replayed one
+    wait_until(lambda: written(run, "weights.4"), "weights.4", 120)
+    run.kill("rollout.0")
+    kill_at(run, "trainer.0", "weights.6")
+    wait_until(lambda: written(run, "weights.8"), "weights.8", 120)
+    table = run.table
+    announced = {version: table.fetch(table.subjects.numbered("weights", version), Weights) for version in range(9)}
+    served = {
+        table.read(cell.data, Trajectory).fingerprint
+        for _, cell in table.snapshot([table.subjects.column("trajectory")])
+    }
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == whole
+    assert [version for version, cell in announced.items() if cell is not None and cell.base_version is not None]
+    assert served <= {cell.fingerprint for cell in announced.values() if cell is not None}
+    story = story_of(run)
+    assert story.of("replay_diverged") == story.of("weights_corrupt") == []

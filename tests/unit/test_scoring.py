@@ -1,0 +1,124 @@
+"""Engines that only score: the trainer's numbers, wherever they are computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker.errors import StoreError
+from relax_actors.config import Config
+from relax_actors.engines.inference import Generation
+from relax_actors.engines.scoring.torch_engine import TorchScorer
+from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.training.torch_engine import TorchEngine
+from tests.unit.test_engines import REQUESTS, batch_of, config_of, generate, served
+
+SAMPLES = 4
+ROWS = [SAMPLES] * len(REQUESTS)
+Scored = list[np.ndarray]
+
+
+def nothing() -> None:
+    return None
+
+
+def scorer_of(trainer: TorchEngine, config: Config, tmp_path: Path, version: int = 3) -> TorchScorer:
+    scorer = TorchScorer(config)
+    shard = tmp_path / f"scored.{version}.safetensors"
+    scorer.load(version, trainer.announce(shard), [shard])
+    return scorer
+
+
+def start(tmp_path: Path, **sections: dict[str, object]) -> tuple[TorchEngine, Config, TrainBatch]:
+    """A trainer at version 0, and a batch that it generated."""
+    config = config_of(tmp_path, **sections)
+    trainer = TorchEngine(config)
+    trainer.initialise(5)
+    trainer.finish_warm_start()
+    generated: list[list[Generation]] = generate(served(trainer, config, tmp_path), REQUESTS)
+    return trainer, config, batch_of(generated, REQUESTS)
+
+
+def by_row(scorer: TorchScorer, batch: TrainBatch) -> Scored:
+    return [one for row in batch.sequences.cut(ROWS) for one in scorer.score(row, nothing)]
+
+
+def test_scores_are_those_of_the_trainers_own_pass(tmp_path: Path) -> None:
+    trainer, config, batch = start(tmp_path)
+    scored = by_row(scorer_of(trainer, config, tmp_path), batch)
+    assert [s.shape for s in scored] == [c.shape for c in batch.sequences.completions]
+    assert {s.dtype for s in scored} == {np.dtype(np.float32)}
+    same = TrainBatch(batch.sequences, scored, batch.advantages)
+    measured = trainer.step(same, 0, nothing).metrics
+    assert measured["abs_delta"] < 1e-6
+    assert abs(measured["max_ratio"] - 1) < 1e-5
+    # Of weights that moved they are others.
+    moved = by_row(scorer_of(trainer, config, tmp_path, version=4), batch)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(scored, moved, strict=True)) > 1e-3
+
+
+def test_a_row_scored_on_its_own_has_the_same_bits_in_every_process_and_company(tmp_path: Path) -> None:
+    trainer, config, batch = start(tmp_path)
+    rows = batch.sequences.cut(ROWS)
+    first = by_row(scorer_of(trainer, config, tmp_path), batch)
+    other = scorer_of(trainer, config, tmp_path)
+    for n in (2, 0, 1):
+        for a, b in zip(first[n * SAMPLES : (n + 1) * SAMPLES], other.score(rows[n], nothing), strict=True):
+            np.testing.assert_array_equal(a, b)
+    together = other.score(batch.sequences, nothing)
+    for a, b in zip(first, together, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_reference_beside_the_trainer_gives_the_weights_that_one_inside_gives(
+    tmp_path: Path, *, deterministic: bool
+) -> None:
+    sections = {
+        "algorithm": {"kl_coefficient": 0.5, "kl": "k2"},
+        "run": {"deterministic": deterministic},
+        "trainer": {"learning_rate": 1e-3},
+    }
+    inside, config, batch = start(tmp_path, **sections)
+    beside = TorchEngine(config_of(tmp_path, **sections, roles={"reference": {}}))
+    beside.initialise(5)
+    beside.finish_warm_start()
+    assert beside._reference is None
+    scored = by_row(scorer_of(beside, config, tmp_path), batch)
+    batch = TrainBatch(batch.sequences, batch.old_logprobs, batch.advantages, samples=ROWS)
+    with_column = TrainBatch(batch.sequences, batch.old_logprobs, batch.advantages, reference_logprobs=scored)
+    for step in range(3):
+        a, b = inside.step(batch, step, nothing).metrics, beside.step(with_column, step, nothing).metrics
+        if deterministic:
+            assert a == b
+        assert a["kl"] == pytest.approx(b["kl"], abs=1e-6)
+    assert a["kl"] > 1e-3
+    if deterministic:
+        assert inside.fingerprint() == beside.fingerprint()
+
+
+def test_the_temperature_is_that_of_sampling(tmp_path: Path) -> None:
+    trainer, config, batch = start(tmp_path, rollout={"temperature": 0.5})
+    scored = by_row(scorer_of(trainer, config, tmp_path), batch)
+    measured = trainer.step(TrainBatch(batch.sequences, scored, batch.advantages), 0, nothing).metrics
+    assert measured["abs_delta"] < 1e-6
+
+
+def test_in_bfloat16_scores_differ_by_its_rounding_only(tmp_path: Path) -> None:
+    trainer, config, batch = start(tmp_path, trainer={"dtype": "bfloat16"})
+    scored = by_row(scorer_of(trainer, config, tmp_path), batch)
+    measured = trainer.step(TrainBatch(batch.sequences, scored, batch.advantages), 0, nothing).metrics
+    assert measured["abs_delta"] < 2e-2
+
+
+def test_nothing_is_scored_without_weights_nor_beyond_the_budget(tmp_path: Path) -> None:
+    trainer, config, batch = start(tmp_path)
+    with pytest.raises(StoreError, match="no verified weights"):
+        TorchScorer(config).score(batch.sequences, nothing)
+    long = Sequences([np.zeros(60, np.int32)], [np.zeros(41, np.int32)])
+    with pytest.raises(ValueError, match="token_budget"):
+        scorer_of(trainer, config, tmp_path).score(long, nothing)
+    empty = Sequences([np.zeros(3, np.int32)] * 2, [np.zeros(0, np.int32)] * 2)
+    assert [s.shape for s in scorer_of(trainer, config, tmp_path).score(empty, nothing)] == [(0,), (0,)]
