@@ -201,8 +201,14 @@ def _plain_fields(value: Any) -> dict[str, Any]:
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
+@cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """As `dtype.name`, which NumPy works out anew at every use."""
+    return dtype.name
+
+
 def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
-    if array.dtype.name not in _DTYPES:
+    if dtype_name(array.dtype) not in _DTYPES:
         msg = f"an array of dtype {array.dtype} has no encoding; use one of {', '.join(sorted(_DTYPES))}"
         raise CodecError(msg)
     if array.ndim > MAX_DIMENSIONS:
@@ -212,9 +218,9 @@ def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
         array = array.astype(array.dtype.newbyteorder("<"))
     reference = place(array) if place else None
     if reference is not None:
-        return msgpack.ExtType(_REFERENCE, msgpack.packb(list(dataclasses.astuple(reference))))
+        return msgpack.ExtType(_REFERENCE, msgpack.packb([getattr(reference, name) for name in TensorRef.__slots__]))
     # An array of no dimension would come back with one, so its shape is kept apart from its bytes.
-    body = msgpack.packb([array.dtype.name, list(array.shape), np.ascontiguousarray(array).tobytes()])
+    body = msgpack.packb([dtype_name(array.dtype), list(array.shape), np.ascontiguousarray(array).tobytes()])
     return msgpack.ExtType(_ARRAY, body)
 
 

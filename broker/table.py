@@ -22,7 +22,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from broker.bridge import Bridge
 from broker.codec import Envelope, decode_fields, encode, open_envelope
-from broker.errors import BrokerFullError, CodecError, SubjectError
+from broker.errors import BrokerError, BrokerFullError, CodecError, SubjectError
 from broker.pull import Follower
 from broker.store import Store
 from broker.subjects import CellId, RowId, Subjects
@@ -100,7 +100,8 @@ class Table:
 
         async def publish() -> bool:
             try:
-                await self.bridge.js.publish(subject, data, stream=self.subjects.table_stream)
+                # Without headers: they would be stored with the cell, and every reader's client would parse them.
+                stored = await self.bridge.js.publish(subject, data)
             except APIError as error:
                 # The server has one code for every failed store; only this very text means "already there".
                 if error.err_code == _STORE_FAILED:
@@ -109,6 +110,9 @@ class Table:
                     msg = f"broker cannot store {subject}: {error.description}; free space or raise broker.max_bytes"
                     raise BrokerFullError(msg) from error
                 raise
+            if stored.stream != self.subjects.table_stream:
+                msg = f"{subject} went to stream {stored.stream}, which is not this run's; remove it, or set run.name"
+                raise BrokerError(msg)
             return True
 
         return await self.bridge.persist(publish, f"write {subject}")
@@ -171,11 +175,11 @@ class Table:
 
         With `subject` the checksum of a numbered cell is checked; a reader that acts on one must.
         """
-        return decode_fields(open_envelope(data, self.store.read, subject=subject), expected)
+        return decode_fields(open_envelope(data, self.store.reader(), subject=subject), expected)
 
     def open(self, data: bytes) -> Envelope:
         """Decode a cell's envelope, arrays in the store included."""
-        return open_envelope(data, self.store.read)
+        return open_envelope(data, self.store.reader())
 
     def fetch(self, subject: str, expected: type[T]) -> T | None:
         """Look a cell up and decode it."""

@@ -79,7 +79,7 @@ class Row:
         """
         if name not in self._values:
             data = self._cells[name]
-            envelope = open_envelope(data, self._store.read)
+            envelope = open_envelope(data, self._store.reader())
             expected = COLUMNS.get(name)
             self._values[name] = decode_fields(envelope, expected) if expected else plain_value(envelope)
         return self._values[name]

@@ -36,6 +36,15 @@ def test_many_writers_of_one_cell_have_one_winner(table: Table) -> None:
     assert sum(table.put_all((subject, Dropped("x", str(i))) for i in range(50))) == 1
 
 
+def test_a_cell_that_another_stream_takes_is_an_error(bridge: Bridge, subjects: Subjects, tmp_path: Path) -> None:
+    stranger = f"OF_{subjects.run}"
+    bridge.call(bridge.js.add_stream(name=stranger, subjects=[f"{subjects.prefix}.group.>"]), 10)
+    orphan = Table(bridge, subjects, Store(tmp_path / "store"), "test.0#1")
+    with pytest.raises(BrokerError, match=f"went to stream {stranger}, which is not this run's"):
+        orphan.put(orphan.cell(ROW, "dropped"), Dropped("x", ""))
+    bridge.call(bridge.js.delete_stream(stranger), 10)
+
+
 def test_cell_that_is_not_there_is_none(table: Table) -> None:
     assert table.get(table.cell(ROW, "reward")) is None
 
