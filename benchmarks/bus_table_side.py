@@ -1,0 +1,136 @@
+"""The table's producer and consumer for `bus.py`: `python bus_table_side.py put|get WORKLOAD`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from bus_workload import Workload, arguments, check, serve
+from nats.aio.msg import Msg
+
+from broker.bridge import Address, Bridge
+from broker.codec import Array
+from broker.pull import StandingPull
+from broker.store import Store
+from broker.streams import ensure_consumer, ensure_streams, pool_spec, table_spec
+from broker.subjects import RowId, Subjects
+from broker.table import Table
+
+COLUMN, POOL = "trajectory", "trainer"
+WINDOW = 2
+"""Batches whose acknowledgement may be under way while the next one is worked on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """A group's cell: arrays `[group, length]`."""
+
+    prompt: Array
+    response: Array
+    logprobs: Array
+
+
+def open_table(work: Workload, author: str) -> Table:
+    """Connect as an actor does."""
+    folder = Path(work.place)
+    bridge = Bridge(Address.load(folder / "broker" / "address.json"), author)
+    subjects = Subjects("bench")
+    bridge.call(ensure_streams(bridge, [table_spec(subjects, 2 << 30)]), 20)
+    return Table(bridge, subjects, Store(folder / "store"), f"{author}.0#1")
+
+
+class Producer:
+    """Writes a batch as one cell a group; while the broker acknowledges a batch the next one is encoded."""
+
+    def __init__(self, work: Workload) -> None:
+        self.work, self.table = work, open_table(work, "rollout")
+
+    def put(self, first: int, count: int) -> None:
+        """Write batches; returns when the last one is acknowledged."""
+        pending: deque[Future[list[bool]]] = deque()
+        for number in range(first, first + count):
+            pending.append(self.table.bridge.submit(self._write(self._encoded(number))))
+            if len(pending) > WINDOW:
+                self._wait_for(pending.popleft())
+        while pending:
+            self._wait_for(pending.popleft())
+
+    def _encoded(self, number: int) -> list[tuple[str, bytes]]:
+        arrays, size = self.work.batch(number), self.work.group
+        cells = []
+        for index in range(self.work.samples // size):
+            group = Samples(**{name: array[index * size : (index + 1) * size] for name, array in arrays.items()})
+            subject = self.table.cell(RowId(number, index), COLUMN)
+            cells.append((subject, self.table.encode(subject, group)))
+        return cells
+
+    async def _write(self, cells: list[tuple[str, bytes]]) -> list[bool]:
+        return await asyncio.gather(*(self.table.put_async(subject, data) for subject, data in cells))
+
+    @staticmethod
+    def _wait_for(written: Future[list[bool]]) -> None:
+        if not all(written.result(60)):
+            msg = "a batch was there already"
+            raise RuntimeError(msg)
+
+
+class Consumer:
+    """Takes cells as a pool's actor does, reads every byte, acknowledges, and lets whole batches go."""
+
+    def __init__(self, work: Workload) -> None:
+        self.work, self.table = work, open_table(work, "trainer")
+        bridge, subjects = self.table.bridge, self.table.subjects
+        spec = pool_spec(POOL, [subjects.column(COLUMN)], 30.0, 1024)
+        bridge.call(ensure_consumer(bridge, subjects.table_stream, spec), 20)
+        self.pull = StandingPull(bridge, subjects.table_stream, POOL, 4 * work.samples // work.group)
+        bridge.call(self.pull.start(), 10)
+
+    def get(self, _first: int, count: int) -> None:
+        """Take so many batches, whichever come; returns when all are let go."""
+        groups = self.work.samples // self.work.group
+        totals: dict[int, list[float]] = {}
+        pending: deque[Future[None]] = deque()
+        seen = 0
+        while seen < count * groups:
+            messages = self.table.bridge.call(self.pull.next(groups, 60.0), 70)
+            if not messages:
+                msg = f"{seen} of {count * groups} cells came within a minute"
+                raise RuntimeError(msg)
+            for message in messages:
+                number = self.table.subjects.parse(message.subject).step
+                totals.setdefault(number, []).append(self._touch(message))
+            seen += len(messages)
+            done = [number for number, parts in totals.items() if len(parts) == groups]
+            for number in done:
+                check(self.work, number, sum(totals.pop(number)))
+                self.table.store.remove(f"group/{number}")
+            pending.append(self.table.bridge.submit(self._let_go(messages, done)))
+            if len(pending) > WINDOW:
+                pending.popleft().result(60)
+        while pending:
+            pending.popleft().result(60)
+
+    def _touch(self, message: Msg) -> float:
+        cell = self.table.read(message.data, Samples)
+        return float(sum(np.sum(array, dtype=np.float64) for array in (cell.prompt, cell.response, cell.logprobs)))
+
+    async def _let_go(self, messages: list[Msg], done: list[int]) -> None:
+        table = self.table
+        purges = (
+            table.bridge.js.purge_stream(table.subjects.table_stream, subject=f"{table.subjects.prefix}.group.{n}.>")
+            for n in done
+        )
+        await asyncio.gather(*(message.ack() for message in messages))
+        await asyncio.gather(*purges)
+
+
+if __name__ == "__main__":
+    role, workload = arguments()
+    if role == "put":
+        serve({"put": Producer(workload).put})
+    else:
+        serve({"get": Consumer(workload).get})
