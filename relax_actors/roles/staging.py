@@ -134,7 +134,7 @@ class Stager:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(5)
+            self._thread.join(2)
 
     def _require_announced(self, least: int) -> None:
         newest = self._context.table.fetch_last("weights", Weights)

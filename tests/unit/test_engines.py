@@ -170,6 +170,62 @@ def test_an_engine_without_verified_weights_serves_nothing(tmp_path: Path) -> No
         generate(engine, REQUESTS)
 
 
+def test_staged_weights_are_served_from_the_swap_on(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    trainer = TorchEngine(config)
+    trainer.initialise(5)
+    engine = served(trainer, config, tmp_path)
+    before = generate(engine, REQUESTS)
+    trainer.step(batch_of(before, REQUESTS), 0, lambda: None)
+    tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(trainer._model).items()}
+    engine.stage(4, tensors)
+    for tensor in tensors.values():
+        tensor.zero_()  # the caller's again
+    assert engine.version == 3
+    same = generate(engine, REQUESTS)
+    assert all(
+        np.array_equal(a.logprobs, b.logprobs)
+        for x, y in zip(before, same, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+    assert engine.swap() == engine.version == 4
+    assert weights.fingerprint(tensors_of(engine._model).items()) == trainer.fingerprint()
+    after = generate(engine, REQUESTS)
+    assert int(after[0][0].versions[0]) == 4
+    assert before[0][0].logprobs.tolist() != after[0][0].logprobs.tolist()
+    with pytest.raises(StoreError, match="nothing can be swapped"):
+        engine.swap()
+
+
+def test_a_third_set_takes_the_memory_of_the_first(tmp_path: Path) -> None:
+    engine = TransformersEngine(config_of(tmp_path).model_path)
+    tensors = {name: torch.full_like(tensor, 0.5) for name, tensor in tensors_of(engine._model).items()}
+    places = []
+    for version in range(4):
+        engine.stage(version, tensors)
+        engine.swap()
+        places.append({tensor.data_ptr() for tensor in tensors_of(engine._model).values()})
+    assert places[0] == places[2] != places[1] == places[3]
+    head, embedding = (engine._model.get_parameter(n) for n in ("lm_head.weight", "model.embed_tokens.weight"))
+    assert head.data_ptr() == embedding.data_ptr()  # tied as before
+
+
+def test_training_announces_a_delta_of_small_steps_in_half_precision_only(tmp_path: Path) -> None:
+    for dtype, deltas in (("bfloat16", True), ("float32", False)):
+        config = config_of(tmp_path, trainer={"dtype": dtype, "learning_rate": 1e-6})
+        trainer = TorchEngine(config)
+        trainer.initialise(5)
+        engine = served(trainer, config, tmp_path)
+        assert trainer.delta() is None
+        trainer.remember()
+        trainer.step(batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None)
+        write = trainer.delta()
+        assert (write is not None) == deltas
+        if write is not None:
+            assert write(tmp_path / "delta") == trainer.fingerprint() == trainer.announce(tmp_path / "whole")
+            assert (tmp_path / "delta").stat().st_size < 0.5 * (tmp_path / "whole").stat().st_size
+
+
 @pytest.mark.parametrize("algorithm", [{}, {"kl_coefficient": 0.1, "loss": "sequence"}])
 def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     config = config_of(tmp_path, algorithm=algorithm)
