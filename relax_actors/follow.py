@@ -93,10 +93,12 @@ class FollowPump:
                 self._looked = time.monotonic()
 
     def _cell(self, message: Msg) -> tuple[CellId, Cell]:
-        sequence = message.metadata.sequence
+        known = message.metadata
+        sequence = known.sequence
         try:
             cell_id = self.context.table.subjects.parse(message.subject)
         except SubjectError:
             # The stream takes `group.*.*.*`; a subject that is none of ours is nobody's cell.
             cell_id = CellId("unknown", 0)
-        return cell_id, Cell(message.subject, sequence.stream if sequence else 0, message.data)
+        stored = known.timestamp.timestamp()
+        return cell_id, Cell(message.subject, sequence.stream if sequence else 0, message.data, stored)

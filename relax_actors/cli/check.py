@@ -22,7 +22,7 @@ from relax_actors.tokenizer import Tokenizer
 
 SAMPLE = 200
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 4, 4
-PROCESS_BYTES = 700 << 20
+PROCESS_BYTES, MODELLED_BYTES = 700 << 20, 20 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,8 @@ def _data(config: Config, data: DataSection, where: str, folder: Path, facts: Mo
 def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
     reference = REFERENCE_BYTES if config.algorithm.kl_coefficient > 0 else 0
     model = facts.parameters * (TRAINER_BYTES + reference + ENGINE_BYTES * config.rollout.replicas)
-    processes = PROCESS_BYTES * (1 + config.rollout.replicas)
+    process = PROCESS_BYTES if config.simulate is None else MODELLED_BYTES
+    processes = process * (1 + config.rollout.replicas)
     need = model + processes
     have = _memory()
     text = f"{facts.parameters / 1e6:.2f} M parameters, about {need >> 20} MiB of memory"

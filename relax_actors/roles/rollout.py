@@ -5,28 +5,37 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from broker.errors import StoreError
-from relax_actors.actor import Role, Row
+from relax_actors.actor import Context, Role, Row
 from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
+from relax_actors.engines.modelled.devices import Devices
+from relax_actors.engines.modelled.inference import ModelledInference
 from relax_actors.errors import ActorError, ConfigError
 from relax_actors.messages import Prompt, Trajectory, Weights
+from relax_actors.modelfolder import measure
 from relax_actors.tokenizer import Tokenizer
 
 WEIGHTS_SECONDS = 30.0
+TELL_SECONDS = 0.25
 
 
-def make_engine(backend: str, path: Path, threads: int) -> InferenceEngine:
-    """The inference engine of a run."""
+def make_engine(context: Context) -> InferenceEngine:
+    """The inference engine of a run's actor."""
+    config = context.config
+    backend, path = config.rollout.backend, config.model_path
+    if config.simulate is not None:
+        return ModelledInference(
+            Devices(config.simulate, context.folder.root), context.n, measure(path).context_length
+        )
     import torch  # noqa: PLC0415 only the process that generates pays for it
 
     from relax_actors.engines.inference.transformers_engine import TransformersEngine  # noqa: PLC0415
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.run.threads)
     if backend == "transformers":
         return TransformersEngine(path, "cuda" if torch.cuda.is_available() else "cpu")
     msg = f"rollout.backend {backend!r} is not known"
@@ -40,6 +49,7 @@ class Rollout(Role):
     writes: ClassVar = "trajectory"
     kinds: ClassVar = ("group", "eval")
     linger: ClassVar = 0.003
+    ahead: ClassVar = False
 
     def together(self) -> int:
         """Prompts generated as one batch."""
@@ -51,10 +61,11 @@ class Rollout(Role):
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
         self._stops = self._tokenizer.stop_ids | {stop_id(self._tokenizer, text) for text in config.rollout.stop}
-        self._engine = make_engine(config.rollout.backend, config.model_path, config.run.threads)
+        self._engine = make_engine(self.context)
         self._fingerprint = ""
         self._tokens = 0
         self._model_seconds = 0.0
+        self._told = 0.0
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory]:
         """Generate rows together; those that ask for one version of the weights are generated with just that."""
@@ -67,12 +78,22 @@ class Rollout(Role):
             prompts = [rows[i].prompt for i in members]
             self._use_version(version, least=max(p.min_version for p in prompts))
             requests = [self._request(prompt, greedy=greedy) for prompt in prompts]
-            began = time.thread_time()
+            began, at = time.thread_time(), time.monotonic()
             generated = self._engine.generate(requests, self.progress)
             self._model_seconds += time.thread_time() - began
+            self._tell(len(requests), generated, time.monotonic() - at)
             for i, prompt, samples in zip(members, prompts, generated, strict=True):
                 found[i] = self._trajectory(prompt, samples)
         return [found[i] for i in range(len(rows))]
+
+    def _tell(self, rows: int, generated: list[list[Generation]], seconds: float) -> None:
+        """Publish how long rows took that were generated together; of quick ones only some."""
+        now = time.monotonic()
+        if now - self._told >= TELL_SECONDS:
+            self._told = now
+            tokens = sum(len(sample.tokens) for samples in generated for sample in samples)
+            body = {"kind": "generated", "rows": rows, "tokens": tokens, "seconds": round(seconds, 5)}
+            self.context.journal.metric(body)
 
     def _request(self, prompt: Prompt, *, greedy: bool) -> GenerationRequest:
         settings = self._settings

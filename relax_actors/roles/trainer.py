@@ -8,6 +8,7 @@ a later life than ours means that we were replaced: we end.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from broker.errors import CodecError, RelaxError, StoreError
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors import checkpoint as checkpoints
-from relax_actors.actor import StatefulRole
+from relax_actors.actor import Context, StatefulRole
+from relax_actors.engines.modelled.devices import Devices
+from relax_actors.engines.modelled.training import ModelledTraining
 from relax_actors.engines.training import Sequences, TrainBatch, TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.ledger import Ledger
@@ -32,16 +35,19 @@ PROXIMAL = "actor_fwd"
 """The column of the proximal policy's log-probs, `[total] float32`, where algorithm.proximal asks for it."""
 
 
-def make_engine(backend: str, config: object, threads: int) -> TrainingEngine:
+def make_engine(context: Context) -> TrainingEngine:
     """The training engine of a run."""
+    config = context.config
+    if config.simulate is not None:
+        return ModelledTraining(config, Devices(config.simulate, context.folder.root))
     import torch  # noqa: PLC0415 only the process that trains pays for it
 
     from relax_actors.engines.training.torch_engine import TorchEngine  # noqa: PLC0415
 
-    torch.set_num_threads(threads)
-    if backend == "torch":
-        return TorchEngine(config)  # type: ignore[arg-type]
-    msg = f"trainer.backend {backend!r} is not known"
+    torch.set_num_threads(config.run.threads)
+    if config.trainer.backend == "torch":
+        return TorchEngine(config)
+    msg = f"trainer.backend {config.trainer.backend!r} is not known"
     raise ConfigError(msg)
 
 
@@ -74,7 +80,12 @@ class _Rows:
     @property
     def oldest(self) -> int:
         """The oldest version that wrote a token."""
-        return min(int(t.versions.min()) for t in self.trajectories if len(t.versions))
+        return min(self.oldest_of_rows)
+
+    @property
+    def oldest_of_rows(self) -> list[int]:
+        """The oldest version that wrote a token, of each row."""
+        return [int(t.versions.min()) for t in self.trajectories if len(t.versions)]
 
     @property
     def newest(self) -> int:
@@ -91,7 +102,7 @@ class Trainer(StatefulRole):
         """Build the engine."""
         config = self.context.config
         self._settings = config.trainer
-        self._engine = make_engine(config.trainer.backend, config, config.run.threads)
+        self._engine = make_engine(self.context)
         self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
@@ -101,6 +112,7 @@ class Trainer(StatefulRole):
         self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
+        self._completed: dict[int, float] = {}
         self._model_seconds = 0.0
 
     def follows(self) -> list[str]:
@@ -183,6 +195,7 @@ class Trainer(StatefulRole):
         observe(self._ledger, self.context, cell_id, cell)
         if cell_id.field == "advantage" and cell_id.step >= max(self._version, 0):
             self._ready.setdefault(cell_id.step, {})[cell_id.index] = cell.data
+            self._completed[cell_id.step] = max(cell.stored, self._completed.get(cell_id.step, 0.0))
         elif cell_id.field == PROXIMAL and cell_id.step >= max(self._version, 0):
             self._scored.setdefault(cell_id.step, set()).add(cell_id.index)
 
@@ -259,6 +272,9 @@ class Trainer(StatefulRole):
 
     def _train(self, step: int, rows: _Rows) -> None:
         waited = time.monotonic() - self._waited_since
+        # Of it, what passed until the last row was there; the rest is reading the rows, and whatever else is ours.
+        starved = min(waited, max(0.0, waited - (time.time() - self._completed.pop(step, 0.0))))
+        lead = self._ledger.furthest - step
         batch = Batch(
             rows=rows.ids,
             seed=seed_of(self.context.config.run.seed, "step", step),
@@ -280,7 +296,8 @@ class Trainer(StatefulRole):
         self._model_seconds += time.thread_time() - began
         self._finish(step)
         self._waited_since = time.monotonic()
-        self._report(step, batch, rows, dict(result.metrics), waited, trained - start)
+        times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": trained - start}
+        self._report(step, batch, rows, {**result.metrics, **times, "lead": lead})
 
     def _adopt(self, step: int, subject: str) -> None:
         """The step's batch is there already: an earlier life's is replayed, before a later life's we give way."""
@@ -310,7 +327,7 @@ class Trainer(StatefulRole):
                 raise ConfigError(msg)
         result = self._engine.step(rows.batch(), step, self.progress)
         self._finish(step)
-        self._report(step, batch, rows, dict(result.metrics), 0.0, 0.0)
+        self._report(step, batch, rows, result.metrics)
 
     def _finish(self, step: int) -> None:
         """Announce what a step made."""
@@ -362,21 +379,20 @@ class Trainer(StatefulRole):
         kept = {Path(self._checkpoints[version]).name for version in newest}
         checkpoints.collect(folder.checkpoints, kept, newest[-1], self.context.incarnation)
 
-    def _report(
-        self, step: int, batch: Batch, rows: _Rows, measured: dict[str, float], waited: float, seconds: float
-    ) -> None:
+    def _report(self, step: int, batch: Batch, rows: _Rows, measured: Mapping[str, float]) -> None:
         self._metrics = {
             "step": step,
             "reward": round(batch.reward, 5),
             "age": batch.age,
+            "age_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
             "span": rows.newest - rows.oldest,
             "stale_rows": sum(
                 step - int(t.versions.min()) > self.context.config.staleness.max
                 for t in rows.trajectories
                 if len(t.versions)
             ),
-            "waited_seconds": round(waited, 4),
-            "train_seconds": round(seconds, 4),
+            "waited_seconds": 0.0,
+            "train_seconds": 0.0,
             **{name: round(float(value), 6) for name, value in measured.items()},
         }
         self.context.journal.metric({"kind": "step", **self._metrics})
