@@ -34,7 +34,7 @@ _ALREADY_THERE = "maximum messages per subject exceeded"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell as it lies in the table; of one that was followed, `stored` is when (seconds since 1970, by the server)."""
+    """A cell as it lies in the table; if it is followed, `stored` is when (seconds since 1970, by the server)."""
 
     subject: str
     sequence: int

@@ -146,7 +146,7 @@ class Role:
     writes: ClassVar[str] = ""
     kinds: ClassVar[tuple[str, ...]] = ("group",)
     rows_together: ClassVar[int] = 1
-    linger: ClassVar[float] = 0.0
+    linger: float = 0.0
     ahead: ClassVar[bool] = True
 
     context: Context

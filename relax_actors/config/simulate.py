@@ -33,15 +33,20 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Distribution(Section):
-    """One of: `constant`; `median` and `sigma` of a log-normal, cut at `most`; `values`, all equally likely; `recorded`,
-    the folder of a run that has ended, whose own figures are taken. A bare number is a constant."""
+    """A number, or a table with one of `constant`, `median`, `values` and `recorded`."""
 
     constant: NonNegative | None = None
+    """What a bare number means."""
     median: PositiveFloat | None = None
+    """Of a log-normal."""
     sigma: NonNegative = 0.0
+    """Of a log-normal: the standard deviation of the logarithm."""
     most: PositiveFloat | None = None
+    """At which a log-normal is cut."""
     values: list[NonNegative] | None = None
+    """Quantiles, from the least to the greatest, as many as one likes."""
     recorded: str | None = None
+    """A run that has ended, by name or folder, whose own figures are taken."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,7 +66,7 @@ NOTHING = Distribution(constant=0.0)
 
 
 class GenerationSection(Section):
-    """[simulate.generation]: a sample takes `tokens` x `token_seconds` x (1 + `load` x samples that run on its device)."""
+    """[simulate.generation]: a token takes `token_seconds` x (1 + `load` x samples that run on its device)."""
 
     tokens: Distribution = Distribution(constant=1.0)
     """Tokens of a sample."""
@@ -99,7 +104,7 @@ class PhasesSection(Section):
 
 
 class CalibrationSection(Section):
-    """[simulate.calibration]: one measured figure and how it divides; what is not set in the other sections is fitted."""
+    """[simulate.calibration]: one measured figure and how it divides; fits what the other sections leave out."""
 
     colocated_seconds: PositiveFloat
     """Of a step, measured, when generation and training take turns on all devices."""
@@ -117,7 +122,7 @@ class SimulateSection(Section):
     """By how many devices the search for the best split goes."""
     placement: Literal["colocated", "separate"] = "separate"
     """Of one run, as by `relax up`; `relax simulate` runs `colocated` and each of `staleness`."""
-    staleness: list[Annotated[int, Field(ge=0)]] = [0, 2]
+    staleness: tuple[Annotated[int, Field(ge=0)], ...] = (0, 2)
     """Values of staleness.max to run with separate devices."""
     steps: Positive = 10
     """Steps that are measured, besides those that fill and drain the pipeline."""

@@ -21,6 +21,7 @@ from relax_actors.tokenizer import Tokenizer
 
 WEIGHTS_SECONDS = 30.0
 TELL_SECONDS = 0.25
+LINGER_LEAST, LINGER_MOST, LINGER_SHARE = 0.003, 0.1, 0.01
 
 
 def make_engine(context: Context) -> InferenceEngine:
@@ -28,9 +29,7 @@ def make_engine(context: Context) -> InferenceEngine:
     config = context.config
     backend, path = config.rollout.backend, config.model_path
     if config.simulate is not None:
-        return ModelledInference(
-            Devices(config.simulate, context.folder.root), context.n, measure(path).context_length
-        )
+        return ModelledInference(Devices(config.simulate, context.folder.root), context.n, measure(path).context_length)
     import torch  # noqa: PLC0415 only the process that generates pays for it
 
     from relax_actors.engines.inference.transformers_engine import TransformersEngine  # noqa: PLC0415
@@ -48,7 +47,7 @@ class Rollout(Role):
     reads: ClassVar = ("prompt",)
     writes: ClassVar = "trajectory"
     kinds: ClassVar = ("group", "eval")
-    linger: ClassVar = 0.003
+    linger = LINGER_LEAST
     ahead: ClassVar = False
 
     def together(self) -> int:
@@ -88,6 +87,8 @@ class Rollout(Role):
 
     def _tell(self, rows: int, generated: list[list[Generation]], seconds: float) -> None:
         """Publish how long rows took that were generated together; of quick ones only some."""
+        # Rows that come a moment later would wait for the whole batch: the longer that takes, the longer they may be.
+        self.linger = min(LINGER_MOST, max(LINGER_LEAST, LINGER_SHARE * seconds))
         now = time.monotonic()
         if now - self._told >= TELL_SECONDS:
             self._told = now

@@ -274,7 +274,6 @@ class Trainer(StatefulRole):
         waited = time.monotonic() - self._waited_since
         # Of it, what passed until the last row was there; the rest is reading the rows, and whatever else is ours.
         starved = min(waited, max(0.0, waited - (time.time() - self._completed.pop(step, 0.0))))
-        lead = self._ledger.furthest - step
         batch = Batch(
             rows=rows.ids,
             seed=seed_of(self.context.config.run.seed, "step", step),
@@ -297,7 +296,7 @@ class Trainer(StatefulRole):
         self._finish(step)
         self._waited_since = time.monotonic()
         times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": trained - start}
-        self._report(step, batch, rows, {**result.metrics, **times, "lead": lead})
+        self._report(step, batch, rows, {**result.metrics, **times})
 
     def _adopt(self, step: int, subject: str) -> None:
         """The step's batch is there already: an earlier life's is replayed, before a later life's we give way."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from relax_actors.config.simulate import Distribution, SimulateSection
 from relax_actors.engines.modelled.times import draw, generator_of
 
 ACTORS = 4096
-TICK = 0.02
+TICK = 0.05
 TURN_SECONDS = 0.01
 REWARD, LOAD, PUBLISH, CHECKPOINT, SWITCH = "reward", "load", "publish", "checkpoint", "switch"
 
@@ -39,16 +38,13 @@ class Devices:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.running = self._map()
         """Samples that each rollout actor has running, `[ACTORS] int32`."""
-        self._gate, self._held = self._lock("gate"), self._lock("held")
+        self._gate, self._held = self._folder / "gate", self._folder / "held"
 
     def _map(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         path = self._folder / "samples"
         with path.open("a+b") as file:
             file.truncate(4 * ACTORS)
             return np.frombuffer(mmap.mmap(file.fileno(), 4 * ACTORS), np.int32)
-
-    def _lock(self, name: str) -> IO[bytes]:
-        return (self._folder / name).open("ab")
 
     def spend(self, seconds: float, progress: Callable[[], None]) -> None:
         """Let modelled seconds pass."""
@@ -85,16 +81,14 @@ class Devices:
 
 
 @contextmanager
-def _locked(file: IO[bytes], how: int, progress: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock; the kernel lets go of it when the process ends."""
-    while True:
-        try:
-            fcntl.flock(file, how | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            time.sleep(TURN_SECONDS)
-            progress()
-    try:
+def _locked(path: Path, how: int, progress: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock; it is free again when the file is closed or the process ends."""
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(TURN_SECONDS)
+                progress()
         yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
