@@ -49,7 +49,7 @@ def inner_model(annotation: Any) -> type[BaseModel] | None:
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
-def shown_type(annotation: Any) -> str:
+def shown_type(annotation: Any) -> str:  # noqa: PLR0911 one a kind of type
     """A type as a reader of TOML understands it."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
