@@ -273,7 +273,7 @@ class Trainer(StatefulRole):
     def _train(self, step: int, rows: _Rows) -> None:
         waited = time.monotonic() - self._waited_since
         # Of it, what passed until the last row was there; the rest is reading the rows, and whatever else is ours.
-        starved = min(waited, max(0.0, waited - (time.time() - self._completed.pop(step, 0.0))))
+        starved = min(waited, max(0.0, waited - (time.time() - self._completed.get(step, 0.0))))
         batch = Batch(
             rows=rows.ids,
             seed=seed_of(self.context.config.run.seed, "step", step),
@@ -333,6 +333,7 @@ class Trainer(StatefulRole):
         self._version = step + 1
         self._ready.pop(step, None)
         self._scored.pop(step, None)
+        self._completed.pop(step, None)
         self._publisher.announce(self._version)
         self.progress()
         steps = self.context.config.run.steps
