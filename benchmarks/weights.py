@@ -36,9 +36,10 @@ from rich.table import Table
 from relax_actors.config import validate
 from relax_actors.engines import weights
 from relax_actors.engines.announcing import Announcer
-from relax_actors.engines.hostcopy import HostCopy, Step
+from relax_actors.engines.hostcopy import HostCopy
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
 from relax_actors.engines.model import tensors_of
+from relax_actors.engines.taking import Step
 from relax_actors.engines.training import Sequences, TrainBatch
 from relax_actors.engines.training.torch_engine import TorchEngine
 from relax_actors.modelfolder import prepare

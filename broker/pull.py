@@ -45,13 +45,21 @@ class StandingPull:
     """Keeps up to `credit` messages asked for or waiting, of one consumer.
 
     An unanswered request dies with the connection, so each lives for a second only and is then asked again.
-    `took` is told of every message as it arrives.
+    `took` is told of every message as it arrives. With `ahead`, more is asked for while what was taken is worked on.
     """
 
     def __init__(
-        self, bridge: Bridge, stream: str, consumer: str, credit: int, took: Callable[[Delivery], None] | None = None
+        self,
+        bridge: Bridge,
+        stream: str,
+        consumer: str,
+        credit: int,
+        took: Callable[[Delivery], None] | None = None,
+        *,
+        ahead: bool = True,
     ) -> None:
         self.credit = credit
+        self._ahead = ahead
         self.gone = False
         self._woken = False
         self._bridge = bridge
@@ -127,7 +135,7 @@ class StandingPull:
             except TimeoutError:
                 break
         taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
-        if not self.gone:
+        if not self.gone and self._ahead:
             await self._refill()
         return taken
 

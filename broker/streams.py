@@ -27,6 +27,8 @@ from broker.subjects import Subjects
 LEASE_MARKER_SECONDS = 60.0
 MAX_LOG_BYTES = 256 << 10
 _HEADERS = 4 << 10
+MAX_ACTORS = 8192
+"""Actors of a role that may wait for rows at once; the server's own limit is 512."""
 _NAME_IN_USE = 10058
 
 
@@ -77,6 +79,7 @@ def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: i
         ack_wait=ack_wait,
         max_deliver=-1,
         max_ack_pending=max_ack_pending,
+        max_waiting=MAX_ACTORS,
     )
 
 

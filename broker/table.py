@@ -39,11 +39,12 @@ _ALREADY_THERE = "maximum messages per subject exceeded"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell as it lies in the table."""
+    """A cell as it lies in the table; if it is followed, `stored` is when (seconds since 1970, by the server)."""
 
     subject: str
     sequence: int
     data: bytes
+    stored: float = 0.0
 
 
 class Table:

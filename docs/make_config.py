@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from relax_actors.config import schema
+from relax_actors.config.simulate import Distribution
 
 TARGET = Path(__file__).parent / "config.md"
 PACKAGE = "relax_actors.config"
@@ -48,7 +49,7 @@ def inner_model(annotation: Any) -> type[BaseModel] | None:
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
-def shown_type(annotation: Any) -> str:
+def shown_type(annotation: Any) -> str:  # noqa: PLR0911 one a kind of type
     """A type as a reader of TOML understands it."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -61,6 +62,8 @@ def shown_type(annotation: Any) -> str:
         return f"list of {shown_type(inner[0])}"
     if origin is dict:
         return f"table of {shown_type(inner[1])}"
+    if annotation is Distribution:
+        return "number or distribution"
     names = {str: "string", int: "integer", float: "number", bool: "true or false", Path: "path"}
     return names.get(annotation, "anything")
 
@@ -72,6 +75,8 @@ def lines_of(model: type[BaseModel], path: str) -> list[str]:
     rows, inner = [], []
     for name, info in model.model_fields.items():
         section = inner_model(info.annotation)
+        if section is Distribution:
+            section = None
         if section is not None and section is not schema.RoleSection:
             inner.append((section, f"{path}.{name}" if path else name))
             continue
@@ -81,6 +86,8 @@ def lines_of(model: type[BaseModel], path: str) -> list[str]:
         default = "required" if info.default is PydanticUndefined and info.default_factory is None else info.default
         if info.default_factory is not None:
             default = info.default_factory()
+        if isinstance(default, Distribution):
+            default = default.constant
         text = "" if default is None else f"`{default}`" if default != "required" else "required"
         rows.append(f"| `{name}` | {shown_type(info.annotation)} | {text} | {notes.get(name, '')} |")
     lines = []
@@ -102,7 +109,7 @@ def page() -> str:
         "every key can be set on the command line as `section.key=value`. Unknown keys are refused.",
         "",
     ]
-    return "\n".join([*head, *lines_of(schema.Config, "")]).rstrip() + "\n"
+    return "\n".join([*head, *lines_of(schema.Config, ""), *lines_of(Distribution, "distribution")]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -139,13 +139,18 @@ class Role:
         reads: columns that `handle` gets; it is called when all of them are there.
         writes: the column that it fills; empty for a role that only looks on.
         kinds: `("group",)` for training rows, `("group", "eval")` for held-out rows too.
+        rows_together: see `together`.
+        linger: seconds that more rows are waited for when there is one.
+        ahead: whether the next rows are taken while some are handled; not if those take so long that another actor
+            of the role could begin with the next ones earlier.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[str] = ""
     kinds: ClassVar[tuple[str, ...]] = ("group",)
     rows_together: ClassVar[int] = 1
-    linger: ClassVar[float] = 0.0
+    linger: float = 0.0
+    ahead: ClassVar[bool] = True
 
     context: Context
 

@@ -93,11 +93,13 @@ class FollowPump:
                 self._looked = time.monotonic()
 
     def _cell(self, message: Msg) -> tuple[CellId, Cell]:
-        sequence = message.metadata.sequence
+        known = message.metadata
+        sequence = known.sequence
         try:
             cell_id = self.context.table.subjects.parse(message.subject)
         except SubjectError as error:
             # The stream takes `group.*.*.*`; a subject that is none of ours is nobody's cell.
             self.context.journal.event("malformed_subject", subject=message.subject, error=str(error)[:500])
             cell_id = CellId("unknown", 0)
-        return cell_id, Cell(message.subject, sequence.stream if sequence else 0, message.data)
+        stored = known.timestamp.timestamp()
+        return cell_id, Cell(message.subject, sequence.stream if sequence else 0, message.data, stored)

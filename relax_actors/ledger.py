@@ -111,6 +111,11 @@ class Ledger:
                     self._observe_row(row, field)
             row = self._successor(row)
 
+    @property
+    def furthest(self) -> int:
+        """The last step that a row was admitted for, -1 if none was."""
+        return self._furthest
+
     def _observe_row(self, row: RowId, field: str) -> None:
         step = self._states.setdefault(row.step, {})
         self._furthest = max(self._furthest, row.step)

@@ -105,8 +105,9 @@ class PoolPump:
         while not stopping.is_set():
             spec = pool_spec(self.context.role, filters, self._ack_wait, max_ack_pending=max(1024, 8 * together))
             await ensure_consumer(bridge, subjects.table_stream, spec)
-            credit = max(4, 2 * together)
-            pull = StandingPull(bridge, subjects.table_stream, self.context.role, credit, self.watch.took)
+            ahead = self.role.ahead
+            credit = max(4, 2 * together) if ahead else together
+            pull = StandingPull(bridge, subjects.table_stream, self.context.role, credit, self.watch.took, ahead=ahead)
             await pull.start()
             self._pull = pull
             renewing = asyncio.create_task(self._renew(pull))

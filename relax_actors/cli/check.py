@@ -25,7 +25,7 @@ SAMPLE = 200
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
 # With deltas: two sets in half precision in the trainer, one in each that generates.
 BASES_BYTES, COPY_BYTES = 4, 2
-PROCESS_BYTES = 700 << 20
+PROCESS_BYTES, MODELLED_BYTES = 700 << 20, 20 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,8 @@ def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
     fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
     engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
     model = facts.parameters * (TRAINER_BYTES + reference + bases + engines)
-    processes = PROCESS_BYTES * (1 + following + fixed)
+    process = PROCESS_BYTES if config.simulate is None else MODELLED_BYTES
+    processes = process * (1 + following + fixed)
     need = model + processes
     have = _memory()
     text = f"{facts.parameters / 1e6:.2f} M parameters, about {need >> 20} MiB of memory"

@@ -50,6 +50,22 @@ def check(config: ConfigPath, settings: Overrides = None) -> None:
 
 
 @app.command()
+def simulate(
+    config: ConfigPath,
+    settings: Overrides = None,
+    split: Annotated[bool, typer.Option("--split", help="search the best split of devices too")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the result as one last line of JSON")] = False,
+) -> None:
+    """Predict a cluster that one does not have: the real actors and table, with engines that only take time.
+
+    CONFIG has a section [simulate]; see docs/simulate.md.
+    """
+    from relax_actors.cli.simulate import simulate as run_simulate
+
+    raise typer.Exit(run_simulate(config, settings or [], split=split, as_json=json))
+
+
+@app.command()
 def tail(
     subject: Annotated[str, typer.Argument(help="NATS subject, wildcards allowed, e.g. 'relax.demo.event.>'")],
     run: Annotated[str | None, typer.Option(help="run name or folder; taken from the subject if not given")] = None,

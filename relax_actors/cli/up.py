@@ -163,9 +163,26 @@ def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
         return 0
     require(config)
     root = Root(config, str(path.resolve().parent))
-    _log_to(folder)
+    log_to(folder)
     live = console.is_terminal and not quiet
     watcher = Watcher(root, console, live=live, lines=not quiet)
+    failure, interrupted = keep_up(root, watcher)
+    if failure is not None:
+        explain(console, failure, folder)
+        return 1
+    if watcher.result is None:
+        where = f"step {watcher.progress.step} of {config.run.steps}"
+        console.print(f"stopped at {where}; `relax up {path}` goes on from there", highlight=False, soft_wrap=True)
+        return 0 if interrupted else 1
+    summary = replace(watcher.result[0], seconds_to_first_step=watcher.first_step_after)
+    draw(watcher.result[1], folder.picture, f"{config.run.name}: reward by step")
+    write_private(folder.finished, json.dumps(summary.json(), indent=1))
+    _show(console, summary, folder, as_json=as_json)
+    return 0
+
+
+def keep_up(root: Root, watcher: Watcher) -> tuple[Failure | None, bool]:
+    """Run until finished, given up or interrupted by a signal; gives the failure, and whether it was a signal."""
     interrupted = threading.Event()
 
     def on_signal(number: int, _frame: Any) -> None:
@@ -181,18 +198,7 @@ def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
     failure = root.run()
     watcher.halt.set()
     watcher.join(5)
-    if failure is not None:
-        _explain(console, failure, folder)
-        return 1
-    if watcher.result is None:
-        where = f"step {watcher.progress.step} of {config.run.steps}"
-        console.print(f"stopped at {where}; `relax up {path}` goes on from there", highlight=False, soft_wrap=True)
-        return 0 if interrupted.is_set() else 1
-    summary = replace(watcher.result[0], seconds_to_first_step=watcher.first_step_after)
-    draw(watcher.result[1], folder.picture, f"{config.run.name}: reward by step")
-    write_private(folder.finished, json.dumps(summary.json(), indent=1))
-    _show(console, summary, folder, as_json=as_json)
-    return 0
+    return failure, interrupted.is_set()
 
 
 def _already_done(folder: RunFolder, config: Config) -> Summary | None:
@@ -202,7 +208,7 @@ def _already_done(folder: RunFolder, config: Config) -> Summary | None:
     return summary if summary.steps >= config.run.steps else None
 
 
-def _log_to(folder: RunFolder) -> None:
+def log_to(folder: RunFolder) -> None:
     """Send what this process logs to a file: the terminal shows the run."""
     path = folder.log("root")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +216,8 @@ def _log_to(folder: RunFolder) -> None:
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)))
 
 
-def _explain(console: Console, failure: Failure, folder: RunFolder) -> None:
+def explain(console: Console, failure: Failure, folder: RunFolder) -> None:
+    """Say why a run could not be kept up."""
     console.print(f"[bold red]supervision gave up: {failure.role}[/]", highlight=False)
     console.print(failure.reason, highlight=False, markup=False, soft_wrap=True)
     if failure.traceback and failure.traceback != failure.reason:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from relax_actors.config.schema import Config
+from relax_actors.config.simulate import DEFAULTS
 from relax_actors.errors import ConfigError
 
 
@@ -31,6 +32,8 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         msg = f"{path} cannot be read as TOML: {error}"
         raise ConfigError(msg) from error
     _resolve_paths(tree, path.resolve().parent)
+    if "simulate" in tree:
+        tree = _under(tree, DEFAULTS)
     for override in overrides or []:
         _apply(tree, override)
     make_importable(path.resolve().parent)
@@ -54,6 +57,12 @@ def make_importable(folder: Path) -> None:
     """Let dotted paths name modules beside the configuration."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+def _under(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """A tree, with the keys of its sections that it does not have taken from another."""
+    sections = {name: body | tree.get(name, {}) for name, body in defaults.items()}
+    return tree | sections
 
 
 _PATHS = (("model", "path"), ("data", "path"), ("eval", "data", "path"), ("broker", "credentials"), ("store", "path"))

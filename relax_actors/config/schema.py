@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from broker.subjects import check_name
 from relax_actors.config.placement import OPTIONAL, PlacementSection
 from relax_actors.config.sections import PoolSection, Positive, PositiveFloat, Section
+from relax_actors.config.simulate import SimulateSection
 from relax_actors.config.training import AlgorithmSection, StalenessSection, TrainerSection, WeightsSection
 
 
@@ -115,7 +116,8 @@ class EvalSection(Section):
 class RolloutSection(PoolSection):
     """[rollout]"""
 
-    backend: Literal["transformers"] = "transformers"
+    backend: Literal["transformers", "modelled"] = "transformers"
+    """`modelled` takes the time that [simulate] says, and generates next to nothing."""
     device: str = "auto"
     """Torch device; "auto" is CUDA where there is some, else the CPU."""
     samples: Annotated[int, Field(gt=1)] = 8
@@ -244,6 +246,7 @@ class Config(Section):
     store: StoreSection = StoreSection()
     supervision: SupervisionSection = SupervisionSection()
     roles: dict[str, RoleSection] = Field(default_factory=dict)
+    simulate: SimulateSection | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -276,6 +279,10 @@ class Config(Section):
                 'staleness.policy = "correct" trains rows however old they are, and needs what corrects them: set '
                 "algorithm.correction (with algorithm.proximal) or algorithm.reject"
             )
+            raise ValueError(msg)
+        modelled = "modelled" in (self.rollout.backend, self.trainer.backend)
+        if modelled != (self.simulate is not None) or (modelled and self.rollout.backend != self.trainer.backend):
+            msg = 'modelled engines come together: rollout.backend and trainer.backend = "modelled", and [simulate]'
             raise ValueError(msg)
         if self.run.deterministic and self.rollout.rows_together != 1:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"rows_together": 1}))

@@ -20,7 +20,7 @@ class WarmStartSection(Section):
 class TrainerSection(PoolSection):
     """[trainer]"""
 
-    backend: Literal["torch"] = "torch"
+    backend: Literal["torch", "modelled"] = "torch"
     rows: Positive = 16
     """Rows of a step."""
     learning_rate: PositiveFloat = 1e-6

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
 from broker.errors import StoreError
 from relax_actors.engines import deltas, weights
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The files of one announced version: whole tensors, or a delta to the version before it on the way."""
-
-    version: int
-    fingerprint: str
-    shards: Sequence[Path]
+from relax_actors.engines.taking import Step
 
 
 class HostCopy:
@@ -33,13 +23,9 @@ class HostCopy:
         self.tensors: dict[str, Tensor] = {}
 
     def take(self, way: Sequence[Step]) -> None:
-        """Go to the last version of a way that begins with whole tensors, or with a delta to what is here.
+        """Go to the end of a way; see `WeightsCopy`.
 
         Deltas are applied in place; only the end of the way is verified, for it vouches for all before it.
-
-        Raises:
-            StoreError: a shard is missing, corrupt, or a delta to something else, or the end does not have the
-                fingerprint that was announced; nothing is here then.
         """
         tensors, base = self.tensors, self.fingerprint
         self.version, self.fingerprint, self.tensors = None, "", {}

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from broker.errors import StoreError
-from relax_actors.engines.hostcopy import HostCopy, Step
+from relax_actors.engines.hostcopy import HostCopy
 from relax_actors.engines.model import build, check_fit
+from relax_actors.engines.taking import Step
 
 
 class ServedModel:
@@ -43,6 +44,10 @@ class ServedModel:
     def version(self) -> int | None:
         """Version of the weights that are loaded."""
         return self._version
+
+    def empty_copy(self) -> HostCopy:
+        """A copy of tensors; see `TakesWeights`."""
+        return HostCopy()
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Prepare weights beside those in use; see `TakesWeights`."""

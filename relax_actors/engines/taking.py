@@ -3,8 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The files of one announced version: whole tensors, or a delta to the version before it on the way."""
+
+    version: int
+    fingerprint: str
+    shards: Sequence[Path]
+
+
+class WeightsCopy(Protocol):
+    """Weights of one version in host memory, or nothing. What is here has the fingerprint that was announced."""
+
+    @property
+    def version(self) -> int | None:
+        """Version of what is here, None if nothing is."""
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """What is here, for `TakesWeights.stage`."""
+
+    def take(self, way: Sequence[Step]) -> None:
+        """Go to the last version of a way that begins with whole tensors, or with a delta to what is here.
+
+        Raises:
+            StoreError: a shard is missing, corrupt, or a delta to something else, or the end does not have the
+                fingerprint that was announced; nothing is here then.
+        """
 
 
 class TakesWeights(Protocol):
@@ -14,8 +44,11 @@ class TakesWeights(Protocol):
     def version(self) -> int | None:
         """Version of the weights that are loaded, None before the first."""
 
+    def empty_copy(self) -> WeightsCopy:
+        """A copy in host memory, with nothing in it yet, of the kind that this engine stages."""
+
     def stage(self, version: int, tensors: Mapping[str, Any]) -> None:
-        """Prepare verified torch tensors on the CPU, in Hugging Face names, beside the weights in use.
+        """Prepare verified tensors of a copy beside the weights in use: torch, on the CPU, in Hugging Face names.
 
         May run in another thread while the engine computes. The tensors are the caller's again when it returns.
 

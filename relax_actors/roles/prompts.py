@@ -209,11 +209,13 @@ class PromptSource(StatefulRole):
 
     def _measure(self) -> dict[str, float]:
         account = self._ledger.account()
+        version = -1 if self._ledger.version is None else self._ledger.version
         return {
             "admitted": account.admitted,
             "trained": account.trained,
             "dropped": account.dropped,
             "quarantined": account.quarantined,
             "in_flight": account.in_flight,
-            "version": -1 if self._ledger.version is None else self._ledger.version,
+            "version": version,
+            "lead": max(0, self._ledger.furthest - version),
         }

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from relax_actors.actor import Role, Row
+from relax_actors.engines.modelled.devices import REWARD, Devices
 from relax_actors.messages import Reward
 from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
 
@@ -32,12 +33,15 @@ class RewardRole(Role):
         """Load the functions."""
         config = self.context.config
         self._train = reward_function(config.reward.function)
+        self._devices = None if config.simulate is None else Devices(config.simulate, self.context.folder.root)
         self._eval = reward_function(config.eval.reward) if config.eval else self._train
 
     def handle(self, row: Row) -> Reward:
         """Score each sample."""
         function = self._eval if row.is_eval else self._train
         name = getattr(function, "__name__", "reward")
+        if self._devices is not None:
+            self._devices.spend_phase(REWARD, row.prompt.seed, self.progress)
         values = []
         for text in row.trajectory.texts:
             values.append(checked(function(text, row.prompt), name))

@@ -5,30 +5,39 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from relax_actors.actor import Role, Row
+from relax_actors.actor import Context, Role, Row
 from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
+from relax_actors.engines.modelled.devices import Devices
+from relax_actors.engines.modelled.inference import ModelledInference
 from relax_actors.errors import ConfigError, RelaxError, RowError
 from relax_actors.messages import Prompt, Trajectory
+from relax_actors.modelfolder import measure
 from relax_actors.roles.rows import Limits
 from relax_actors.roles.staging import Stager
 from relax_actors.tokenizer import Tokenizer
 
+TELL_SECONDS = 0.25
+LINGER_LEAST, LINGER_MOST, LINGER_SHARE = 0.003, 0.1, 0.01
 
-def make_engine(backend: str, path: Path, device: str, threads: int) -> InferenceEngine:
-    """The inference engine of a run."""
+
+def make_engine(context: Context) -> InferenceEngine:
+    """The inference engine of a run's actor."""
+    config = context.config
+    backend, path = config.rollout.backend, config.model_path
+    if config.simulate is not None:
+        return ModelledInference(Devices(config.simulate, context.folder.root), context.n, measure(path).context_length)
     import torch  # noqa: PLC0415 only the process that generates pays for it
 
     from relax_actors.engines.forward import device_of  # noqa: PLC0415
     from relax_actors.engines.inference.transformers_engine import TransformersEngine  # noqa: PLC0415
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.run.threads)
     if backend == "transformers":
-        return TransformersEngine(path, device_of(device))
+        return TransformersEngine(path, device_of(config.rollout.device))
     msg = f"rollout.backend {backend!r} is not known"
     raise ConfigError(msg)
 
@@ -39,7 +48,8 @@ class Rollout(Role):
     reads: ClassVar = ("prompt",)
     writes: ClassVar = "trajectory"
     kinds: ClassVar = ("group", "eval")
-    linger: ClassVar = 0.003
+    linger = LINGER_LEAST
+    ahead: ClassVar = False
 
     def together(self) -> int:
         """Prompts generated as one batch."""
@@ -51,12 +61,13 @@ class Rollout(Role):
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
         self._stops = self._tokenizer.stop_ids | {stop_id(self._tokenizer, text) for text in config.rollout.stop}
-        self._engine = make_engine(config.rollout.backend, config.model_path, config.rollout.device, config.run.threads)
+        self._engine = make_engine(self.context)
         self._stager = Stager(self.context, self._engine)
         self._stager.start()
         self._limits = Limits(config)
         self._tokens = 0
         self._model_seconds = 0.0
+        self._told = 0.0
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate rows together; those that ask for one version of the weights are generated with just that.
@@ -76,9 +87,10 @@ class Rollout(Role):
             prompts = [rows[i].prompt for i in members]
             self._use_version(version, least=max(p.min_version for p in prompts))
             requests = [self._request(prompt, greedy=greedy) for prompt in prompts]
-            began = time.thread_time()
+            began, at = time.thread_time(), time.monotonic()
             generated = self._engine.generate(requests, self.progress)
             self._model_seconds += time.thread_time() - began
+            self._tell(len(requests), generated, time.monotonic() - at)
             for i, prompt, samples in zip(members, prompts, generated, strict=True):
                 found[i] = self._trajectory(prompt, samples)
         return [found[i] for i in range(len(rows))]
@@ -88,6 +100,17 @@ class Rollout(Role):
         if why := self._limits.of_prompt(prompt):
             raise RowError(why)
         return prompt
+
+    def _tell(self, rows: int, generated: list[list[Generation]], seconds: float) -> None:
+        """Publish how long rows took that were generated together; of quick ones only some."""
+        # Rows that come a moment later would wait for the whole batch: the longer that takes, the longer they may be.
+        self.linger = min(LINGER_MOST, max(LINGER_LEAST, LINGER_SHARE * seconds))
+        now = time.monotonic()
+        if now - self._told >= TELL_SECONDS:
+            self._told = now
+            tokens = sum(len(sample.tokens) for samples in generated for sample in samples)
+            body = {"kind": "generated", "rows": rows, "tokens": tokens, "seconds": round(seconds, 5)}
+            self.context.journal.metric(body)
 
     def _request(self, prompt: Prompt, *, greedy: bool) -> GenerationRequest:
         settings = self._settings

@@ -133,7 +133,12 @@ class StepRows:
     @property
     def oldest(self) -> int:
         """The oldest version that wrote a token."""
-        return min(int(t.versions.min()) for t in self.trajectories if len(t.versions))
+        return min(self.oldest_of_rows)
+
+    @property
+    def oldest_of_rows(self) -> list[int]:
+        """The oldest version that wrote a token, of each row."""
+        return [int(t.versions.min()) for t in self.trajectories if len(t.versions)]
 
     @property
     def newest(self) -> int:
@@ -142,7 +147,7 @@ class StepRows:
 
     def older_than(self, step: int, most: int) -> int:
         """Rows with a token that is more than `most` versions older than `step`."""
-        return sum(step - int(t.versions.min()) > most for t in self.trajectories if len(t.versions))
+        return sum(step - oldest > most for oldest in self.oldest_of_rows)
 
 
 class StepReader:

@@ -41,7 +41,7 @@ class Scorer(Role):
     """
 
     reads: ClassVar = ("trajectory",)
-    linger: ClassVar = 0.003
+    linger = 0.003
 
     device: str = "auto"
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.errors import StoreError
 from relax_actors.actor import Context
-from relax_actors.engines.taking import TakesWeights
+from relax_actors.engines.taking import Step, TakesWeights, WeightsCopy
 from relax_actors.errors import ActorError, CodecError, RowError
 from relax_actors.messages import Weights
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
-
-    from relax_actors.engines.hostcopy import HostCopy, Step
 
 WEIGHTS_SECONDS = 30.0
 """How long announced weights may be missing before the actor gives up."""
@@ -41,10 +40,8 @@ class Stager:
     """
 
     def __init__(self, context: Context, engine: TakesWeights, *, follows: bool = True) -> None:
-        from relax_actors.engines.hostcopy import HostCopy  # noqa: PLC0415 only who generates pays for torch
-
-        self._context, self._engine, self._empty = context, engine, HostCopy
-        self._copy: HostCopy = HostCopy()
+        self._context, self._engine, self._empty = context, engine, engine.empty_copy
+        self._copy = self._empty()
         self._keeps = follows and context.config.publishes_deltas
         # Held while the copy changes and the engine stages.
         self._preparing = threading.Lock()
@@ -209,7 +206,7 @@ class Stager:
             self._changed.notify_all()
         return not behind
 
-    def _prepare(self, target: Weights, copy: HostCopy) -> bool:
+    def _prepare(self, target: Weights, copy: WeightsCopy) -> bool:
         """Have the engine stage a version; False if its files are not there, or are not what was announced."""
         try:
             way = self._way(target, copy.version)
@@ -232,9 +229,6 @@ class Stager:
 
     def _way(self, target: Weights, here: int | None) -> list[Step] | None:
         """The files from what is here, or from the last whole set, to a version; None if some are gone."""
-        from relax_actors.engines.hostcopy import Step  # noqa: PLC0415
-        from relax_actors.engines.weights import base_of  # noqa: PLC0415
-
         table = self._context.table
         way: list[Step] = []
         cell: Weights | None = target
@@ -244,7 +238,7 @@ class Stager:
                 return None
             way.insert(0, Step(cell.version, cell.fingerprint, shards))
             # A delta that was lost may have been written again as a whole set.
-            if cell.base_version is None or base_of(shards[0]) is None:
+            if cell.base_version is None or _is_whole(shards[0]):
                 return way
             cell = self._announced(cell.base_version)
         return way if cell is not None else None
@@ -253,3 +247,9 @@ class Stager:
         """Remove files that lead nowhere: the trainer sees that they are gone, and writes a whole set."""
         for shard in announced.shards:
             self._context.table.store.path(shard.path).unlink(missing_ok=True)
+
+
+def _is_whole(shard: Path) -> bool:
+    from relax_actors.engines.weights import base_of  # noqa: PLC0415 only those whose weights are torch's pay for it
+
+    return base_of(shard) is None

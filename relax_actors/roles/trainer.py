@@ -8,6 +8,7 @@ a later life than ours means that we were replaced: we end.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from broker.errors import RelaxError
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors import checkpoint as checkpoints
-from relax_actors.actor import StatefulRole
+from relax_actors.actor import Context, StatefulRole
+from relax_actors.engines.modelled.devices import Devices
+from relax_actors.engines.modelled.training import ModelledTraining
 from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.ledger import Ledger
@@ -28,16 +31,19 @@ from relax_actors.roles.seeds import seed_of
 from relax_actors.roles.warm_start import warm_start
 
 
-def make_engine(backend: str, config: object, threads: int) -> TrainingEngine:
+def make_engine(context: Context) -> TrainingEngine:
     """The training engine of a run."""
+    config = context.config
+    if config.simulate is not None:
+        return ModelledTraining(config, Devices(config.simulate, context.folder.root))
     import torch  # noqa: PLC0415 only the process that trains pays for it
 
     from relax_actors.engines.training.torch_engine import TorchEngine  # noqa: PLC0415
 
-    torch.set_num_threads(threads)
-    if backend == "torch":
-        return TorchEngine(config)  # type: ignore[arg-type]
-    msg = f"trainer.backend {backend!r} is not known"
+    torch.set_num_threads(config.run.threads)
+    if config.trainer.backend == "torch":
+        return TorchEngine(config)
+    msg = f"trainer.backend {config.trainer.backend!r} is not known"
     raise ConfigError(msg)
 
 
@@ -50,7 +56,7 @@ class Trainer(StatefulRole):
         """Build the engine."""
         config = self.context.config
         self._settings = config.trainer
-        self._engine = make_engine(config.trainer.backend, config, config.run.threads)
+        self._engine = make_engine(self.context)
         self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
@@ -61,6 +67,7 @@ class Trainer(StatefulRole):
         self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
+        self._completed: dict[int, float] = {}
         self._model_seconds = 0.0
 
     def follows(self) -> list[str]:
@@ -147,6 +154,7 @@ class Trainer(StatefulRole):
         known = range(max(self._version, 0), self.context.config.run.steps)
         if cell_id.field in self._needs and cell_id.step in known:
             self._arrived.setdefault(cell_id.step, {}).setdefault(cell_id.field, set()).add(cell_id.index)
+            self._completed[cell_id.step] = max(cell.stored, self._completed.get(cell_id.step, 0.0))
         return value
 
     def _tidy(self) -> None:
@@ -199,6 +207,8 @@ class Trainer(StatefulRole):
 
     def _train(self, step: int, rows: StepRows) -> None:
         waited = time.monotonic() - self._waited_since
+        # Of it, what passed until the last row was there; the rest is reading the rows, and whatever else is ours.
+        starved = min(waited, max(0.0, waited - (time.time() - self._completed.get(step, 0.0))))
         batch = Batch(
             rows=rows.ids,
             seed=seed_of(self.context.config.run.seed, "step", step),
@@ -220,7 +230,8 @@ class Trainer(StatefulRole):
         self._model_seconds += time.thread_time() - began
         self._finish(step)
         self._waited_since = time.monotonic()
-        self._report(step, batch, rows, dict(result.metrics), waited, trained - start)
+        times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": trained - start}
+        self._report(step, batch, rows, {**result.metrics, **times})
 
     def _adopt(self, step: int, batch: Batch) -> None:
         """The step's batch is there already: an earlier life's is replayed, before a later life's we give way."""
@@ -237,12 +248,13 @@ class Trainer(StatefulRole):
         with self.context.turn():
             result = self._engine.step(rows.batch(), step, self.progress)
         self._finish(step)
-        self._report(step, batch, rows, dict(result.metrics), 0.0, 0.0)
+        self._report(step, batch, rows, result.metrics)
 
     def _finish(self, step: int) -> None:
         """Announce what a step made."""
         self._version = step + 1
         self._arrived.pop(step, None)
+        self._completed.pop(step, None)
         self._publisher.announce(self._version)
         self.progress()
         steps = self.context.config.run.steps
@@ -286,17 +298,16 @@ class Trainer(StatefulRole):
         kept = {Path(self._checkpoints[version]).name for version in newest}
         checkpoints.collect(folder.checkpoints, kept, newest[-1], self.context.incarnation)
 
-    def _report(
-        self, step: int, batch: Batch, rows: StepRows, measured: dict[str, float], waited: float, seconds: float
-    ) -> None:
+    def _report(self, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]) -> None:
         self._metrics = {
             "step": step,
             "reward": round(batch.reward, 5),
             "age": batch.age,
+            "age_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
             "span": rows.newest - rows.oldest,
             "stale_rows": rows.older_than(step, self.context.config.staleness.max),
-            "waited_seconds": round(waited, 4),
-            "train_seconds": round(seconds, 4),
+            "waited_seconds": 0.0,
+            "train_seconds": 0.0,
             **{name: round(float(value), 6) for name, value in measured.items()},
         }
         self.context.journal.metric({"kind": "step", **self._metrics})

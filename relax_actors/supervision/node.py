@@ -42,7 +42,7 @@ from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
-from relax_actors.supervision.zygote import HOST, REPLY_SECONDS, Zygote
+from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED, REPLY_SECONDS, Zygote
 
 # Roles whose engines take seconds to import.
 FORKED = ("rollout", "trainer", *OPTIONAL)
@@ -207,14 +207,18 @@ def run(folder: RunFolder) -> int:
     reporter = Reporter(folder, bridge, state, Journal(bridge, subjects, "node", 0))
     environment = actor_environment(config)
 
-    zygote = Zygote(folder.log("zygote"), os.environ | environment)
+    # Modelled engines import nothing that is slow, but there may be very many actors.
+    modelled = config.simulate is not None
+    forked = role_names(config) if modelled else FORKED
+    preloaded = PRELOADED_MODELLED if modelled else PRELOADED
+    zygote = Zygote(folder.log("zygote"), os.environ | environment, preloaded)
     zygote.start()
 
     def launch(child: str) -> Launch:
         role, n = split(child)
         arguments = [str(folder.root), role, str(n)]
         command = [sys.executable, "-m", HOST, *arguments]
-        fork = partial(zygote.fork, arguments) if role in FORKED else None
+        fork = partial(zygote.fork, arguments) if role in forked else None
         return Launch(command, folder.log(child), folder.box(child), environment, fork=fork)
 
     pools = pools_of(config, random.Random(os.getpid()))  # noqa: S311 jitter

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,6 +37,8 @@ PRELOADED = (
     "relax_actors.engines.training.torch_engine",
     "relax_actors.engines.scoring.torch_engine",
 )
+PRELOADED_MODELLED = ("relax_actors.supervision.host", "relax_actors.roles.rollout", "relax_actors.roles.trainer")
+"""Of engines that are only modelled: without torch."""
 _PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE = 1 << 16
 REPLY_SECONDS = 60.0
@@ -62,10 +65,11 @@ class Zygote:
     Args:
         log: file for what it prints.
         environment: its whole environment, and that of the actors.
+        modules: what it imports.
     """
 
-    def __init__(self, log: Path, environment: dict[str, str]) -> None:
-        self._log, self._environment = log, environment
+    def __init__(self, log: Path, environment: dict[str, str], modules: Sequence[str] = PRELOADED) -> None:
+        self._log, self._environment, self._modules = log, environment, modules
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._codes: dict[int, int] = {}
@@ -75,7 +79,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         rotate(self._log)
-        command = [sys.executable, "-m", "relax_actors.supervision.zygote", str(theirs.fileno())]
+        command = [sys.executable, "-m", "relax_actors.supervision.zygote", str(theirs.fileno()), *self._modules]
         with self._log.open("ab") as log:
             self._process = spawn(command, log=log, environment=self._environment, pass_fds=(theirs.fileno(),))
         theirs.close()
@@ -213,9 +217,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     began = time.monotonic()
-    for name in PRELOADED:
+    modules = sys.argv[2:]
+    for name in modules:
         __import__(name)
-    sys.stderr.write(f"preloaded {', '.join(PRELOADED)} in {time.monotonic() - began:.1f} s\n")
+    sys.stderr.write(f"preloaded {', '.join(modules)} in {time.monotonic() - began:.1f} s\n")
     sys.stderr.flush()
     _serve(connection)
 

@@ -143,6 +143,26 @@ def test_pool_redelivers_what_an_actor_did_not_acknowledge(table: Table) -> None
     assert lost == again
 
 
+def test_a_reader_that_takes_nothing_ahead_leaves_the_rest_to_another(table: Table) -> None:
+    bridge, subjects = table.bridge, table.subjects
+    table.put_all((table.cell(RowId(0, i), "dropped"), Dropped("x", "")) for i in range(10))
+
+    async def work() -> tuple[int, int]:
+        spec = pool_spec("pool", [subjects.column("dropped")], 3600.0, 100)
+        await ensure_consumer(bridge, subjects.table_stream, spec)
+        first = StandingPull(bridge, subjects.table_stream, "pool", 2, ahead=False)
+        await first.start()
+        mine = len(await first.next(2, 5, 5))
+        second = StandingPull(bridge, subjects.table_stream, "pool", 16)
+        await second.start()
+        others = 0
+        while mine + others < 10 and (more := len(await second.next(16, 5))):
+            others += more
+        return mine, others
+
+    assert bridge.call(work(), 30) == (2, 8)
+
+
 def test_what_a_dead_reader_had_taken_comes_again_at_once_but_not_what_it_acknowledged(table: Table) -> None:
     bridge, subjects = table.bridge, table.subjects
     table.put_all((table.cell(RowId(0, i), "dropped"), Dropped("x", "")) for i in range(10))

@@ -14,7 +14,8 @@ from torch import Tensor
 from broker.errors import StoreError
 from relax_actors.engines import deltas, weights
 from relax_actors.engines.announcing import Announcer
-from relax_actors.engines.hostcopy import HostCopy, Step
+from relax_actors.engines.hostcopy import HostCopy
+from relax_actors.engines.taking import Step
 
 SEEDS = st.integers(0, 2**31 - 1)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.bool, torch.float8_e5m2)

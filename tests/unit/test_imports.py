@@ -29,6 +29,7 @@ def heavy_after(script: str) -> list[str]:
         "relax_actors.cli.main",
         "relax_actors.cli.check",
         "relax_actors.cli.up",
+        "relax_actors.cli.simulate",
         "relax_actors.cli.watch",
         "relax_actors.roles",
         "relax_actors.roles.prompts",

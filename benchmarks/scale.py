@@ -1,0 +1,235 @@
+"""How many rollout actors one broker carries: 10, 100 and 1,000 of them on the same rows.
+
+The actors are the real ones: the role `rollout` with a modelled engine that takes no time, each with a pump, a thread
+and a connection of its own; `--processes` processes hold all of them. The rows are admitted beforehand as fast as
+they can be written; what is measured runs from the first of them to the last trajectory. CPU of the broker is that of
+nats-server, memory its resident set. Repeats take turns; medians are shown.
+
+    python benchmarks/scale.py [--actors 10 100 1000] [--rows 10000] [--processes 2] [--repeats 3] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from broker.bridge import Address, Bridge
+from broker.lease import RunState
+from broker.server import Server
+from broker.store import Store
+from broker.streams import ensure_bucket
+from broker.subjects import RowId, Subjects
+from broker.table import Table
+from relax_actors.actor import Context
+from relax_actors.blackbox import BlackBox
+from relax_actors.config import Config, validate
+from relax_actors.config.simulate import DEFAULTS
+from relax_actors.journal import Journal
+from relax_actors.mailbox import Mailbox, ask
+from relax_actors.messages import Prompt, Shard, Weights
+from relax_actors.modelfolder import prepare
+from relax_actors.pump import PoolPump
+from relax_actors.roles.rollout import Rollout
+from relax_actors.runfolder import RunFolder
+from relax_actors.supervision import logs
+from relax_actors.supervision.streams import ensure_run_streams
+from relax_actors.watch import Watch
+
+TICKS = os.sysconf("SC_CLK_TCK")
+DEADLINE = 300.0
+FLAT = 0.20
+
+
+class LoopBridge(Bridge):
+    """A connection of its own, in a loop that others use too."""
+
+    def __init__(self, address: Address, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.address, self.loop, self.on_reconnect = address, loop, []
+        self.waiting = lambda: None
+        self._name, self._closing = name, False
+
+    async def connect(self) -> None:
+        """Connect."""
+        await self._connect(60.0)
+
+
+def config_of(folder: Path) -> Config:
+    """A run whose rows take no time."""
+    simulate = {"devices": 2, "rollout_devices": 1, "generation": {"row": 0.0}, "training": {"step": 0.0}}
+    body = {**DEFAULTS, "run": {"name": "scale", "folder": str(folder)}, "simulate": simulate}
+    return validate(body, "benchmark")
+
+
+async def act(config: Config, bridge: LoopBridge, n: int) -> None:
+    """One actor, for ever."""
+    await bridge.connect()
+    subjects, folder = Subjects("scale"), RunFolder(config.folder)
+    table = Table(bridge, subjects, Store(config.store_path), f"rollout.{n}#1")
+    state = RunState(bridge, await ensure_bucket(bridge, subjects))
+    role = Rollout()
+    role.context = Context(config, folder, "rollout", n, 1, table, state, Journal(bridge, subjects, "rollout", n))
+    watch = Watch(role.context, BlackBox(folder.box(f"rollout.{n}")), DEADLINE, print)
+    mailbox = Mailbox.start()
+    await ask(mailbox, role.setup)
+    await PoolPump(role, role.context, mailbox, watch, lambda error: os._exit(print(error) or 1)).run(asyncio.Event())
+
+
+def work(folder: Path, numbers: range) -> None:
+    """A process of actors; ends with its input."""
+    logs.configure(logging.ERROR)
+    threading.stack_size(256 << 10)
+    config, address = config_of(folder), Address.load(folder / "broker" / "address.json")
+    loop = asyncio.new_event_loop()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(act(config, LoopBridge(address, f"rollout.{n}", loop), n) for n in numbers))
+
+    threading.Thread(target=loop.run_until_complete, args=(all_of_them(),), daemon=True).start()
+    sys.stdin.read()
+    os._exit(0)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+class Field:
+    """One broker, and a table with weights; rows are added as they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = config_of(folder)
+        prepare(self.config, self.config.model_path)
+        RunFolder(folder).box("x").parent.mkdir(parents=True, exist_ok=True)
+        self.server = Server(folder / "broker")
+        address = self.server.start()
+        self.bridge = Bridge(address, "bench")
+        self.bridge.call(ensure_run_streams(self.bridge, self.config), 60)
+        self.table = Table(self.bridge, Subjects("scale"), Store(self.config.store_path), "bench.0#1")
+        self.table.store.write("weights/0.safetensors", lambda path: path.write_bytes(b"weights"))
+        fingerprint = xxhash.xxh3_128_hexdigest(b"weights")
+        shard = Shard("weights/0.safetensors", 7, fingerprint)
+        self.table.put(self.table.subjects.numbered("weights", 0), Weights(0, fingerprint, [shard], 1))
+
+    def admit(self, rows: int) -> None:
+        """Write the prompts of a step of so many rows."""
+        tokens = np.array([0, 2], np.int32)
+        for begin in range(0, rows, 512):
+            self.table.put_all(
+                (self.table.cell(RowId(0, i), "prompt"), Prompt("0>", tokens, "1", {}, i, 0))
+                for i in range(begin, min(begin + 512, rows))
+            )
+
+    def wait(self, what: str, holds: object) -> None:
+        """Wait until something holds."""
+        end = time.monotonic() + DEADLINE
+        while not holds():  # type: ignore[operator]
+            if time.monotonic() > end:
+                sys.exit(f"no {what} within {DEADLINE:g} s")
+            time.sleep(0.05)
+
+    def consumer(self) -> tuple[int, int]:
+        """Of the actors' consumer: requests that wait, and rows that are not done."""
+        try:
+            info = self.bridge.call(self.bridge.js.consumer_info(self.table.subjects.table_stream, "rollout"), 10)
+        except Exception:  # noqa: BLE001 the first actor has yet to make it
+            return 0, -1
+        return info.num_waiting or 0, (info.num_pending or 0) + (info.num_ack_pending or 0)
+
+    def close(self) -> None:
+        """End the broker."""
+        self.bridge.close()
+        self.server.stop()
+
+
+def measure(actors: int, rows: int, processes: int) -> dict[str, float]:
+    """One measurement on a broker of its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        field = Field(Path(scratch))
+        share = -(-actors // processes)
+        bounds = [(n, min(n + share, actors)) for n in range(0, actors, share)]
+        command = [sys.executable, __file__, "--work", scratch]
+        workers = [subprocess.Popen([*command, str(a), str(b)], stdin=subprocess.PIPE) for a, b in bounds]
+        try:
+            field.wait(f"{actors} actors", lambda: field.consumer()[0] >= actors)
+            pid = field.server.process.pid if field.server.process else 0
+            began, cpu = time.monotonic(), cpu_seconds(pid)
+            own = sum(cpu_seconds(w.pid) for w in workers)
+            field.admit(rows)
+            field.wait("end", lambda: field.consumer()[1] == 0)
+            seconds, cpu = time.monotonic() - began, cpu_seconds(pid) - cpu
+            own = sum(cpu_seconds(w.pid) for w in workers) - own
+            done = field.table.count(field.table.subjects.column("trajectory"))
+            if done != rows:
+                sys.exit(f"{done} of {rows} rows have a trajectory")
+            return {
+                "actors": actors,
+                "rows_per_second": rows / seconds,
+                "broker_ms_per_row": 1000 * cpu / rows,
+                "broker_cores": cpu / seconds,
+                "actors_ms_per_row": 1000 * own / rows,
+                "broker_mib": resident_mib(pid),
+            }
+        finally:
+            for worker in workers:
+                worker.communicate()
+            field.close()
+
+
+def main() -> None:
+    """Print the table; exit code 1 if rows/s or CPU a row are not flat."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--actors", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--rows", type=int, default=10000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        folder, first, last = options.work
+        work(Path(folder), range(int(first), int(last)))
+    logs.configure(logging.ERROR)
+    found: dict[int, list[dict[str, float]]] = {actors: [] for actors in options.actors}
+    for _ in range(options.repeats):
+        for actors in options.actors:
+            found[actors].append(measure(actors, options.rows, options.processes))
+    medians = [{key: statistics.median(one[key] for one in many) for key in many[0]} for many in found.values()]
+    print("actors    rows/s  broker ms/row  broker cores  actors ms/row  broker MiB")
+    for one in medians:
+        print(
+            f"{one['actors']:6.0f} {one['rows_per_second']:9.0f} {one['broker_ms_per_row']:14.3f} "
+            f"{one['broker_cores']:13.2f} {one['actors_ms_per_row']:14.2f} {one['broker_mib']:11.1f}"
+        )
+    spread = {
+        key: max(one[key] for one in medians) / min(one[key] for one in medians) - 1
+        for key in ("rows_per_second", "broker_ms_per_row")
+    }
+    print(", ".join(f"{key.replace('_', ' ')} within {value:.0%}" for key, value in spread.items()))
+    if options.json:
+        print(json.dumps({"medians": medians, "spread": spread, "repeats": found}))
+    sys.exit(0 if all(value <= FLAT for value in spread.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Generation as time alone: samples of drawn lengths run at the pace that their devices' load allows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from broker.errors import StoreError
+from relax_actors.engines.inference.protocol import Generation, GenerationRequest
+from relax_actors.engines.modelled.devices import LOAD, TICK, Devices
+from relax_actors.engines.modelled.times import Floats, draw, generator_of
+from relax_actors.engines.taking import Step
+from relax_actors.errors import ConfigError
+from relax_actors.messages import FinishReason
+
+
+class DigestCopy:
+    """Weights as bytes; see `WeightsCopy`."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self.tensors: dict[str, bytes] = {}
+
+    def take(self, way: Sequence[Step]) -> None:
+        """Read the last version of a way, and verify it; see `WeightsCopy`."""
+        self.version, self.tensors = None, {}
+        last = way[-1]
+        try:
+            data = b"".join(shard.read_bytes() for shard in last.shards)
+        except OSError as error:
+            msg = f"weights {last.version} cannot be read: {error}"
+            raise StoreError(msg) from error
+        if (found := xxhash.xxh3_128_hexdigest(data)) != last.fingerprint:
+            msg = f"weights {last.version} have fingerprint {found}, announced was {last.fingerprint}; not loaded"
+            raise StoreError(msg)
+        self.version, self.tensors = last.version, {"digest": data}
+
+
+class ModelledInference:
+    """One rollout actor's share of the rollout devices.
+
+    Args:
+        devices: the run's.
+        n: the actor's number.
+        context_length: tokens that prompt and completion may have together.
+    """
+
+    def __init__(self, devices: Devices, n: int, context_length: int) -> None:
+        self._devices, self._n = devices, n
+        self._context_length = context_length
+        self._version: int | None = None
+        self._staged: int | None = None
+        generation = devices.simulate.generation
+        if generation.row is None and generation.token_seconds is None:
+            msg = "simulate.generation.token_seconds is not set, and no [simulate.calibration] to fit it"
+            raise ConfigError(msg)
+        # What an earlier life of this actor had running is gone.
+        devices.running[n] = 0
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights that are loaded."""
+        return self._version
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and completion may have together."""
+        return self._context_length
+
+    def empty_copy(self) -> DigestCopy:
+        """A copy of bytes; see the protocol."""
+        return DigestCopy()
+
+    def stage(self, version: int, tensors: Mapping[str, Any]) -> None:
+        """Take the time of `simulate.phases.load`; see the protocol."""
+        del tensors
+        self._devices.spend_phase(LOAD, version, lambda: None)
+        self._staged = version
+
+    def swap(self) -> int:
+        """Serve what was staged; see the protocol."""
+        if self._staged is None:
+            msg = "no weights are staged; nothing can be swapped"
+            raise StoreError(msg)
+        self._version, self._staged = self._staged, None
+        return self._version
+
+    def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
+        """Swap to a set of weights at once; see the protocol."""
+        self._version = None
+        copy = self.empty_copy()
+        copy.take([Step(version, fingerprint, shards)])
+        self.stage(version, copy.tensors)
+        self.swap()
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
+        self._devices.running[self._n] = 0
+
+    def generate(self, requests: Sequence[GenerationRequest], progress: Callable[[], None]) -> list[list[Generation]]:
+        """Take the time that all samples of all requests need together; see the protocol."""
+        if self._version is None:
+            msg = "no verified weights are loaded; nothing can be generated"
+            raise StoreError(msg)
+        with self._devices.generating(progress):
+            try:
+                self._run(np.sort(np.concatenate([self._lengths(r) for r in requests])), progress)
+            finally:
+                self._devices.running[self._n] = 0
+        return [self._samples(request, self._version) for request in requests]
+
+    def _lengths(self, request: GenerationRequest) -> Floats:
+        """Tokens of each sample, by the row's seed; the row's seconds if those are what is modelled."""
+        section, source = self._devices.simulate.generation, generator_of(request.seed)
+        if section.row is not None:
+            return draw(section.row, source)
+        return draw(section.tokens, source, request.samples)
+
+    def _run(self, lengths: Floats, progress: Callable[[], None]) -> None:
+        """Generate samples of sorted `lengths`, token by token, as fast as all that run allow."""
+        simulate, running = self._devices.simulate, self._devices.running
+        section, devices = simulate.generation, simulate.devices_of("rollout")
+        alone = 1.0 if section.row is not None else section.token_seconds or 0.0
+        load = 0.0 if section.row is not None else section.load
+        tokens, now = 0.0, time.monotonic()
+        while (ended := int(np.searchsorted(lengths, tokens, "right"))) < len(lengths):
+            running[self._n] = len(lengths) - ended
+            pace = alone * (1 + load * int(running.sum()) / devices) * simulate.time_scale
+            time.sleep(min(TICK, (lengths[ended] - tokens) * pace + 1e-5))
+            before, now = now, time.monotonic()
+            tokens += (now - before) / pace
+            progress()
+
+    def _samples(self, request: GenerationRequest, version: int) -> list[Generation]:
+        """A token each, 0 or 1 by the row's seed."""
+        source = generator_of(request.seed + 1)
+        return [
+            Generation(
+                tokens=np.array([token], np.int32),
+                logprobs=np.array([np.log(0.5)], np.float32),
+                versions=np.array([version], np.int32),
+                finish_reason=FinishReason.STOP,
+            )
+            for token in source.integers(0, 2, request.samples)
+        ]

@@ -1,0 +1,93 @@
+"""Training as time alone: the weights are a digest of all steps so far, so that a replay is seen to be one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+import xxhash
+
+from relax_actors.config import Config
+from relax_actors.engines.modelled.devices import CHECKPOINT, PUBLISH, SWITCH, Devices
+from relax_actors.engines.modelled.times import training_seconds
+from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.training.protocol import StepResult, TrainBatch
+
+WEIGHTS = "model.safetensors"
+
+
+class ModelledTraining:
+    """The trainer's devices; see the protocol for the methods.
+
+    Args:
+        config: the run's.
+        devices: the run's.
+    """
+
+    def __init__(self, config: Config, devices: Devices) -> None:
+        self._devices, self._seed = devices, config.run.seed
+        self._steps, self._digest = 0, b""
+        training_seconds(devices.simulate, 0)
+
+    def initialise(self, seed: int) -> None:
+        """Weights from a seed."""
+        self._steps, self._digest = 0, str(seed).encode()
+
+    def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
+        """Takes no time."""
+        del sequences, learning_rate
+        progress()
+        return StepResult({"loss": 0.0})
+
+    def finish_warm_start(self) -> None:
+        """There is no optimizer."""
+
+    def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
+        """Take the devices, the time of a step, and the batch into the digest."""
+        devices, seed = self._devices, self._seed + step
+        with devices.training(progress):
+            if devices.simulate.placement == "colocated":
+                devices.spend_phase(SWITCH, seed, progress)
+            devices.spend(training_seconds(devices.simulate, seed), progress)
+        hasher = xxhash.xxh3_128(self._digest)
+        for tokens in batch.sequences.completions:
+            hasher.update(np.ascontiguousarray(tokens).data)
+        hasher.update(np.ascontiguousarray(batch.advantages).data)
+        self._digest, self._steps = hasher.digest(), step + 1
+        return StepResult({"loss": 0.0, "gradient_norm": 0.0})
+
+    def _bytes(self) -> bytes:
+        tensors = {"digest": np.frombuffer(xxhash.xxh3_128_digest(self._digest), np.uint8)}
+        data: bytes = safetensors.numpy.save(tensors)
+        return data
+
+    def announce(self, path: Path) -> str:
+        """Write the weights; takes the time of `simulate.phases.publish`."""
+        self._devices.spend_phase(PUBLISH, self._seed + self._steps, lambda: None)
+        path.write_bytes(self._bytes())
+        return self.fingerprint()
+
+    def remember(self) -> None:
+        """Deltas are not modelled."""
+
+    def delta(self) -> None:
+        """Deltas are not modelled."""
+
+    def fingerprint(self) -> str:
+        """Of the bytes that `announce` writes."""
+        return xxhash.xxh3_128_hexdigest(self._bytes())
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; takes the time of `simulate.phases.checkpoint`."""
+        self._devices.spend_phase(CHECKPOINT, self._seed + self._steps, lambda: None)
+        (folder / "digest").write_bytes(self._digest)
+
+    def load(self, folder: Path) -> None:
+        """Take a checkpoint."""
+        self._digest = (folder / "digest").read_bytes()
+
+    def export(self, folder: Path) -> None:
+        """Write the weights."""
+        (folder / WEIGHTS).write_bytes(self._bytes())
