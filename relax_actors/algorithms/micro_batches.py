@@ -7,6 +7,7 @@ same order and ends with the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def micro_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int]]:
@@ -34,3 +35,19 @@ def micro_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int
         else:
             parts.append([index])
     return parts
+
+
+def row_parts(rows: Sequence[Sequence[int]], *, token_budget: int) -> list[range]:
+    """Cut rows, given the lengths of their sequences, into parts that each fit a micro-batch; a row is never cut.
+
+    A part ends where the next row does not fit into it, so a part that is followed by another stays what it is however
+    many rows come after: it can be trained before they are there. A row that fits no micro-batch is a part of its own.
+    """
+    begins: list[int] = []
+    longest = count = 0
+    for i, lengths in enumerate(rows):
+        longest, count = max(longest, *lengths), count + len(lengths)
+        if not begins or longest * count > token_budget:
+            begins.append(i)
+            longest, count = max(lengths), len(lengths)
+    return [range(*ends) for ends in pairwise([*begins, len(rows)])]

@@ -33,6 +33,8 @@ class TrainerSection(PoolSection):
     clip_norm: PositiveFloat = 1.0
     token_budget: Positive = 8192
     """Tokens of a micro-batch, padding included."""
+    stream: bool = True
+    """Whether forward and backward of a step begin when its first rows fill a micro-batch; else when all are there."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What forward and backward compute in; the optimizer's own weights are always float32."""
     device: str = "auto"

@@ -65,6 +65,7 @@ class Rollout(Role):
         self._stager = Stager(self.context, self._engine)
         self._stager.start()
         self._limits = Limits(config)
+        self._in_flight = config.updates_in_flight
         self._tokens = 0
         self._model_seconds = 0.0
         self._told = 0.0
@@ -88,7 +89,8 @@ class Rollout(Role):
             self._use_version(version, least=max(p.min_version for p in prompts))
             requests = [self._request(prompt, greedy=greedy) for prompt in prompts]
             began, at = time.thread_time(), time.monotonic()
-            generated = self._engine.generate(requests, self.progress)
+            refresh = self._stager.refresh if version < 0 and self._in_flight else None
+            generated = self._engine.generate(requests, self.progress, refresh)
             self._model_seconds += time.thread_time() - began
             self._tell(len(requests), generated, time.monotonic() - at)
             for i, prompt, samples in zip(members, prompts, generated, strict=True):

@@ -103,6 +103,28 @@ class StepRows:
         for name, arrays in self.scores.items():
             arrays.append(columns[name])
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def extend(self, more: StepRows) -> None:
+        """Take in the rows of another."""
+        self.ids += more.ids
+        self.trajectories += more.trajectories
+        self.advantages += more.advantages
+        for name, arrays in more.scores.items():
+            self.scores.setdefault(name, []).extend(arrays)
+
+    def part(self, rows: range) -> StepRows:
+        """Some of the rows."""
+        cut = slice(rows.start, rows.stop)
+        scores = {name: arrays[cut] for name, arrays in self.scores.items()}
+        return StepRows(self.ids[cut], self.trajectories[cut], self.advantages[cut], scores)
+
+    @property
+    def lengths(self) -> list[list[int]]:
+        """Tokens of each sequence of each row, prompts included."""
+        return [(t.lengths + len(t.prompt_tokens)).tolist() for t in self.trajectories]
+
     def batch(self) -> TrainBatch:
         """All samples, row after row."""
         prompts: list[Array] = []

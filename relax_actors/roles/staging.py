@@ -89,6 +89,14 @@ class Stager:
                 self._changed.wait(RETRY_SECONDS)
                 self._context.progress()
 
+    def refresh(self) -> bool:
+        """Serve newer weights if they are ready; tells whether it does. Between two tokens of a generation."""
+        if self._ready is None:
+            return False
+        with self._changed:
+            before = self.serving
+            return self._serves(0) and self.serving != before
+
     def use_exactly(self, version: int) -> bool:
         """Serve just that version; False if it or its files are gone."""
         if self.serving is not None and self.serving.version == version:

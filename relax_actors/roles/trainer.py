@@ -24,6 +24,7 @@ from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.ledger import Ledger
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
+from relax_actors.roles.feed import Feed
 from relax_actors.roles.publish import Publisher
 from relax_actors.roles.reading import KINDS, Numbered, observe, put_own
 from relax_actors.roles.rows import StepReader, StepRows
@@ -60,15 +61,15 @@ class Trainer(StatefulRole):
         self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
-        self._reader = StepReader(self.context.table, config)
-        self._needs = ("advantage", *self._reader.columns)
+        reader = StepReader(self.context.table, config)
+        self._feed = Feed(self.context, self._engine, reader)
+        self._needs = ("advantage", *reader.columns)
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
         self._checkpoints: dict[int, str] = {}
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
         self._completed: dict[int, float] = {}
-        self._model_seconds = 0.0
 
     def follows(self) -> list[str]:
         """Rows that are ready or ended, and what the trainer itself announced in earlier lives."""
@@ -182,17 +183,14 @@ class Trainer(StatefulRole):
 
     def _rows_of(self, step: int) -> StepRows | None:
         """The step's rows, one a slot, if all are there and usable; rows that are not are dropped or quarantined."""
-        candidates = self._ledger.candidates(step)
-        if len(candidates) < self._settings.rows or not self._ready(step).issuperset(candidates.values()):
-            return None
-        indices = [candidates[slot] for slot in sorted(candidates)]
-        rows, lost = self._reader.read(step, indices)
+        ready = self._ready(step)
+        lost = self._feed.take(step, self._ledger.candidates(step), ready.__contains__, self._settings.rows)
         if lost:
             # Or a later life of the trainer is through with them.
             self.context.give_way()
         for index, cell in lost.items():
             self._end(RowId(step, index), cell)
-        return None if lost else rows
+        return self._feed.complete(self._settings.rows)
 
     def _end(self, row: RowId, cell: Dropped | Quarantined) -> None:
         """Take a row out of its step; PromptSource replaces it."""
@@ -206,7 +204,7 @@ class Trainer(StatefulRole):
         self._ledger.observe(CellId("group", row.step, row.index, field))
 
     def _train(self, step: int, rows: StepRows) -> None:
-        waited = time.monotonic() - self._waited_since
+        waited = time.monotonic() - self._waited_since - self._feed.seconds
         # Of it, what passed until the last row was there; the rest is reading the rows, and whatever else is ours.
         starved = min(waited, max(0.0, waited - (time.time() - self._completed.get(step, 0.0))))
         batch = Batch(
@@ -223,14 +221,11 @@ class Trainer(StatefulRole):
             self._adopt(step, known)
             return
         self._ledger.observe(CellId("batch", step), batch)
-        with self.context.turn():
-            start, began = time.monotonic(), time.thread_time()
-            result = self._engine.step(rows.batch(), step, self.progress)
-            trained = time.monotonic()
-        self._model_seconds += time.thread_time() - began
+        result = self._feed.finish()
         self._finish(step)
         self._waited_since = time.monotonic()
-        times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": trained - start}
+        times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": self._feed.seconds}
+        times["early_seconds"] = self._feed.early_seconds
         self._report(step, batch, rows, {**result.metrics, **times})
 
     def _adopt(self, step: int, batch: Batch) -> None:
@@ -244,9 +239,8 @@ class Trainer(StatefulRole):
 
     def _replay(self, step: int, batch: Batch) -> None:
         """Step through a batch that an earlier life had written."""
-        rows = self._reader.read_again(step, batch.rows)
-        with self.context.turn():
-            result = self._engine.step(rows.batch(), step, self.progress)
+        rows = self._feed.replay(step, batch.rows)
+        result = self._feed.finish()
         self._finish(step)
         self._report(step, batch, rows, result.metrics)
 
@@ -314,7 +308,7 @@ class Trainer(StatefulRole):
 
     def metrics(self) -> dict[str, float]:
         """The version, and the last step's figures."""
-        return {"version": self._version, "model_cpu_seconds": round(self._model_seconds, 3)}
+        return {"version": self._version, "model_cpu_seconds": round(self._feed.cpu_seconds, 3)}
 
 
 __all__ = ["Trainer", "Weights"]

@@ -128,9 +128,8 @@ def test_enormous_and_impossible_ratios_stay_finite() -> None:
     assert not kept_sequences(proximal, rollout, mask, kind="max", low=0.5, high=2).any()
 
 
-def objective_of(mask: Tensor, **settings: object) -> StepObjective:
-    algorithm = AlgorithmSection.model_validate(settings)
-    return StepObjective(algorithm, tokens=int(mask.sum()), sequences=len(mask))
+def objective_of(**settings: object) -> StepObjective:
+    return StepObjective(AlgorithmSection.model_validate(settings))
 
 
 @given(SEEDS, st.sampled_from(["trainer", "actor_fwd"]), KINDS, REJECTS, MODES, st.integers(7, 40))
@@ -142,7 +141,7 @@ def test_a_corrected_step_is_the_same_however_it_is_cut(
     settings = {"proximal": proximal, "correction": kind, "reject": reject, "loss": mode, "kl_coefficient": 0.1}
 
     def run(parts: list[list[int]]) -> tuple[Tensor, dict[str, float]]:
-        objective = objective_of(mask, **settings)
+        objective = objective_of(**settings)
         leaf = new.detach().clone().requires_grad_()
         measured = []
         for rows in parts:
@@ -166,7 +165,7 @@ def test_a_rejected_sequence_counts_as_if_it_had_never_been_in_the_step(seed: in
     new, rollout, advantages, mask = random_step(seed)
     settings = {"reject": "geometric", "reject_low": 0.6, "reject_high": 1.6, "loss": mode}
     kept = kept_sequences(new, rollout, mask, kind="geometric", low=0.6, high=1.6)
-    objective = objective_of(mask, **settings)
+    objective = objective_of(**settings)
     loss, measured = objective.loss(new, rollout, advantages, mask)
     (gradient,) = torch.autograd.grad(loss, new)
     assert measured["rejected"] == int((~kept).sum())
@@ -175,20 +174,23 @@ def test_a_rejected_sequence_counts_as_if_it_had_never_been_in_the_step(seed: in
         assert objective.factor(measured) == 1.0
         return
     few = new[kept].detach().requires_grad_()
-    without = objective_of(mask[kept], loss=mode)
-    alone, _ = without.loss(few, rollout[kept], advantages[kept], mask[kept])
+    without = objective_of(loss=mode)
+    alone, found = without.loss(few, rollout[kept], advantages[kept], mask[kept])
     (expected,) = torch.autograd.grad(alone, few)
-    torch.testing.assert_close(gradient[kept] * objective.factor(measured), expected, rtol=1e-4, atol=1e-6)
-    assert objective.figures(measured)["loss"] == pytest.approx(alone.item(), rel=1e-4, abs=1e-6)
+    by = without.factor(found)
+    torch.testing.assert_close(gradient[kept] * objective.factor(measured), expected * by, rtol=1e-4, atol=1e-6)
+    assert objective.figures(measured)["loss"] == pytest.approx(alone.item() * by, rel=1e-4, abs=1e-6)
 
 
 @given(SEEDS, MODES)
 def test_without_settings_the_objective_is_the_clipped_loss_against_the_rollout(seed: int, mode: LossMode) -> None:
     new, rollout, advantages, mask = random_step(seed)
-    found, measured = objective_of(mask, loss=mode).loss(new, rollout, advantages, mask)
+    objective = objective_of(loss=mode)
+    found, measured = objective.loss(new, rollout, advantages, mask)
     policy = policy_loss(new, rollout, advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
     normaliser = float(mask.sum()) if mode == "token" else float(len(mask))
-    assert torch.equal(found, reduce_loss(policy.loss, mask, mode=mode, normaliser=normaliser))
+    expected = reduce_loss(policy.loss, mask, mode=mode, normaliser=normaliser)
+    torch.testing.assert_close(found * objective.factor(measured), expected)
     assert {"abs_delta", "k3", "ratio", "max_ratio"} <= measured.keys()
     assert not {"weight", "bounded", "rejected", "trained"} & measured.keys()
 
@@ -199,15 +201,14 @@ def test_the_proximal_policy_decides_what_is_clipped() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
 
     def clipped(**settings: object) -> float:
-        _, measured = objective_of(mask, **settings).loss(new, rollout, torch.ones(1), mask, actor_fwd=near)
+        _, measured = objective_of(**settings).loss(new, rollout, torch.ones(1), mask, actor_fwd=near)
         return measured["clipped"]
 
     assert [clipped(proximal=p) for p in ("rollout", "trainer", "actor_fwd")] == [1, 0, 1]
-    loss, measured = objective_of(mask, proximal="actor_fwd", correction="importance").loss(
-        new, rollout, torch.ones(1), mask, actor_fwd=near
-    )
+    objective = objective_of(proximal="actor_fwd", correction="importance")
+    loss, measured = objective.loss(new, rollout, torch.ones(1), mask, actor_fwd=near)
     # Token 1: -(0.5/0.25) * (0.5/0.5); token 2: -(0.4/0.5) * min(0.5/0.4, 1.2).
-    assert loss.item() == pytest.approx(-(2 * 1 + 0.8 * 1.2) / 2)
+    assert loss.item() * objective.factor(measured) == pytest.approx(-(2 * 1 + 0.8 * 1.2) / 2)
     assert measured["weight"] == pytest.approx(2.8)
 
 
@@ -259,4 +260,4 @@ def test_arguments_that_do_not_fit_are_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"shapes .* differ"):
         mismatch_metrics(new, old[:1], mask)
     with pytest.raises(ValueError, match="the batch has no such log-probs; add the column"):
-        objective_of(mask, proximal="actor_fwd").loss(new, old, advantages, mask)
+        objective_of(proximal="actor_fwd").loss(new, old, advantages, mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from relax_actors.config import Config, validate
 from relax_actors.engines import weights
 from relax_actors.engines.inference import Generation, GenerationRequest
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
-from relax_actors.engines.model import tensors_of
+from relax_actors.engines.model import copy_into, tensors_of
 from relax_actors.engines.training import Sequences, TrainBatch
 from relax_actors.engines.training.torch_engine import TorchEngine
 from relax_actors.errors import ConfigError
@@ -310,3 +311,40 @@ def test_the_tokenizer_refuses_what_it_has_no_token_for(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("12>#")) == "12>"
     with pytest.raises(RowError, match="cannot be tokenized"):
         tokenizer.encode("a")
+
+
+def test_running_samples_go_on_with_newer_weights(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    trainer = TorchEngine(config)
+    trainer.initialise(5)
+    engine = served(trainer, config, tmp_path)
+    together = [replace(r, samples=16, temperature=1.0) for r in REQUESTS]
+    undisturbed = generate(engine, together)
+    newer = {name: 3 * tensor.detach() for name, tensor in tensors_of(trainer._model).items()}
+    calls = 0
+
+    def refresh() -> bool:
+        nonlocal calls
+        calls += 1
+        if calls != 2:
+            return False
+        engine.stage(4, newer)
+        return engine.swap() == 4
+
+    updated = engine.generate(together, lambda: None, refresh)
+    spans = 0
+    for request, group, before in zip(together, updated, undisturbed, strict=True):
+        for sample, other in zip(group, before, strict=True):
+            assert sample.versions.tolist() == [3] * min(2, len(sample.tokens)) + [4] * (len(sample.tokens) - 2)
+            np.testing.assert_array_equal(sample.tokens[:2], other.tokens[:2])
+            spans += len(sample.tokens) > 2
+            # Each token's log-prob is that of its version after all tokens before it, whoever wrote those.
+            with torch.no_grad():
+                tokens = torch.tensor([[*request.tokens.tolist(), *sample.tokens.tolist()]])
+                for version, tensors in ((3, tensors_of(trainer._model)), (4, newer)):
+                    copy_into(engine._model, tensors, "test")
+                    logits = engine._model(tokens).logits[0, len(request.tokens) - 1 : -1]
+                    expected = logits.log_softmax(-1).gather(1, tokens[0, len(request.tokens) :, None].long())[:, 0]
+                    wrote = sample.versions == version
+                    np.testing.assert_allclose(sample.logprobs[wrote], expected.numpy()[wrote], atol=1e-5)
+    assert spans > 8

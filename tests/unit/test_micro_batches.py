@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.algorithms.micro_batches import micro_batches, row_parts
 
 STEPS = st.integers(1, 64).flatmap(
     lambda budget: st.tuples(st.lists(st.integers(1, budget), max_size=40), st.just(budget))
@@ -56,3 +56,34 @@ def test_a_sequence_that_can_never_fit_is_named_with_the_remedy() -> None:
         micro_batches([3, 900], token_budget=512)
     with pytest.raises(ValueError, match="sequence 0 has length 0; leave"):
         micro_batches([0, 3], token_budget=512)
+
+
+ROWS = st.integers(1, 64).flatmap(
+    lambda budget: st.tuples(
+        st.lists(st.lists(st.integers(1, budget), min_size=1, max_size=5), max_size=12), st.just(budget)
+    )
+)
+
+
+@given(ROWS)
+def test_rows_are_cut_in_order_into_parts_that_fit_and_cannot_be_longer(step: tuple[list[list[int]], int]) -> None:
+    rows, budget = step
+    parts = row_parts(rows, token_budget=budget)
+    assert [i for part in parts for i in part] == list(range(len(rows)))
+
+    def padded(indices: range) -> int:
+        lengths = [length for i in indices for length in rows[i]]
+        return max(lengths) * len(lengths)
+
+    for part in parts:
+        assert len(part) == 1 or padded(part) <= budget
+        assert part.stop == len(rows) or padded(range(part.start, part.stop + 1)) > budget
+
+
+@given(ROWS)
+def test_a_part_that_is_followed_by_another_does_not_change_when_rows_come(step: tuple[list[list[int]], int]) -> None:
+    rows, budget = step
+    parts = row_parts(rows, token_budget=budget)
+    for n in range(len(rows)):
+        closed = row_parts(rows[:n], token_budget=budget)[:-1]
+        assert closed == parts[: len(closed)]

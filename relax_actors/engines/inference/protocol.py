@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
 from relax_actors.engines.taking import TakesWeights
 from relax_actors.messages import FinishReason
+
+Refresh: TypeAlias = Callable[[], bool]
+"""Swaps an engine to weights that are newer than those in use, if some are ready; tells whether it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +58,11 @@ class InferenceEngine(TakesWeights, Protocol):
     def context_length(self) -> int:
         """Tokens that prompt and completion may have together."""
 
-    def generate(self, requests: Sequence[GenerationRequest], progress: Callable[[], None]) -> list[list[Generation]]:
-        """Generate all samples of all requests; one list a request, in order."""
+    def generate(
+        self, requests: Sequence[GenerationRequest], progress: Callable[[], None], refresh: Refresh | None = None
+    ) -> list[list[Generation]]:
+        """Generate all samples of all requests; one list a request, in order.
+
+        With `refresh` samples that run go on with newer weights: it is called between two tokens, what was generated
+        stays with its log-probs and versions, and the next token is that of the new weights after all before it.
+        """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-from relax_actors.engines.inference.protocol import Generation, GenerationRequest
+from relax_actors.engines.inference.protocol import Generation, GenerationRequest, Refresh
 from relax_actors.engines.model import context_length
 from relax_actors.engines.served import ServedModel
 from relax_actors.messages import FinishReason
@@ -43,34 +43,50 @@ class TransformersEngine(ServedModel):
         return context_length(self._model)
 
     @torch.inference_mode()
-    def generate(self, requests: Sequence[GenerationRequest], progress: Callable[[], None]) -> list[list[Generation]]:
+    def generate(
+        self, requests: Sequence[GenerationRequest], progress: Callable[[], None], refresh: Refresh | None = None
+    ) -> list[list[Generation]]:
         """Generate all samples as one batch; see the protocol."""
         version = self.require_weights()
         batch = _Batch(requests, self._pad, self._device)
-        cache = DynamicCache(config=self._model.config)
-        out = self._model(
-            input_ids=batch.prompts,
-            attention_mask=batch.prompt_mask,
-            position_ids=(batch.prompt_mask.cumsum(-1) - 1).clamp(min=0),
-            past_key_values=cache,
-            logits_to_keep=1,
-        )
-        cache.batch_repeat_interleave(batch.repeats)
-        logits = out.logits[:, -1].repeat_interleave(batch.repeats_tensor, dim=0)
+        cache, logits = self._read_prompts(batch)
         while True:
             progress()
-            tokens = batch.take(logits)
+            tokens = batch.take(logits, version)
             if batch.finished:
-                return batch.results(version)
+                return batch.results()
             if (keep := batch.shrink()) is not None:
                 cache.batch_select_indices(keep)
                 tokens = tokens[keep]
+            if refresh is not None and refresh():
+                version = self.require_weights()
+                # Keys and values of other weights would make log-probs that no version has.
+                cache, logits = self._read(batch.so_far(), batch.mask)
+                continue
             logits = self._model(
                 input_ids=tokens[:, None],
                 attention_mask=batch.mask,
                 position_ids=batch.positions[:, None],
                 past_key_values=cache,
             ).logits[:, -1]
+
+    def _read_prompts(self, batch: _Batch) -> tuple[DynamicCache, Tensor]:
+        """Read each prompt once for all of its samples."""
+        cache, logits = self._read(batch.prompts, batch.prompt_mask)
+        cache.batch_repeat_interleave(batch.repeats)
+        return cache, logits.repeat_interleave(batch.repeats_tensor, dim=0)
+
+    def _read(self, tokens: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor]:
+        """Keys and values of tokens padded on the left, and the logits after the last one, `[batch, vocab]`."""
+        cache = DynamicCache(config=self._model.config)
+        out = self._model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+            past_key_values=cache,
+            logits_to_keep=1,
+        )
+        return cache, out.logits[:, -1]
 
 
 class _Batch:
@@ -111,12 +127,13 @@ class _Batch:
         self._going = torch.ones(total, dtype=torch.bool, device=device)
         self._tokens = torch.zeros((total, width), dtype=torch.int32, device=device)
         self._logprobs = torch.zeros((total, width), dtype=torch.float32, device=device)
+        self._versions = torch.zeros((total, width), dtype=torch.int32, device=device)
         self._lengths = torch.zeros(total, dtype=torch.long, device=device)
         self._stopped = torch.zeros(total, dtype=torch.bool, device=device)
         self._step = 0
 
-    def take(self, logits: Tensor) -> Tensor:
-        """Choose the next token of every sample of the batch, `[batch]`, from `logits [batch, vocab]`."""
+    def take(self, logits: Tensor, version: int) -> Tensor:
+        """Choose the next token of every sample of the batch, `[batch]`, from a version's `logits [batch, vocab]`."""
         alive = self._alive
         scaled = logits.float() / self._temperature[alive]
         logprobs = scaled.log_softmax(-1)
@@ -127,6 +144,7 @@ class _Batch:
         rows = alive[going]
         self._tokens[rows, self._step] = tokens[going].int()
         self._logprobs[rows, self._step] = logprobs.gather(1, tokens[:, None])[going, 0]
+        self._versions[rows, self._step] = version
         self._lengths[rows] += 1
         stopped = torch.isin(tokens, self._stops) & going
         self._stopped[alive[stopped]] = True
@@ -160,9 +178,15 @@ class _Batch:
         self.mask, self.positions = self.mask[keep], self.positions[keep]
         return keep
 
-    def results(self, version: int) -> list[list[Generation]]:
+    def so_far(self) -> Tensor:
+        """Prompts and what was generated of the samples in the batch, laid out as `mask`."""
+        prompts = self.prompts.repeat_interleave(self.repeats_tensor, dim=0)[self._alive]
+        return torch.cat([prompts, self._tokens[self._alive, : self._step].long()], dim=1)
+
+    def results(self) -> list[list[Generation]]:
         """The samples, request by request."""
         tokens, logprobs = self._tokens.cpu().numpy(), self._logprobs.cpu().numpy()
+        versions = self._versions.cpu().numpy()
         lengths, stopped = self._lengths.tolist(), self._stopped.tolist()
         out, i = [], 0
         for request in self._requests:
@@ -170,9 +194,8 @@ class _Batch:
             for _ in range(request.samples):
                 n = lengths[i]
                 reason = FinishReason.STOP if stopped[i] else FinishReason.LENGTH
-                group.append(
-                    Generation(tokens[i, :n].copy(), logprobs[i, :n].copy(), np.full(n, version, np.int32), reason)
-                )
+                found, scores, wrote = (array[i, :n].copy() for array in (tokens, logprobs, versions))
+                group.append(Generation(found, scores, wrote, reason))
                 i += 1
             out.append(group)
         return out

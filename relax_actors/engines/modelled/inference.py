@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from broker.errors import StoreError
-from relax_actors.engines.inference.protocol import Generation, GenerationRequest
+from relax_actors.engines.inference.protocol import Generation, GenerationRequest, Refresh
 from relax_actors.engines.modelled.devices import LOAD, TICK, Devices
 from relax_actors.engines.modelled.times import Floats, draw, generator_of
 from relax_actors.engines.taking import Step
@@ -102,17 +102,26 @@ class ModelledInference:
         """Nothing outlives the process."""
         self._devices.running[self._n] = 0
 
-    def generate(self, requests: Sequence[GenerationRequest], progress: Callable[[], None]) -> list[list[Generation]]:
-        """Take the time that all samples of all requests need together; see the protocol."""
+    def generate(
+        self, requests: Sequence[GenerationRequest], progress: Callable[[], None], refresh: Refresh | None = None
+    ) -> list[list[Generation]]:
+        """Take the time that all samples of all requests need together; see the protocol.
+
+        To go on with newer weights takes none: what was read before is not read again.
+        """
         if self._version is None:
             msg = "no verified weights are loaded; nothing can be generated"
             raise StoreError(msg)
+        lengths = [self._lengths(request) for request in requests]
+        # Where in the samples each version began.
+        began = [(0.0, self._version)]
         with self._devices.generating(progress):
             try:
-                self._run(np.sort(np.concatenate([self._lengths(r) for r in requests])), progress)
+                tokens_so_far = self._run(np.sort(np.concatenate(lengths)), progress)
+                began.extend((n, self._version) for n in tokens_so_far if refresh is not None and refresh())
             finally:
                 self._devices.running[self._n] = 0
-        return [self._samples(request, self._version) for request in requests]
+        return [self._samples(request, of, began) for request, of in zip(requests, lengths, strict=True)]
 
     def _lengths(self, request: GenerationRequest) -> Floats:
         """Tokens of each sample, by the row's seed; the row's seconds if those are what is modelled."""
@@ -121,8 +130,8 @@ class ModelledInference:
             return draw(section.row, source)
         return draw(section.tokens, source, request.samples)
 
-    def _run(self, lengths: Floats, progress: Callable[[], None]) -> None:
-        """Generate samples of sorted `lengths`, token by token, as fast as all that run allow."""
+    def _run(self, lengths: Floats, progress: Callable[[], None]) -> Iterator[float]:
+        """Generate samples of sorted `lengths` as fast as all that run allow; gives how far those are that go on."""
         simulate, running = self._devices.simulate, self._devices.running
         section, devices = simulate.generation, simulate.devices_of("rollout")
         alone = 1.0 if section.row is not None else section.token_seconds or 0.0
@@ -135,16 +144,21 @@ class ModelledInference:
             before, now = now, time.monotonic()
             tokens += (now - before) / pace
             progress()
+            yield tokens
 
-    def _samples(self, request: GenerationRequest, version: int) -> list[Generation]:
-        """A token each, 0 or 1 by the row's seed."""
-        source = generator_of(request.seed + 1)
-        return [
-            Generation(
-                tokens=np.array([token], np.int32),
-                logprobs=np.array([np.log(0.5)], np.float32),
-                versions=np.array([version], np.int32),
-                finish_reason=FinishReason.STOP,
+    def _samples(self, request: GenerationRequest, lengths: Floats, began: list[tuple[float, int]]) -> list[Generation]:
+        """A token of each version that wrote the sample, 0 or 1 by the row's seed; at most the first and the last."""
+        choices = generator_of(request.seed + 1).integers(0, 2, request.samples)
+        samples = []
+        for token, length in zip(choices, np.broadcast_to(lengths, request.samples), strict=True):
+            wrote = [version for at, version in began if at < length]
+            versions = np.array([wrote[0], *wrote[-1:]] if len(wrote) > 1 else wrote, np.int32)
+            samples.append(
+                Generation(
+                    tokens=np.full(len(versions), token, np.int32),
+                    logprobs=np.full(len(versions), np.log(0.5), np.float32),
+                    versions=versions,
+                    finish_reason=FinishReason.STOP,
+                )
             )
-            for token in source.integers(0, 2, request.samples)
-        ]
+        return samples

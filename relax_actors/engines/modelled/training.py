@@ -29,6 +29,7 @@ class ModelledTraining:
     def __init__(self, config: Config, devices: Devices) -> None:
         self._devices, self._seed = devices, config.run.seed
         self._steps, self._digest = 0, b""
+        self._early: list[TrainBatch] = []
         training_seconds(devices.simulate, 0)
 
     def initialise(self, seed: int) -> None:
@@ -44,6 +45,15 @@ class ModelledTraining:
     def finish_warm_start(self) -> None:
         """There is no optimizer."""
 
+    def accumulate(self, batch: TrainBatch, progress: Callable[[], None]) -> None:
+        """Rows that come before the others are trained with them."""
+        del progress
+        self._early.append(batch)
+
+    def discard(self) -> None:
+        """Forget rows that came before the others."""
+        self._early.clear()
+
     def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
         """Take the devices, the time of a step, and the batch into the digest."""
         devices, seed = self._devices, self._seed + step
@@ -52,9 +62,11 @@ class ModelledTraining:
                 devices.spend_phase(SWITCH, seed, progress)
             devices.spend(training_seconds(devices.simulate, seed), progress)
         hasher = xxhash.xxh3_128(self._digest)
-        for tokens in batch.sequences.completions:
-            hasher.update(np.ascontiguousarray(tokens).data)
-        hasher.update(np.ascontiguousarray(batch.advantages).data)
+        for part in (*self._early, batch):
+            for tokens in part.sequences.completions:
+                hasher.update(np.ascontiguousarray(tokens).data)
+            hasher.update(np.ascontiguousarray(part.advantages).data)
+        self.discard()
         self._digest, self._steps = hasher.digest(), step + 1
         return StepResult({"loss": 0.0, "gradient_norm": 0.0})
 

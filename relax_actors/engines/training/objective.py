@@ -18,16 +18,15 @@ PER_TOKEN = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entr
 class StepObjective:
     """One step's loss, micro-batch by micro-batch.
 
+    Micro-batches give sums, and the gradients that they add up to are divided once, at the end: by how much is only
+    known when the step's last row is there, and after the last sequence may have been rejected.
+
     Args:
         algorithm: the run's.
-        tokens: completion tokens of the whole step.
-        sequences: samples of the whole step.
     """
 
-    def __init__(self, algorithm: AlgorithmSection, *, tokens: int, sequences: int) -> None:
+    def __init__(self, algorithm: AlgorithmSection) -> None:
         self._algorithm = algorithm
-        self._tokens = tokens
-        self._normaliser = float(tokens if algorithm.loss == "token" else sequences)
         self._log_ratios: list[NDArray[Any]] = []
 
     def loss(
@@ -40,7 +39,7 @@ class StepObjective:
         actor_fwd: Tensor | None = None,
         reference: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """A micro-batch's share of the loss, scalar float32, and what it measured, to be joined by `add_metrics`.
+        """A micro-batch's sum of the loss, scalar float32, and what it measured, to be joined by `add_metrics`.
 
         Args:
             logprobs: of the policy that is trained, `[batch, seq] float32`, with gradient.
@@ -64,7 +63,8 @@ class StepObjective:
             per_token = per_token + algorithm.kl_coefficient * kl
             measured["kl"] = float((kl.detach() * mask).sum())
         trained = self._not_rejected(logprobs, rollout, actor_fwd, mask, measured)
-        loss = reduce_loss(per_token, trained, mode=algorithm.loss, normaliser=self._normaliser)
+        loss = reduce_loss(per_token, trained, mode=algorithm.loss, normaliser=1.0)
+        measured["sequences"] = float(len(mask))
         measured["loss"] = float(loss.detach())
         measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
         return loss, measured
@@ -128,17 +128,16 @@ class StepObjective:
         return trained
 
     def factor(self, measured: dict[str, float]) -> float:
-        """What the step's added gradients must be multiplied with, given the joined figures; 1 without rejection.
-
-        What was rejected shall count as if it had never been in the step, however the step was cut; but how much that
-        is, is only known after the last micro-batch.
+        """What the step's added gradients must be multiplied with, given the joined figures: one over the tokens or
+        sequences that were trained. What was rejected counts as if it had never been in the step.
         """
-        trained = measured.get("trained", self._normaliser)
-        return self._normaliser / trained if trained else 1.0
+        count = measured["tokens" if self._algorithm.loss == "token" else "sequences"]
+        trained = measured.get("trained", count)
+        return 1.0 / trained if trained else 1.0
 
     def figures(self, measured: dict[str, float]) -> dict[str, float]:
         """What the step reports: means over its tokens, quantiles of its ratios, the loss as it was normalised."""
-        means = {name: measured[name] / self._tokens for name in PER_TOKEN if name in measured}
-        rest = {name: value for name, value in measured.items() if name != "trained"}
+        means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
+        rest = {name: value for name, value in measured.items() if name not in ("trained", "sequences")}
         loss = {"loss": measured["loss"] * self.factor(measured)}
-        return rest | means | loss | ratio_quantiles(self._log_ratios) | {"tokens": float(self._tokens)}
+        return rest | means | loss | ratio_quantiles(self._log_ratios)

@@ -53,8 +53,17 @@ class TrainingEngine(Protocol):
     def finish_warm_start(self) -> None:
         """Begin the run proper: a fresh optimizer, and the weights as they are now as the reference for KL."""
 
+    def accumulate(self, batch: TrainBatch, progress: Callable[[], None]) -> None:
+        """Forward and backward of some of the next step's rows, before the others are there."""
+
+    def discard(self) -> None:
+        """Forget what was accumulated since the last step."""
+
     def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
-        """Optimizer step number `step`; calls `progress` at every micro-batch."""
+        """Optimizer step number `step` on the batch and what was accumulated before it, normalised as one.
+
+        Calls `progress` at every micro-batch.
+        """
 
     def announce(self, path: Path) -> str:
         """Write the weights as safetensors in Hugging Face names to `path`; gives their fingerprint."""

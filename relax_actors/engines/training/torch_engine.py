@@ -50,6 +50,9 @@ class TorchEngine:
         self._reference: PreTrainedModel | None = None
         self._announcer = Announcer(self._announced, remembers=config.publishes_deltas)
         self._optimizer = self._new_optimizer(settings.learning_rate)
+        # Of the step under way: its loss, and what each micro-batch measured.
+        self._objective: StepObjective | None = None
+        self._parts: list[dict[str, float]] = []
 
     def _new_optimizer(self, rate: float) -> torch.optim.Optimizer:
         settings = self._config.trainer
@@ -84,7 +87,8 @@ class TorchEngine:
             loss = sft_loss(logprobs, part.completion_mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
-        return self._optimise(sequences.lengths, loss_of, progress)
+        self._add_gradients(sequences.lengths, loss_of, progress)
+        return StepResult(self._optimise())
 
     def finish_warm_start(self) -> None:
         """A fresh optimizer, and the reference; see the protocol."""
@@ -99,21 +103,12 @@ class TorchEngine:
         copy_into(reference, tensors, "reference")
         self._reference = reference
 
-    def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
-        """One optimizer step; see the protocol."""
-        settings, algorithm = self._config.trainer, self._config.algorithm
-        rate = learning_rate(
-            step,
-            base=settings.learning_rate,
-            warmup_steps=settings.warmup_steps,
-            total_steps=self._config.run.steps,
-            kind=settings.schedule,
-            final_fraction=settings.final_fraction,
-        )
-        self._set_rate(rate)
-        tokens = sum(len(c) for c in batch.sequences.completions)
-        objective = StepObjective(algorithm, tokens=tokens, sequences=len(batch.sequences))
-        forward, proximal, reference = self._forward, batch.proximal_logprobs, self._reference_of(batch, progress)
+    def accumulate(self, batch: TrainBatch, progress: Callable[[], None]) -> None:
+        """Add the gradients of some rows up; see the protocol."""
+        if self._objective is None:
+            self._objective = StepObjective(self._config.algorithm)
+        objective, forward, proximal = self._objective, self._forward, batch.proximal_logprobs
+        reference = self._reference_of(batch, progress)
 
         def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
             part = forward.part(batch.sequences, indices)
@@ -126,7 +121,29 @@ class TorchEngine:
                 reference=forward.padded(reference, indices, part.width) if reference is not None else None,
             )
 
-        measured = dict(self._optimise(batch.sequences.lengths, loss_of, progress, objective.factor).metrics)
+        self._add_gradients(batch.sequences.lengths, loss_of, progress)
+
+    def discard(self) -> None:
+        """Forget gradients; see the protocol."""
+        self._objective = None
+        self._parts.clear()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
+        """One optimizer step; see the protocol."""
+        settings = self._config.trainer
+        rate = learning_rate(
+            step,
+            base=settings.learning_rate,
+            warmup_steps=settings.warmup_steps,
+            total_steps=self._config.run.steps,
+            kind=settings.schedule,
+            final_fraction=settings.final_fraction,
+        )
+        self._set_rate(rate)
+        self.accumulate(batch, progress)
+        objective = self._objective or StepObjective(self._config.algorithm)
+        measured = self._optimise(objective.factor)
         return StepResult(objective.figures(measured) | {"learning_rate": rate})
 
     def _reference_of(self, batch: TrainBatch, progress: Callable[[], None]) -> Sequence[NDArray[Any]] | None:
@@ -139,24 +156,24 @@ class TorchEngine:
         scored = [self._forward.score(self._reference, part, budget, progress) for part in parts]
         return [logprobs for part in scored for logprobs in part]
 
-    def _optimise(
+    def _add_gradients(
         self,
         lengths: Sequence[int],
         loss_of: Callable[[list[int]], tuple[Tensor, dict[str, float]]],
         progress: Callable[[], None],
-        factor: Callable[[dict[str, float]], float] = lambda _: 1.0,
-    ) -> StepResult:
-        """Add the gradients of all micro-batches up, multiply them with `factor`, clip, step."""
+    ) -> None:
+        """Forward and backward of sequences in micro-batches."""
         # Without dropout: a step must be a function of its batch, and score tokens as generation did.
         self._model.train(mode=False)
-        self._optimizer.zero_grad(set_to_none=True)
-        parts = []
         for indices in micro_batches(lengths, token_budget=self._config.trainer.token_budget):
             loss, measured = loss_of(indices)
             torch.autograd.backward(loss)
-            parts.append(measured)
+            self._parts.append(measured)
             progress()
-        measured = add_metrics(parts)
+
+    def _optimise(self, factor: Callable[[dict[str, float]], float] = lambda _: 1.0) -> dict[str, float]:
+        """Multiply the gradients that were added up with `factor` of what was measured, clip, step."""
+        measured, count = add_metrics(self._parts), float(len(self._parts))
         if (by := factor(measured)) != 1.0:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
@@ -167,7 +184,8 @@ class TorchEngine:
             raise FloatingPointError(msg)
         self._optimizer.step()
         self._announcer.changed()
-        return StepResult(measured | {"gradient_norm": norm, "micro_batches": float(len(parts))})
+        self.discard()
+        return measured | {"gradient_norm": norm, "micro_batches": count}
 
     def _set_rate(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
