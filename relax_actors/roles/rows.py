@@ -163,9 +163,9 @@ class StepRows:
         return [int(t.versions.min()) for t in self.trajectories if len(t.versions)]
 
     @property
-    def newest(self) -> int:
-        """The newest version that wrote a token."""
-        return max(int(t.versions.max()) for t in self.trajectories if len(t.versions))
+    def span(self) -> int:
+        """Versions that wrote one trajectory, at most; more than 1 only where weights change in mid-generation."""
+        return max(len(np.unique(t.versions)) for t in self.trajectories)
 
     def older_than(self, step: int, most: int) -> int:
         """Rows with a token that is more than `most` versions older than `step`."""

@@ -298,7 +298,7 @@ class Trainer(StatefulRole):
             "reward": round(batch.reward, 5),
             "age": batch.age,
             "age_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
-            "span": rows.newest - rows.oldest,
+            "span": rows.span,
             "stale_rows": rows.older_than(step, self.context.config.staleness.max),
             "waited_seconds": 0.0,
             "train_seconds": 0.0,

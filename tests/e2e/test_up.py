@@ -13,6 +13,7 @@ import pytest
 
 from broker.bridge import Address
 from broker.server import Server
+from tests.support.faults import story_of
 from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -110,6 +111,25 @@ def test_the_custom_role_example_trains_on_its_shaped_rewards(make_run: MakeRun)
     result = make_run("custom", config=EXAMPLES / "custom_role" / "custom_role.toml").complete()
     assert result["trained"] == 120 * 8
     assert result["reward_last"] > result["reward_first"] + 0.1
+
+
+LONG = ("staleness.max=3", "rollout.min_tokens=48", "rollout.max_tokens=56", "rollout.rows_together=1", "run.steps=16")
+
+
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_samples_take_new_weights_in_mid_generation_where_they_may(make_run: MakeRun, *, in_flight: bool) -> None:
+    run = make_run("flight", *LONG, f"rollout.in_flight={str(in_flight).lower()}", "trainer.token_budget=256")
+    result = run.complete()
+    assert (result["steps"], result["trained"]) == (16, 64)
+    story = story_of(run)
+    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    spans = [step["span"] for step in steps]
+    assert (max(spans) > 1) == in_flight, spans
+    assert max(step["age"] for step in steps) <= 3
+    # A token's log-prob is that of the version it is said to be of: the trainer finds no other for rows of its own.
+    assert all(step["abs_delta"] < 1e-4 for step in steps if step["age"] == 0)
+    # Three micro-batches or more a step, the first begun while rows were still being generated.
+    assert sum(step["early_seconds"] > 0 for step in steps) > 0
 
 
 def test_a_role_that_can_never_start_ends_the_run_with_one_report(make_run: MakeRun) -> None:
