@@ -40,7 +40,7 @@ from relax_actors.engines.hostcopy import HostCopy
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
 from relax_actors.engines.model import tensors_of
 from relax_actors.engines.taking import Step
-from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.training import Sequences, TrainBatch, train
 from relax_actors.engines.training.torch_engine import TorchEngine
 from relax_actors.modelfolder import prepare
 
@@ -111,7 +111,7 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     found: dict[str, Any] = {"parameters": sum(t.numel() for t in own.values())}
     pauses = []
     for step in range(steps):
-        found["step_seconds"], _ = timed(lambda step=step: trainer.step(batch_of(step, 151936), step, lambda: None))
+        found["step_seconds"], _ = timed(lambda step=step: train(trainer, batch_of(step, 151936), step, lambda: None))
         sender.changed()
         # The conversion to bfloat16 and the fingerprint are the same work for both ways.
         found["prepare_seconds"], fingerprint = timed(sender.fingerprint)

@@ -95,13 +95,13 @@ class Feed:
         self._rows = self._reader.read_again(step, list(indices))
         return self._rows
 
-    def finish(self) -> StepResult:
-        """Compute on what is left, and step."""
+    def finish(self, settle: Callable[[], None]) -> StepResult:
+        """Compute on what is left, call `settle`, after which nobody reads the weights, and step."""
         self.early_seconds = self.seconds
-        parts = self._parts()
-        self._compute(parts[:-1])
+        self._compute(self._parts())
+        settle()
         with self._context.turn(), self._measured():
-            result = self._engine.step(self._rows.part(parts[-1]).batch(), self._step, self._context.progress)
+            result = self._engine.step(self._step, self._context.progress)
         self._fed, self._rows = 0, StepRows([], [], [])
         return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +23,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 class Publisher:
-    """Announces the weights of one trainer."""
+    """Announces the weights of one trainer, in a thread of its own: the next step's rows are computed on meanwhile.
+
+    Until `settle` returns the engine's weights must not change.
+    """
 
     def __init__(self, context: Context, engine: TrainingEngine) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
+        self._pending: Future[None] | None = None
         self._context, self._engine = context, engine
         self._latest: Weights | None = None
         # What the engine's next delta is to, and the announcements by version as far as they were read.
@@ -33,13 +39,28 @@ class Publisher:
         self._start: Start | None = Start(context) if "reference" in context.config.roles else None
 
     def announce(self, version: int) -> None:
-        """Write the weights into the store and announce them.
+        """Begin to write the weights into the store and to announce them.
 
         A version announced by an earlier life stays as it is; ours must equal it bit for bit.
+        """
+        self.settle()
+        self._pending = self._thread.submit(self._announce, version)
+
+    def settle(self) -> None:
+        """Wait until what was begun is announced.
 
         Raises:
             FencedError: a later life announced it.
         """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _announce(self, version: int) -> None:
         context, table = self._context, self._context.table
         subject = table.subjects.numbered("weights", version)
         known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
@@ -104,10 +125,11 @@ class Publisher:
 
     def restore(self, version: int) -> None:
         """See that the files of an announced version are there: a store may have lost what the table still names."""
+        self.settle()
         table = self._context.table
         known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
         if known is None:
-            self.announce(version)
+            self._announce(version)
         elif known.fingerprint == self._engine.fingerprint():
             self._go_on_from(known)
             self._write_whole(known)
@@ -115,6 +137,9 @@ class Publisher:
 
     def look_after(self) -> None:
         """Write weights in use again if their files are gone; whoever finds them bad removes them."""
+        if self._pending is not None and not self._pending.done():
+            return
+        self.settle()
         self._keep_start()
         if self._latest is not None and self._rewrite(self._latest):
             self._context.journal.event("weights_rewritten", version=self._latest.version)

@@ -221,7 +221,7 @@ class Trainer(StatefulRole):
             self._adopt(step, known)
             return
         self._ledger.observe(CellId("batch", step), batch)
-        result = self._feed.finish()
+        result = self._feed.finish(self._publisher.settle)
         self._finish(step)
         self._waited_since = time.monotonic()
         times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": self._feed.seconds}
@@ -240,7 +240,7 @@ class Trainer(StatefulRole):
     def _replay(self, step: int, batch: Batch) -> None:
         """Step through a batch that an earlier life had written."""
         rows = self._feed.replay(step, batch.rows)
-        result = self._feed.finish()
+        result = self._feed.finish(self._publisher.settle)
         self._finish(step)
         self._report(step, batch, rows, result.metrics)
 
@@ -262,6 +262,7 @@ class Trainer(StatefulRole):
         version = self._version
         if version in self._checkpoints:
             return
+        self._publisher.settle()
         path = self.context.folder.checkpoints / f"{version}.{self.context.incarnation}"
         checkpoints.write(path, self._engine.save, self.context.wait_for_room)
         self.progress()
@@ -305,6 +306,10 @@ class Trainer(StatefulRole):
             **{name: round(float(value), 6) for name, value in measured.items()},
         }
         self.context.journal.metric({"kind": "step", **self._metrics})
+
+    def close(self) -> None:
+        """End what runs beside."""
+        self._publisher.close()
 
     def metrics(self) -> dict[str, float]:
         """The version, and the last step's figures."""

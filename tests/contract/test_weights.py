@@ -13,7 +13,7 @@ from relax_actors.actor import Context
 from relax_actors.engines import weights
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
 from relax_actors.engines.model import tensors_of
-from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.training import Sequences, TrainBatch, train
 from relax_actors.engines.training.torch_engine import TorchEngine
 from relax_actors.errors import ActorError, RowError
 from relax_actors.messages import Weights
@@ -38,15 +38,17 @@ class Sender:
         self.publisher = Publisher(context, self.engine)
         self.version = 0
         self.publisher.announce(0)
+        self.publisher.settle()
 
     def step(self, count: int = 1) -> int:
         for _ in range(count):
             source = np.random.default_rng(self.version)
             logprobs = [source.uniform(-3, -1, 4).astype(np.float32) for _ in range(8)]
             advantages = source.normal(size=8).astype(np.float32)
-            self.engine.step(TrainBatch(SEQUENCES, logprobs, advantages), self.version, lambda: None)
+            train(self.engine, TrainBatch(SEQUENCES, logprobs, advantages), self.version, lambda: None)
             self.version += 1
             self.publisher.announce(self.version)
+            self.publisher.settle()
         return self.version
 
     def cell(self, version: int) -> Weights:
@@ -246,9 +248,9 @@ def test_weights_that_do_not_come_are_an_error_that_blames_no_row(
 ) -> None:
     monkeypatch.setattr(staging, "WEIGHTS_SECONDS", 0.2)
     sender = make_sender()
-    receiver = make_receiver()
     for shard in sender.cell(sender.step()).shards:
         sender.context.table.store.path(shard.path).unlink()
+    receiver = make_receiver()
     with pytest.raises(ActorError, match="a row needs weights 1 or newer"):
         receiver.stager.use(1)
     # A row that demands what was never announced is itself to blame: rows are admitted after their weights.

@@ -16,7 +16,7 @@ from relax_actors.engines import weights
 from relax_actors.engines.inference import Generation, GenerationRequest
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
 from relax_actors.engines.model import copy_into, tensors_of
-from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.training import Sequences, TrainBatch, train
 from relax_actors.engines.training.torch_engine import TorchEngine
 from relax_actors.errors import ConfigError
 from relax_actors.modelfolder import prepare
@@ -90,7 +90,7 @@ def test_generation_and_training_agree_on_the_log_probs(
     engines: tuple[TorchEngine, TransformersEngine],
 ) -> None:
     trainer, engine = engines
-    measured = trainer.step(batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None).metrics
+    measured = train(trainer, batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None).metrics
     assert measured["abs_delta"] < 1e-5
     assert measured["max_ratio"] < 1 + 1e-4
     assert measured["micro_batches"] > 1
@@ -177,7 +177,7 @@ def test_staged_weights_are_served_from_the_swap_on(tmp_path: Path) -> None:
     trainer.initialise(5)
     engine = served(trainer, config, tmp_path)
     before = generate(engine, REQUESTS)
-    trainer.step(batch_of(before, REQUESTS), 0, lambda: None)
+    train(trainer, batch_of(before, REQUESTS), 0, lambda: None)
     tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(trainer._model).items()}
     engine.stage(4, tensors)
     for tensor in tensors.values():
@@ -219,7 +219,7 @@ def test_training_announces_a_delta_of_small_steps_in_half_precision_only(tmp_pa
         engine = served(trainer, config, tmp_path)
         assert trainer.delta() is None
         trainer.remember()
-        trainer.step(batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None)
+        train(trainer, batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None)
         write = trainer.delta()
         assert (write is not None) == deltas
         if write is not None:
@@ -235,8 +235,8 @@ def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, algorithm: d
     one.finish_warm_start()
     engine = served(one, config, tmp_path)
     batch = batch_of(generate(engine, REQUESTS), REQUESTS)
-    one.step(batch, 0, lambda: None)
-    one.step(batch, 1, lambda: None)
+    train(one, batch, 0, lambda: None)
+    train(one, batch, 1, lambda: None)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     one.save(folder)
@@ -244,7 +244,7 @@ def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, algorithm: d
     other.load(folder)
     assert other.fingerprint() == one.fingerprint()
     for step in (2, 3):
-        a, b = one.step(batch, step, lambda: None), other.step(batch, step, lambda: None)
+        a, b = train(one, batch, step, lambda: None), train(other, batch, step, lambda: None)
         assert a.metrics == b.metrics
     assert other.fingerprint() == one.fingerprint()
 
@@ -256,7 +256,7 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
         trainer = TorchEngine(config)
         trainer.initialise(5)
         engine = served(trainer, config, tmp_path)
-        measured = trainer.step(batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None).metrics
+        measured = train(trainer, batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None).metrics
         results.append((measured["loss"], measured["gradient_norm"]))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-4)
 
@@ -266,7 +266,7 @@ def test_bfloat16_announces_bfloat16_and_keeps_float32_inside(tmp_path: Path) ->
     trainer = TorchEngine(config)
     trainer.initialise(5)
     engine = served(trainer, config, tmp_path)
-    trainer.step(batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None)
+    train(trainer, batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None)
     shard = tmp_path / "half.safetensors"
     trainer.announce(shard)
     assert {t.dtype for t in weights.load([shard]).values()} == {torch.bfloat16}

@@ -29,7 +29,7 @@ from relax_actors.engines.modelled.times import (
     training_seconds,
 )
 from relax_actors.engines.modelled.training import ModelledTraining
-from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.training import Sequences, TrainBatch, train
 from relax_actors.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
@@ -177,7 +177,7 @@ def test_nothing_is_generated_with_weights_that_are_not_verified(tmp_path: Path)
     path, fingerprint = weights(tmp_path, config, devices)
     with pytest.raises(StoreError, match="no verified weights"):
         engine.generate([request(1)], silent)
-    with pytest.raises(StoreError, match="they were not loaded"):
+    with pytest.raises(StoreError, match="not loaded"):
         engine.load(0, "other", [path])
     engine.load(0, fingerprint, [path])
     assert engine.version == 0
@@ -211,7 +211,7 @@ def test_the_weights_are_a_function_of_the_batches(tmp_path: Path) -> None:
         engine = ModelledTraining(config, devices)
         engine.initialise(1)
         for step, seed in enumerate(seeds):
-            engine.step(batch(seed), step, silent)
+            train(engine, batch(seed), step, silent)
         return engine
 
     assert after(1, 2).fingerprint() == after(1, 2).fingerprint()
@@ -220,7 +220,7 @@ def test_the_weights_are_a_function_of_the_batches(tmp_path: Path) -> None:
     after(1, 2).save(tmp_path / "c")
     resumed = ModelledTraining(config, devices)
     resumed.load(tmp_path / "c")
-    resumed.step(batch(3), 2, silent)
+    train(resumed, batch(3), 2, silent)
     assert resumed.fingerprint() == after(1, 2, 3).fingerprint()
 
 
@@ -231,7 +231,7 @@ def test_colocated_the_trainer_waits_for_generation_and_keeps_new_rows_out(tmp_p
     order: list[str] = []
     generating, asked, training, done = (threading.Event() for _ in range(4))
 
-    def train() -> None:
+    def take_turn() -> None:
         with theirs.training(asked.set):
             order.append("training")
             training.set()
@@ -242,7 +242,7 @@ def test_colocated_the_trainer_waits_for_generation_and_keeps_new_rows_out(tmp_p
         with late.generating(generating.set):
             order.append("generating again")
 
-    trainer, rollout = threading.Thread(target=train), threading.Thread(target=generate)
+    trainer, rollout = threading.Thread(target=take_turn), threading.Thread(target=generate)
     with ours.generating(silent):
         trainer.start()
         assert asked.wait(10)

@@ -11,7 +11,7 @@ from broker.errors import StoreError
 from relax_actors.config import Config
 from relax_actors.engines.inference import Generation
 from relax_actors.engines.scoring.torch_engine import TorchScorer
-from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.training import Sequences, TrainBatch, train
 from relax_actors.engines.training.torch_engine import TorchEngine
 from tests.unit.test_engines import REQUESTS, batch_of, config_of, generate, served
 
@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_trainers_own_pass(tmp_path: Path) -> None:
     assert [s.shape for s in scored] == [c.shape for c in batch.sequences.completions]
     assert {s.dtype for s in scored} == {np.dtype(np.float32)}
     same = TrainBatch(batch.sequences, scored, batch.advantages)
-    measured = trainer.step(same, 0, nothing).metrics
+    measured = train(trainer, same, 0, nothing).metrics
     assert measured["abs_delta"] < 1e-6
     assert abs(measured["max_ratio"] - 1) < 1e-5
     # Of weights that moved they are others.
@@ -90,7 +90,7 @@ def test_a_reference_beside_the_trainer_gives_the_weights_that_one_inside_gives(
     batch = TrainBatch(batch.sequences, batch.old_logprobs, batch.advantages, samples=ROWS)
     with_column = TrainBatch(batch.sequences, batch.old_logprobs, batch.advantages, reference_logprobs=scored)
     for step in range(3):
-        a, b = inside.step(batch, step, nothing).metrics, beside.step(with_column, step, nothing).metrics
+        a, b = train(inside, batch, step, nothing).metrics, train(beside, with_column, step, nothing).metrics
         if deterministic:
             assert a == b
         assert a["kl"] == pytest.approx(b["kl"], abs=1e-6)
@@ -102,14 +102,14 @@ def test_a_reference_beside_the_trainer_gives_the_weights_that_one_inside_gives(
 def test_the_temperature_is_that_of_sampling(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path, rollout={"temperature": 0.5})
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
-    measured = trainer.step(TrainBatch(batch.sequences, scored, batch.advantages), 0, nothing).metrics
+    measured = train(trainer, TrainBatch(batch.sequences, scored, batch.advantages), 0, nothing).metrics
     assert measured["abs_delta"] < 1e-6
 
 
 def test_in_bfloat16_scores_differ_by_its_rounding_only(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path, trainer={"dtype": "bfloat16"})
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
-    measured = trainer.step(TrainBatch(batch.sequences, scored, batch.advantages), 0, nothing).metrics
+    measured = train(trainer, TrainBatch(batch.sequences, scored, batch.advantages), 0, nothing).metrics
     assert measured["abs_delta"] < 2e-2
 
 

@@ -29,7 +29,7 @@ class ModelledTraining:
     def __init__(self, config: Config, devices: Devices) -> None:
         self._devices, self._seed = devices, config.run.seed
         self._steps, self._digest = 0, b""
-        self._early: list[TrainBatch] = []
+        self._rows: list[TrainBatch] = []
         training_seconds(devices.simulate, 0)
 
     def initialise(self, seed: int) -> None:
@@ -46,23 +46,23 @@ class ModelledTraining:
         """There is no optimizer."""
 
     def accumulate(self, batch: TrainBatch, progress: Callable[[], None]) -> None:
-        """Rows that come before the others are trained with them."""
+        """All time is taken by the step."""
         del progress
-        self._early.append(batch)
+        self._rows.append(batch)
 
     def discard(self) -> None:
-        """Forget rows that came before the others."""
-        self._early.clear()
+        """Forget rows."""
+        self._rows.clear()
 
-    def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
-        """Take the devices, the time of a step, and the batch into the digest."""
+    def step(self, step: int, progress: Callable[[], None]) -> StepResult:
+        """Take the devices, the time of a step, and its rows into the digest."""
         devices, seed = self._devices, self._seed + step
         with devices.training(progress):
             if devices.simulate.placement == "colocated":
                 devices.spend_phase(SWITCH, seed, progress)
             devices.spend(training_seconds(devices.simulate, seed), progress)
         hasher = xxhash.xxh3_128(self._digest)
-        for part in (*self._early, batch):
+        for part in self._rows:
             for tokens in part.sequences.completions:
                 hasher.update(np.ascontiguousarray(tokens).data)
             hasher.update(np.ascontiguousarray(part.advantages).data)

@@ -54,15 +54,19 @@ class TrainingEngine(Protocol):
         """Begin the run proper: a fresh optimizer, and the weights as they are now as the reference for KL."""
 
     def accumulate(self, batch: TrainBatch, progress: Callable[[], None]) -> None:
-        """Forward and backward of some of the next step's rows, before the others are there."""
+        """Forward and backward of some of the next step's rows; calls `progress` at every micro-batch.
+
+        Does not change the weights: another thread may be writing them out.
+        """
 
     def discard(self) -> None:
         """Forget what was accumulated since the last step."""
 
-    def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
-        """Optimizer step number `step` on the batch and what was accumulated before it, normalised as one.
+    def step(self, step: int, progress: Callable[[], None]) -> StepResult:
+        """Optimizer step number `step` on what was accumulated, normalised as one batch.
 
-        Calls `progress` at every micro-batch.
+        Raises:
+            ValueError: nothing was.
         """
 
     def announce(self, path: Path) -> str:
@@ -85,3 +89,9 @@ class TrainingEngine(Protocol):
 
     def export(self, folder: Path) -> None:
         """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
+
+
+def train(engine: TrainingEngine, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
+    """Optimizer step number `step` on one batch that is all there."""
+    engine.accumulate(batch, progress)
+    return engine.step(step, progress)

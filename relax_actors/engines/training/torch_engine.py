@@ -129,8 +129,12 @@ class TorchEngine:
         self._parts.clear()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def step(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
+    def step(self, step: int, progress: Callable[[], None]) -> StepResult:
         """One optimizer step; see the protocol."""
+        objective = self._objective
+        if objective is None:
+            msg = f"no rows were accumulated for step {step}"
+            raise ValueError(msg)
         settings = self._config.trainer
         rate = learning_rate(
             step,
@@ -141,9 +145,8 @@ class TorchEngine:
             final_fraction=settings.final_fraction,
         )
         self._set_rate(rate)
-        self.accumulate(batch, progress)
-        objective = self._objective or StepObjective(self._config.algorithm)
         measured = self._optimise(objective.factor)
+        progress()
         return StepResult(objective.figures(measured) | {"learning_rate": rate})
 
     def _reference_of(self, batch: TrainBatch, progress: Callable[[], None]) -> Sequence[NDArray[Any]] | None:
