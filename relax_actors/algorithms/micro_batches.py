@@ -11,11 +11,11 @@ from itertools import pairwise
 
 
 def micro_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int]]:
-    """Cut the indices of `lengths` so that, in each part, longest length times number of sequences fits the budget.
+    """Cut the indices of `lengths` so that the lengths of each part add up to the budget at most.
 
-    Longest first, equal lengths in order of index: neighbours pad each other little, and what needs most memory runs
-    first. The number of micro-batches is the least that any cut of the sorted lengths allows. Raises ValueError when
-    a sequence is empty or longer than the budget.
+    Longest first, equal lengths in order of index: attention, which computes on padding, pads neighbours little, and
+    what needs most memory runs first. The number of micro-batches is the least that any cut of the sorted lengths
+    allows. Raises ValueError when a sequence is empty or longer than the budget.
     """
     for index, length in enumerate(lengths):
         if length < 1:
@@ -28,13 +28,8 @@ def micro_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int
             )
             raise ValueError(msg)
 
-    parts: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= token_budget:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return parts
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    return [[order[i] for i in part] for part in _neighbours([lengths[i] for i in order], token_budget)]
 
 
 def row_parts(rows: Sequence[Sequence[int]], *, token_budget: int) -> list[range]:
@@ -43,11 +38,16 @@ def row_parts(rows: Sequence[Sequence[int]], *, token_budget: int) -> list[range
     A part ends where the next row does not fit into it, so a part that is followed by another stays what it is however
     many rows come after: it can be trained before they are there. A row that fits no micro-batch is a part of its own.
     """
+    return _neighbours([sum(lengths) for lengths in rows], token_budget)
+
+
+def _neighbours(sizes: Sequence[int], budget: int) -> list[range]:
+    """Neighbours as many as fit; what does not fit at all stands alone."""
     begins: list[int] = []
-    longest = count = 0
-    for i, lengths in enumerate(rows):
-        longest, count = max(longest, *lengths), count + len(lengths)
-        if not begins or longest * count > token_budget:
+    total = 0
+    for i, size in enumerate(sizes):
+        total += size
+        if not begins or total > budget:
             begins.append(i)
-            longest, count = max(lengths), len(lengths)
-    return [range(*ends) for ends in pairwise([*begins, len(rows)])]
+            total = size
+    return [range(*ends) for ends in pairwise([*begins, len(sizes)])]

@@ -32,7 +32,7 @@ class TrainerSection(PoolSection):
     epsilon: PositiveFloat = 1e-8
     clip_norm: PositiveFloat = 1.0
     token_budget: Positive = 8192
-    """Tokens of a micro-batch, padding included."""
+    """Tokens of a micro-batch."""
     stream: bool = True
     """Whether forward and backward of a step begin when its first rows fill a micro-batch; else when all are there."""
     dtype: Literal["float32", "bfloat16"] = "float32"

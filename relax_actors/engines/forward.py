@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.engines.packing import ATTENTION, Packing
 from relax_actors.engines.sequences import Sequences
 
 
@@ -30,13 +31,16 @@ def device_of(name: str) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Prompts padded on the left, completions on the right, so that completions begin in one column.
+    """Sequences laid end to end, longest first as `micro_batches` gives them.
 
-    `tokens [batch, seq] int64`; `mask [batch, seq] int64`; `completion_mask [batch, width] bool`.
+    `tokens [1, total] int64`; `scored [completion_tokens] int64`, the place in `tokens` before each completion's token;
+    `places [completion_tokens] int64`, its place in `[batch * width]`; `completion_mask [batch, width] bool`.
     """
 
     tokens: Tensor
-    mask: Tensor
+    packing: Packing
+    scored: Tensor
+    places: Tensor
     completion_mask: Tensor
 
     @property
@@ -57,19 +61,27 @@ class Forward:
     def __init__(self, device: torch.device, dtype: torch.dtype, temperature: float) -> None:
         self.device, self._dtype, self._temperature = device, dtype, temperature
 
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Have a model compute on packed sequences, without dropout; gives it back."""
+        model.set_attn_implementation(ATTENTION)
+        model.train(mode=False)
+        return model
+
     def part(self, sequences: Sequences, indices: Sequence[int]) -> MicroBatch:
         """Some of the sequences as a micro-batch."""
-        prompts = [sequences.prompts[i] for i in indices]
-        completions = [sequences.completions[i] for i in indices]
-        before, after = max(map(len, prompts)), max(map(len, completions))
-        tokens = np.zeros((len(indices), before + after), np.int64)
-        mask = np.zeros((len(indices), before + after), np.int64)
-        for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-            tokens[row, before - len(prompt) : before] = prompt
-            tokens[row, before : before + len(completion)] = completion
-            mask[row, before - len(prompt) : before + len(completion)] = 1
-        whole = torch.from_numpy(mask).to(self.device)
-        return MicroBatch(torch.from_numpy(tokens).to(self.device), whole, whole[:, before:].bool())
+        pieces, scored, lengths, completions, at = [], [], [], [], 0
+        for index in indices:
+            prompt, completion = sequences.prompts[index], sequences.completions[index]
+            pieces += [prompt, completion]
+            scored.append(np.arange(at + len(prompt), at + len(prompt) + len(completion)) - 1)
+            lengths.append(len(prompt) + len(completion))
+            completions.append(len(completion))
+            at += lengths[-1]
+        mask = np.arange(max(completions)) < np.array(completions)[:, None]
+        tokens = np.concatenate(pieces).astype(np.int64)[None]
+        arrays = (tokens, np.concatenate(scored), np.flatnonzero(mask), mask)
+        on = [torch.from_numpy(array).to(self.device) for array in arrays]
+        return MicroBatch(on[0], Packing.of(lengths, self.device), *on[1:])
 
     def padded(self, arrays: Sequence[NDArray[Any]], indices: Sequence[int], width: int) -> Tensor:
         """Values of the completions' tokens as a micro-batch has them, `[batch, width] float32`."""
@@ -79,17 +91,19 @@ class Forward:
         return torch.from_numpy(out).to(self.device)
 
     def logprobs(self, model: PreTrainedModel, part: MicroBatch, temperature: float | None = None) -> Tensor:
-        """Log-probs of the completions' tokens, `[batch, width] float32`."""
+        """Log-probs of the completions' tokens, `[batch, width] float32`, 0 behind their ends."""
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
             logits = model(
                 input_ids=part.tokens,
-                attention_mask=part.mask,
-                position_ids=(part.mask.cumsum(-1) - 1).clamp(min=0),
+                position_ids=part.packing.positions,
+                packing=part.packing,
                 use_cache=False,
-                logits_to_keep=part.width + 1,
+                logits_to_keep=part.scored,
             ).logits
         wanted = self._temperature if temperature is None else temperature
-        return token_logprobs(logits[:, :-1], part.tokens[:, -part.width :], wanted)
+        found = token_logprobs(logits, part.tokens[:, part.scored + 1], wanted)[0]
+        room = found.new_zeros(part.completion_mask.numel())
+        return room.index_copy(0, part.places, found).view(part.completion_mask.shape)
 
     @torch.no_grad()
     def score(
@@ -100,7 +114,6 @@ class Forward:
         Raises:
             ValueError: a sequence is empty, or longer than the budget.
         """
-        model.train(mode=False)
         found: list[NDArray[Any]] = [np.zeros(0, np.float32)] * len(sequences)
         for indices in micro_batches(sequences.lengths, token_budget=token_budget):
             part = self.part(sequences, indices)

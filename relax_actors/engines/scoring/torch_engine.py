@@ -30,6 +30,7 @@ class TorchScorer(ServedModel):
         super().__init__(config.model_path, device_of(device), follows=follows)
         dtype = getattr(torch, config.trainer.dtype)
         self._forward = Forward(self._device, dtype, config.rollout.temperature)
+        self._forward.prepare(self._model)
         self._token_budget = config.trainer.token_budget
 
     def score(self, sequences: Sequences, progress: Callable[[], None]) -> list[NDArray[Any]]:

@@ -46,7 +46,7 @@ class TorchEngine:
         self._device = device_of(settings.device)
         self._dtype = getattr(torch, settings.dtype)
         self._forward = Forward(self._device, self._dtype, config.rollout.temperature)
-        self._model: PreTrainedModel = build(config.model_path, seed=config.run.seed, device=self._device)
+        self._model = self._forward.prepare(build(config.model_path, seed=config.run.seed, device=self._device))
         self._reference: PreTrainedModel | None = None
         self._announcer = Announcer(self._announced, remembers=config.publishes_deltas)
         self._optimizer = self._new_optimizer(settings.learning_rate)
@@ -97,8 +97,7 @@ class TorchEngine:
             self._set_reference({name: tensor.clone() for name, tensor in tensors_of(self._model).items()})
 
     def _set_reference(self, tensors: dict[str, Tensor]) -> None:
-        reference = build(self._config.model_path, device=self._device)
-        reference.train(mode=False)
+        reference = self._forward.prepare(build(self._config.model_path, device=self._device))
         reference.requires_grad_(False)
         copy_into(reference, tensors, "reference")
         self._reference = reference
@@ -166,8 +165,6 @@ class TorchEngine:
         progress: Callable[[], None],
     ) -> None:
         """Forward and backward of sequences in micro-batches."""
-        # Without dropout: a step must be a function of its batch, and score tokens as generation did.
-        self._model.train(mode=False)
         for indices in micro_batches(lengths, token_budget=self._config.trainer.token_budget):
             loss, measured = loss_of(indices)
             torch.autograd.backward(loss)

@@ -1,0 +1,102 @@
+"""Packed sequences: the same log-probs as each sequence alone, in every family, and not a token of padding."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from relax_actors.engines.forward import Forward
+from relax_actors.engines.packing import Packing
+from relax_actors.engines.sequences import Sequences
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+FAMILIES = [
+    Qwen3Config(**SHAPE),
+    LlamaConfig(**SHAPE),
+    Qwen3MoeConfig(**SHAPE, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2),
+    MistralConfig(**SHAPE, sliding_window=5),
+    Gemma3TextConfig(**SHAPE, sliding_window=4),
+]
+
+
+def sequences(lengths: list[tuple[int, int]]) -> Sequences:
+    source = np.random.default_rng(1)
+    pairs = [(source.integers(0, 50, p, dtype=np.int32), source.integers(0, 50, c, dtype=np.int32)) for p, c in lengths]
+    return Sequences([p for p, _ in pairs], [c for _, c in pairs])
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda c: c.model_type)
+@pytest.mark.parametrize("lengths", [[(3, 9), (7, 2), (1, 1), (5, 12)], [(4, 6)] * 3], ids=["mixed", "equal"])
+def test_packed_log_probs_and_gradients_are_those_of_each_sequence_alone(
+    config: PreTrainedConfig, lengths: list[tuple[int, int]]
+) -> None:
+    torch.manual_seed(2)
+    alone = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager").eval()
+    packed = AutoModelForCausalLM.from_config(deepcopy(config))
+    packed.load_state_dict(alone.state_dict())
+    forward = Forward(torch.device("cpu"), torch.float32, 0.7)
+    forward.prepare(packed)
+    given = sequences(lengths)
+    part = forward.part(given, range(len(given)))
+    found = forward.logprobs(packed, part)
+    expected = []
+    for prompt, completion in zip(given.prompts, given.completions, strict=True):
+        tokens = torch.from_numpy(np.concatenate([prompt, completion]).astype(np.int64))[None]
+        logits = alone(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1] / 0.7
+        expected.append(logits.log_softmax(-1).gather(1, tokens[0, len(prompt) :, None])[:, 0])
+    for row, wanted in enumerate(expected):
+        torch.testing.assert_close(found[row, : len(wanted)], wanted, rtol=1e-4, atol=1e-5)
+        assert not found[row, len(wanted) :].any()
+    assert part.completion_mask.sum(-1).tolist() == [c for _, c in lengths]
+    weights = torch.linspace(-1, 1, found.numel()).view(found.shape)
+    (found * weights).sum().backward()
+    torch.stack([(wanted * weights[row, : len(wanted)]).sum() for row, wanted in enumerate(expected)]).sum().backward()
+    for (name, ours), theirs in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        if theirs.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_linear_layers_see_no_padding() -> None:
+    model = AutoModelForCausalLM.from_config(deepcopy(FAMILIES[0]))
+    forward = Forward(torch.device("cpu"), torch.float32, 1.0)
+    forward.prepare(model)
+    seen: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda _, given, __, n=name: seen.__setitem__(n, given[0].shape[:-1].numel()))
+    lengths = [(3, 9), (7, 2), (1, 1), (5, 12)]
+    forward.logprobs(model, forward.part(sequences(lengths), range(4)))
+    assert seen.pop("lm_head") == sum(c for _, c in lengths)
+    assert set(seen.values()) == {sum(p + c for p, c in lengths)}
+
+
+def test_what_is_spread_comes_back() -> None:
+    for lengths in ([3, 1, 4], [2, 2]):
+        packing = Packing.of(lengths, torch.device("cpu"))
+        packed = torch.randn(1, 2, sum(lengths), 5)
+        spread = packing.spread(packed)
+        assert spread.shape == (len(lengths), 2, max(lengths), 5)
+        assert torch.equal(packing.gather(spread.transpose(1, 2)).transpose(1, 2), packed)
+        assert packing.positions.tolist() == [[i for length in lengths for i in range(length)]]
