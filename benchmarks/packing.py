@@ -1,0 +1,142 @@
+"""Packed against padded micro-batches: CPU time of forward and backward, one thread, paired in one run.
+
+    python benchmarks/packing.py [--repeats 7] [--json]
+
+Both get the same sequences, the same budget of tokens a micro-batch and the same model; "padded" is what a
+transformers model takes as it is: rows padded to the longest, sorted by length, logits of completions only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+
+from relax_actors.algorithms.losses import token_logprobs
+from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.engines.forward import Forward
+from relax_actors.engines.sequences import Sequences
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's sizes, and the lengths of completions."""
+
+    name: str
+    hidden: int
+    layers: int
+    vocabulary: int
+    prompt: int
+    lengths: NDArray[np.int64]
+    budget: int
+
+    def model(self, attention: str | None) -> PreTrainedModel:
+        """A Qwen3 of these sizes with random weights."""
+        config = Qwen3Config(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=11 * self.hidden // 4,
+            num_hidden_layers=self.layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=self.hidden // 4,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+        )
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        return model
+
+
+def tailed(median: float, sigma: float, most: int, count: int) -> NDArray[np.int64]:
+    """Log-normal lengths."""
+    drawn = median * np.random.default_rng(0).lognormal(0, sigma, count)
+    return np.clip(drawn.round(), 2, most).astype(np.int64)
+
+
+CASES = (
+    Case("all of 32 tokens", 128, 4, 103, 16, np.full(64, 32), 8192),
+    Case("long tail, 2 to 25 tokens", 128, 3, 12, 6, tailed(5, 0.7, 25, 128), 2048),
+    Case("long tail, 2 to 300 tokens", 128, 3, 4096, 20, tailed(40, 0.9, 300, 64), 4096),
+)
+
+
+def padded_step(model: PreTrainedModel, sequences: Sequences, budget: int) -> None:
+    """Forward and backward of micro-batches whose rows are padded on the right."""
+    order = sorted(range(len(sequences)), key=lambda i: -sequences.lengths[i])
+    parts: list[list[int]] = []
+    for i in order:
+        if parts and sequences.lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= budget:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+    for part in parts:
+        prompt, width = len(sequences.prompts[part[0]]), max(len(sequences.completions[i]) for i in part)
+        tokens = torch.zeros(len(part), prompt + width, dtype=torch.long)
+        mask = torch.zeros_like(tokens)
+        for row, i in enumerate(part):
+            whole = np.concatenate([sequences.prompts[i], sequences.completions[i]])
+            tokens[row, : len(whole)] = torch.from_numpy(whole.astype(np.int64))
+            mask[row, : len(whole)] = 1
+        logits = model(tokens, attention_mask=mask, use_cache=False, logits_to_keep=width + 1).logits[:, :-1]
+        (token_logprobs(logits, tokens[:, -width:], 1.0) * mask[:, -width:]).sum().backward()
+
+
+def packed_step(model: PreTrainedModel, sequences: Sequences, budget: int, forward: Forward) -> None:
+    """Forward and backward as the trainer does it."""
+    for part in micro_batches(sequences.lengths, token_budget=budget):
+        forward.logprobs(model, forward.part(sequences, part)).sum().backward()
+
+
+def measure(case: Case, repeats: int) -> dict[str, float]:
+    """Median CPU seconds of both."""
+    source, forward = np.random.default_rng(1), Forward(torch.device("cpu"), torch.float32, 1.0)
+    sequences = Sequences(
+        [source.integers(0, case.vocabulary, case.prompt, dtype=np.int32) for _ in case.lengths],
+        [source.integers(0, case.vocabulary, n, dtype=np.int32) for n in case.lengths],
+    )
+    padded, packed = case.model("sdpa"), forward.prepare(case.model(None))
+    times: dict[str, list[float]] = {"padded": [], "packed": []}
+    for _ in range(repeats + 1):
+        began = time.process_time()
+        padded_step(padded, sequences, case.budget)
+        middle = time.process_time()
+        packed_step(packed, sequences, case.budget, forward)
+        times["padded"].append(middle - began)
+        times["packed"].append(time.process_time() - middle)
+    medians = {name: statistics.median(values[1:]) for name, values in times.items()}
+    return {name: round(seconds, 4) for name, seconds in medians.items()} | {
+        "ratio": round(medians["padded"] / medians["packed"], 2)
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    table = Table(title="CPU seconds of forward and backward")
+    for column in ("completions", "padded", "packed", "ratio"):
+        table.add_column(column)
+    figures = {case.name: measure(case, options.repeats) for case in CASES}
+    for name, found in figures.items():
+        table.add_row(name, *(str(value) for value in found.values()))
+    Console(stderr=options.json).print(table)
+    if options.json:
+        sys.stdout.write(json.dumps(figures) + "\n")
+
+
+if __name__ == "__main__":
+    main()
