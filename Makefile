@@ -34,7 +34,7 @@ demo: $(VENV)/.base
 	$(BIN)/relax up examples/demo/demo.toml $(SETTINGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest
@@ -44,7 +44,7 @@ chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos.equivalence --kills 100
 	$(BIN)/python -m pytest -m slow tests/chaos
 
-# A million malformed messages on all subjects of living runs; about ten minutes. make fuzz COUNT=100000 SEED=7
+# A million malformed messages on all subjects of living runs; about half an hour. make fuzz COUNT=100000 SEED=7
 COUNT ?= 1000000
 SEED ?= 0
 fuzz: $(VENV)/.test
