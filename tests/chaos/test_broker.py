@@ -18,7 +18,7 @@ MakeRun = Callable[..., Run]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_whose_broker_is_killed_again_and_again_ends_with_a_complete_ledger(
     make_run: MakeRun, kills: int
 ) -> None:
@@ -30,8 +30,8 @@ def test_a_run_whose_broker_is_killed_again_and_again_ends_with_a_complete_ledge
     for step in range(2, 4 * kills, 4):
         wait_for_cell(run, f"batch.{step}")
         hit(run, "broker")
-    wait_for_cell(run, f"batch.{4 * kills}")
     assert port_of(run) == port
+    # Without us: the run may end before we are connected again.
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from broker.subjects import RowId
 from relax_actors.blackbox import BlackBox
 from tests.support.running import Run, processes_of, wait_until
@@ -39,6 +41,7 @@ def wait_until_reward_holds_a_whole_step(run: Run, first: int) -> int:
     return step
 
 
+@pytest.mark.slow
 def test_no_row_waits_for_the_lease_of_a_killed_actor_or_node(make_run: MakeRun) -> None:
     # With a lease of an hour the run ends only if what was held is given back.
     settings = ("supervision.ack_wait=3600", "supervision.intensity=50", "run.steps=30", "staleness.max=0")

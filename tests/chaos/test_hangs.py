@@ -14,8 +14,9 @@ from tests.support.running import Run, wait_until
 MakeRun = Callable[..., Run]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("who", ["node", pytest.param("broker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("who", ["node", "broker"])
 def test_a_supervisor_or_a_broker_that_was_stopped_is_found_killed_and_replaced(make_run: MakeRun, who: str) -> None:
     run = make_run(f"stopped{who}", "run.steps=3000", "supervision.heartbeat=2", "supervision.ack_wait=1").start()
     for step in (2, 8):

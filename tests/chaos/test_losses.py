@@ -17,6 +17,7 @@ from tests.support.running import Run, wait_until
 MakeRun = Callable[..., Run]
 
 
+@pytest.mark.slow
 def test_killing_the_trainer_in_its_last_step_does_not_keep_the_run_from_ending(make_run: MakeRun) -> None:
     run = make_run("lastkill").start()
     wait_until(lambda: run.table.get("relax.lastkill.batch.7"), "batch.7", 90)
@@ -42,6 +43,7 @@ def test_weights_lost_with_the_store_are_written_again(make_run: MakeRun) -> Non
     assert result["dropped"] == 0
 
 
+@pytest.mark.slow
 def test_a_lost_broker_store_is_refused_and_costs_no_checkpoint(make_run: MakeRun) -> None:
     run = make_run("lostbroker", "supervision.intensity=1", "trainer.checkpoint_every=2", "run.steps=100").start()
     wait_until(lambda: run.table.get("relax.lostbroker.checkpoint.4"), "checkpoint.4", 90)
@@ -99,6 +101,7 @@ def test_killing_the_process_that_forks_actors_only_costs_their_restarts(make_ru
     assert (result["admitted"], result["trained"]) == (48, 48)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_writer_died_before_it_was_announced_is_removed(make_run: MakeRun) -> None:
     run = make_run("unannounced", "run.steps=40", "trainer.checkpoint_every=1", "supervision.intensity=50").start()
     wait_for_cell(run, "batch.1")

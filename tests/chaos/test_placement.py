@@ -42,6 +42,7 @@ def test_inside_beside_and_in_turns_a_run_ends_with_the_same_weights(make_run: M
     assert waited == {"rollout", "reference", "trainer"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_kills_of_the_roles_that_score_and_of_the_trainer_change_no_bit(make_run: MakeRun) -> None:
     expected = complete(make_run("calm", *BOTH))

@@ -52,6 +52,7 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
     return story_of(run).of(kind)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_waited_for_and_the_run_goes_on(make_run: MakeRun, small_disk: Path) -> None:
     """Segments, checkpoints, weights and the broker's own store lie on it."""
     run = make_run("full", "run.steps=60", f"run.folder={small_disk}/run", SLOW)
@@ -114,9 +115,8 @@ def test_a_broker_whose_disk_stays_full_ends_the_run_with_a_report(make_run: Mak
     assert result["trained"] == 40 * 4
 
 
-@pytest.mark.parametrize(
-    "damage", ["flip", pytest.param("truncate", marks=pytest.mark.slow), pytest.param("delete", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
 def test_damaged_files_are_named_and_what_they_held_is_made_again(make_run: MakeRun, damage: str) -> None:
     run = make_run("damaged", *WIDE, "run.steps=3000", "staleness.max=2", "trainer.checkpoint_every=1000").start()
     wait_until(lambda: run.table.get("relax.damaged.batch.0"), "batch.0", 90)
@@ -164,6 +164,7 @@ def test_weights_that_are_lost_while_they_are_needed_are_written_again(make_run:
     assert events(run, "weights_rewritten")
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_ends_the_run_with_its_name(make_run: MakeRun) -> None:
     run = make_run("badcheckpoint", "trainer.checkpoint_every=2", "run.steps=1000").start()
     wait_until(lambda: run.table.get("relax.badcheckpoint.checkpoint.4"), "checkpoint.4", 90)

@@ -15,6 +15,7 @@ MakeRun = Callable[..., Run]
 SMALL_STEPS = (*ON_POLICY, "trainer.dtype=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=3")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_killed_with_deltas_a_run_ends_with_the_weights_of_one_without(make_run: MakeRun) -> None:
     whole = make_run("whole", *SMALL_STEPS, "weights.delta=off").complete()["weights_fingerprint"]

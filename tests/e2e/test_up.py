@@ -116,7 +116,7 @@ def test_the_custom_role_example_trains_on_its_shaped_rewards(make_run: MakeRun)
 LONG = ("staleness.max=3", "rollout.min_tokens=48", "rollout.max_tokens=56", "rollout.rows_together=1", "run.steps=16")
 
 
-@pytest.mark.parametrize("in_flight", [True, False])
+@pytest.mark.parametrize("in_flight", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_samples_take_new_weights_in_mid_generation_where_they_may(make_run: MakeRun, *, in_flight: bool) -> None:
     run = make_run("flight", *LONG, f"rollout.in_flight={str(in_flight).lower()}", "trainer.token_budget=256")
     result = run.complete()
