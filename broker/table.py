@@ -237,11 +237,20 @@ class Table:
         """How many cells a filter matches."""
         return len(self.written(filter_subject))
 
-    def snapshot(self, filters: list[str], *, headers_only: bool = False) -> list[tuple[CellId, Cell]]:
-        """All cells of some columns as they are now, in the order they were written; other subjects are left out."""
-        return self.bridge.call(self.snapshot_async(filters, headers_only=headers_only), CALL_DEADLINE)
+    def snapshot(
+        self, filters: list[str], *, headers_only: bool = False, caught_up: bool = False
+    ) -> list[tuple[CellId, Cell]]:
+        """All cells of some columns as they are now, in the order they were written; other subjects are left out.
 
-    async def snapshot_async(self, filters: list[str], *, headers_only: bool = False) -> list[tuple[CellId, Cell]]:
+        With `caught_up` also what is written meanwhile, until there is nothing more: a cell that was purged before it
+        could be read is then missing only together with what was written before the purge, which is there.
+        """
+        work = self.snapshot_async(filters, headers_only=headers_only, caught_up=caught_up)
+        return self.bridge.call(work, CALL_DEADLINE)
+
+    async def snapshot_async(
+        self, filters: list[str], *, headers_only: bool = False, caught_up: bool = False
+    ) -> list[tuple[CellId, Cell]]:
         """As `snapshot`."""
         follower = Follower(self.bridge, self.subjects.table_stream, filters, headers_only=headers_only)
         found: list[tuple[CellId, Cell]] = []
@@ -256,7 +265,9 @@ class Table:
                         found.append((self.subjects.parse(message.subject), cell))
                 if not batch and follower.drained:
                     break
-                if seen >= (follower.backlog or 0) or (batch and batch[-1].metadata.num_pending == 0):
+                if batch and batch[-1].metadata.num_pending == 0:
+                    break
+                if seen >= (follower.backlog or 0) and not caught_up:
                     break
         finally:
             await follower.close()

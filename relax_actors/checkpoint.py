@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from broker.errors import StoreFullError
+import xxhash
+
+from broker.errors import StoreError, StoreFullError
 from broker.store import raise_it, with_room
 
+DIGESTS = "digests.json"
+"""File of a checkpoint: xxh3-128 of each other one, by its path."""
 _RENAME_EXCHANGE, _HERE = 2, -100
 _NAME = re.compile(r"(?P<unfinished>\.)?(?P<version>\d+)\.(?P<incarnation>\d+)(?(unfinished)\.\d+\.tmp)")
 
@@ -41,6 +46,38 @@ def _write(folder: Path, save: Callable[[Path], None]) -> None:
         _sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def seal(folder: Path) -> None:
+    """Write down what a checkpoint's files are, for `verify`."""
+    (folder / DIGESTS).write_text(json.dumps(_digests(folder), indent=1))
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / DIGESTS:
+            with path.open("rb") as file:
+                hasher = xxhash.xxh3_128()
+                while data := file.read(1 << 22):
+                    hasher.update(data)
+            found[str(path.relative_to(folder))] = hasher.hexdigest()
+    return found
+
+
+def verify(folder: Path) -> None:
+    """See that a checkpoint's files are what was written.
+
+    Raises:
+        StoreError: one is missing, added or changed; names it.
+        OSError: one cannot be read.
+        ValueError: the list of digests is no JSON.
+    """
+    written, found = json.loads((folder / DIGESTS).read_text()), _digests(folder)
+    wrong = sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name))
+    if wrong:
+        msg = f"file {wrong[0]} of {folder} is not what was written there"
+        raise StoreError(msg)
 
 
 def collect(parent: Path, kept: Collection[str], version: int, incarnation: int) -> None:

@@ -228,6 +228,7 @@ class Ledger:
         found = self._violations + [f"{row} {why}" for row, why in self._strangers.items()]
         if account.admitted != ended + account.in_flight:
             found.append(f"admitted {account.admitted} is not {ended} ended + {account.in_flight} in flight")
+        found += [f"step {s} has weights but no batch" for s in range(self.version or 0) if s not in self.batches]
         trained = sum(len(batch.rows) for batch in self.batches.values())
         if trained != account.trained:
             found.append(f"batches name {trained} rows, {account.trained} are trained")

@@ -56,7 +56,8 @@ def read_ledger(table: Table, config: Config) -> Ledger:
     subjects = table.subjects
     columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
     numbered = [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
-    for cell_id, cell in table.snapshot([*columns, *numbered]):
+    # Caught up: a checkpoint is written before the rows that it covers are purged, and must not be missing beside them.
+    for cell_id, cell in table.snapshot([*columns, *numbered], caught_up=True):
         try:
             expected = KINDS.get(cell_id.kind)
             value = table.read(cell.data, expected, subject=cell.subject) if expected else None

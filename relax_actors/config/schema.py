@@ -113,6 +113,13 @@ class EvalSection(Section):
     """A source of its own, so that nothing trained is held out by mistake."""
 
 
+class PromptsSection(PoolSection):
+    """[prompts]"""
+
+    max_refills: Positive = 100
+    """How often a row's place in its step may be refilled after a row was dropped or quarantined; then the run ends."""
+
+
 class RolloutSection(PoolSection):
     """[rollout]"""
 
@@ -236,7 +243,7 @@ class Config(Section):
     model: ModelSection
     data: DataSection
     eval: EvalSection | None = None
-    prompts: PoolSection = PoolSection()
+    prompts: PromptsSection = PromptsSection()
     rollout: RolloutSection = RolloutSection()
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()

@@ -36,9 +36,16 @@ def save(tensors: Mapping[str, Tensor], path: Path, base: str | None = None) -> 
     Raises:
         OSError: it cannot be written; with errno ENOSPC if there is no space.
     """
-    try:
-        plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    with errors_of_the_disk(path):
         save_file(plain, path, metadata=None if base is None else {DELTA_OF: base})
+
+
+@contextmanager
+def errors_of_the_disk(path: Path) -> Iterator[None]:
+    """Turn what safetensors raises while it writes into an OSError."""
+    try:
+        yield
     except safetensors.SafetensorError as error:
         # The library hides the operating system's error in its text.
         full = f"os error {errno.ENOSPC}" in str(error)

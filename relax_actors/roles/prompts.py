@@ -18,7 +18,7 @@ from relax_actors.config.schema import Config, DataSection
 from relax_actors.envs.sources import PromptSource as Source
 from relax_actors.envs.sources import open_source
 from relax_actors.envs.tasks import Task
-from relax_actors.errors import CodecError, RowError, StoreError, SubjectError
+from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
 from relax_actors.ledger import Ledger
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
 from relax_actors.modelfolder import measure
@@ -114,6 +114,8 @@ class PromptSource(StatefulRole):
         self._maker = PromptMaker(config.data, tokenizer, room(config), config.rollout.max_tokens)
         self._figures: dict[str, float] = {}
         self._requeued: dict[RowId, None] = {}
+        # The row whose task a row took over, where it was requeued.
+        self._origins: dict[RowId, RowId] = {}
         self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
 
     def follows(self) -> list[str]:
@@ -138,7 +140,8 @@ class PromptSource(StatefulRole):
         for cell_id, cell in cells:
             self._take(cell_id, cell)
         self._drop_surplus()
-        while rows := self._ledger.to_admit()[:256]:
+        while not self.context.stopping() and (rows := self._ledger.to_admit()[:256]):
+            self._require_an_end(rows)
             self._admit(rows)
             self.progress()
         lead = self.context.config.staleness.max
@@ -152,14 +155,16 @@ class PromptSource(StatefulRole):
             observe(self._ledger, self.context, cell_id, cell)
             return
         try:
-            self.context.table.read(cell.data, expected)
-        except (CodecError, StoreError) as error:
+            value: Requeued | Readmitted = self.context.table.read(cell.data, expected)
+            taken_by = RowId.parse(value.row) if isinstance(value, Readmitted) else None
+        except (CodecError, StoreError, SubjectError) as error:
             self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
             return
-        if expected is Requeued:
+        if taken_by is None:
             self._requeued[cell_id.row] = None
         else:
             self._requeued.pop(cell_id.row, None)
+            self._origins[taken_by] = self._origins.get(cell_id.row, cell_id.row)
 
     def _find_readmitted(self, row: RowId, cell: Cell) -> None:
         with suppress(CodecError, StoreError, SubjectError):
@@ -171,6 +176,7 @@ class PromptSource(StatefulRole):
             self.context.table.put(self.context.table.cell(old, "readmitted"), Readmitted(str(row)))
             self.context.journal.event("row_readmitted", row=str(old), as_row=str(row))
             del self._requeued[old]
+            self._origins[row] = self._origins.get(old, old)
 
     def _admit(self, rows: list[RowId]) -> None:
         table = self.context.table
@@ -180,13 +186,42 @@ class PromptSource(StatefulRole):
         for subject, _ in cells:
             self._ledger.observe(table.subjects.parse(subject))
         for row, is_new in zip(rows, written, strict=True):
-            if is_new and row in requeued:
+            if row not in requeued:
+                continue
+            if is_new:
                 self._readmitted(requeued[row], row)
+            elif (cell := table.get(table.cell(row, "prompt"))) is not None:
+                # Ours, if only its acknowledgement was lost.
+                self._find_readmitted(row, cell)
+
+    def _require_an_end(self, rows: list[RowId]) -> None:
+        """A step that is filled up again and again is never trained.
+
+        Raises:
+            ConfigError: a row would be one too many in its slot; says how the one before it ended.
+        """
+        config, table = self.context.config, self.context.table
+        for row in rows:
+            if row.index // config.trainer.rows <= config.prompts.max_refills:
+                continue
+            before = RowId(row.step, row.index - config.trainer.rows)
+            why = "no word of it is left"
+            with suppress(CodecError):
+                if (bad := table.fetch(table.cell(before, "quarantined"), Quarantined)) is not None:
+                    why = f"quarantined by {bad.role}: {bad.error}"
+                elif (dropped := table.fetch(table.cell(before, "dropped"), Dropped)) is not None:
+                    why = f"dropped, {dropped.reason}: {dropped.detail}"
+            msg = (
+                f"a slot of step {row.step} was refilled {config.prompts.max_refills} times, and {before} failed too "
+                f"({why}); mend the cause, or raise prompts.max_refills"
+            )
+            raise ConfigError(msg)
 
     def _prompt(self, row: RowId, requeue_of: RowId | None) -> Prompt:
         """The prompt of a row: its own task, or that of a requeued one."""
         config = self.context.config
-        index = task_index(config.run.seed, requeue_of or row, config.trainer.rows, len(self._source))
+        of = row if requeue_of is None else self._origins.get(requeue_of, requeue_of)
+        index = task_index(config.run.seed, of, config.trainer.rows, len(self._source))
         return self._maker.make(
             self._source[index],
             seed=seed_of(config.run.seed, "row", row.step, row.index),

@@ -11,7 +11,7 @@ from broker.table import CALL_DEADLINE
 from relax_actors import checkpoint as checkpoints
 from relax_actors.actor import Context
 from relax_actors.engines.training import TrainingEngine
-from relax_actors.errors import FencedError
+from relax_actors.errors import ConfigError, FencedError
 from relax_actors.messages import Shard, Weights
 from relax_actors.roles.evaluator import last_evaluated
 from relax_actors.roles.reading import fetch_own, put_own
@@ -82,6 +82,9 @@ class Publisher:
         else:
             self._base = None
             context.journal.event("replay_diverged", version=version, announced=known.fingerprint, found=found)
+            if context.config.run.deterministic:
+                msg = f"weights {version} of the replay have fingerprint {found}, announced was {known.fingerprint}"
+                raise ConfigError(msg)
         self._keep_start()
         self._collect(version)
 
@@ -188,7 +191,10 @@ class Publisher:
         below = [cell for cell in table.cells(f"{rows}.>") if cell.step < floor]
         kept = {cell.step for cell in below if cell.field in KEPT}
         table.purge(f"{rows}.{step}.>" for step in {cell.step for cell in below} - kept)
-        table.purge(table.cell(c.row, c.field) for c in below if c.step in kept and c.field not in KEPT)
+        # What a quarantined row was asked stays with it.
+        quarantined = {cell.row for cell in below if cell.field == "quarantined"}
+        gone = [c for c in below if c.step in kept and c.field not in KEPT]
+        table.purge(table.cell(c.row, c.field) for c in gone if c.field != "prompt" or c.row not in quarantined)
         for name in table.store.names("group"):
             if name.isdigit() and int(name) < floor:
                 table.store.remove(f"group/{name}")

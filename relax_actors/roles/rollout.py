@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from broker.errors import StoreError
 from relax_actors.actor import Context, Role, Row
 from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
 from relax_actors.engines.modelled.devices import Devices
@@ -30,12 +31,11 @@ def make_engine(context: Context) -> InferenceEngine:
     backend, path = config.rollout.backend, config.model_path
     if config.simulate is not None:
         return ModelledInference(Devices(config.simulate, context.folder.root), context.n, measure(path).context_length)
-    import torch  # noqa: PLC0415 only the process that generates pays for it
-
-    from relax_actors.engines.forward import device_of  # noqa: PLC0415
+    from relax_actors.engines.forward import device_of  # noqa: PLC0415 only the process that generates pays for torch
     from relax_actors.engines.inference.transformers_engine import TransformersEngine  # noqa: PLC0415
+    from relax_actors.engines.kernels import set_up  # noqa: PLC0415
 
-    torch.set_num_threads(config.run.threads)
+    set_up(config.run)
     if backend == "transformers":
         return TransformersEngine(path, device_of(config.rollout.device))
     msg = f"rollout.backend {backend!r} is not known"
@@ -73,7 +73,11 @@ class Rollout(Role):
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate rows together; those that ask for one version of the weights are generated with just that.
 
-        A row whose prompt is bad gets its error and does not hold up its neighbours.
+        A row whose prompt is bad, or whose version is gone, gets its error and does not hold up its neighbours.
+
+        Raises:
+            RowError: weights as new as a row demands were never announced; rows are admitted after them.
+            ActorError: they are announced but cannot be had.
         """
         groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
         found: dict[int, Trajectory | RelaxError] = {}
@@ -86,7 +90,11 @@ class Rollout(Role):
             groups[prompt.min_version if prompt.exact_version else -1, prompt.greedy].append(i)
         for (version, greedy), members in groups.items():
             prompts = [rows[i].prompt for i in members]
-            self._use_version(version, least=max(p.min_version for p in prompts))
+            if version < 0:
+                self._stager.use(max(p.min_version for p in prompts))
+            elif not self._stager.use_exactly(version):
+                found |= dict.fromkeys(members, StoreError(f"weights {version} are gone"))
+                continue
             requests = [self._request(prompt, greedy=greedy) for prompt in prompts]
             began, at = time.thread_time(), time.monotonic()
             refresh = self._stager.refresh if version < 0 and self._in_flight else None
@@ -140,18 +148,6 @@ class Rollout(Role):
             finish_reasons=[s.finish_reason.value for s in samples],
             fingerprint=self._stager.serving.fingerprint if self._stager.serving else "",
         )
-
-    def _use_version(self, exact: int, least: int) -> None:
-        """Have the version asked for, or the newest that is ready if -1.
-
-        An evaluated version that is gone is replaced by the newest.
-
-        Raises:
-            RowError: weights as new as the row demands were never announced; rows are admitted after them.
-            ActorError: they are announced but cannot be had.
-        """
-        if exact < 0 or not self._stager.use_exactly(exact):
-            self._stager.use(least)
 
     def metrics(self) -> dict[str, float]:
         """Tokens generated in this life, and the version in use."""

@@ -26,11 +26,10 @@ from relax_actors.roles.staging import Stager
 
 def make_engine(config: Config, device: str, *, follows: bool) -> ScoringEngine:
     """The scoring engine that goes with the run's trainer."""
-    import torch  # noqa: PLC0415 only the process that scores pays for it
-
+    from relax_actors.engines.kernels import set_up  # noqa: PLC0415 only the process that scores pays for torch
     from relax_actors.engines.scoring.torch_engine import TorchScorer  # noqa: PLC0415
 
-    torch.set_num_threads(config.run.threads)
+    set_up(config.run)
     return TorchScorer(config, device, follows=follows)
 
 

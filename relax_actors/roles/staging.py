@@ -21,8 +21,6 @@ from relax_actors.messages import Weights
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-WEIGHTS_SECONDS = 30.0
-"""How long announced weights may be missing before the actor gives up."""
 LOOK_SECONDS = 1.0
 """The table is looked at so often even if no announcement was heard."""
 RETRY_SECONDS = 0.02
@@ -42,6 +40,8 @@ class Stager:
     def __init__(self, context: Context, engine: TakesWeights, *, follows: bool = True) -> None:
         self._context, self._engine, self._empty = context, engine, engine.empty_copy
         self._copy = self._empty()
+        # How long announced weights may be missing: the trainer mends that, when it is through with its step.
+        self._patience = context.config.trainer.deadline
         self._keeps = follows and context.config.publishes_deltas
         # Held while the copy changes and the engine stages.
         self._preparing = threading.Lock()
@@ -73,7 +73,7 @@ class Stager:
             RowError: weights as new as that were never announced; rows are admitted after them.
             ActorError: they are announced but did not come, or cannot be prepared.
         """
-        end = time.monotonic() + WEIGHTS_SECONDS
+        end = time.monotonic() + self._patience
         if self.serving is None or self.serving.version < least:
             self._require_announced(least)
         with self._changed:
@@ -82,7 +82,7 @@ class Stager:
                     msg = f"weights cannot be prepared: {self._error}"
                     raise ActorError(msg) from self._error
                 if time.monotonic() > end or self._context.stopping():
-                    msg = f"a row needs weights {least} or newer; {WEIGHTS_SECONDS:g} s gave none whose files are whole"
+                    msg = f"a row needs weights {least} or newer; {self._patience:g} s gave none whose files are whole"
                     raise ActorError(msg)
                 self._look = True
                 self._changed.notify_all()
@@ -109,7 +109,8 @@ class Stager:
                 if self._serves(version) and self.serving is not None and self.serving.version == version:
                     return True
             here = self._copy.version
-            if not self._prepare(announced, self._copy if here is None or here <= version else self._empty()):
+            copy = self._copy if here is None or here <= version else self._empty()
+            if not self._prepare(announced, copy, mends=self._thread is None):
                 return False
             with self._changed:
                 self._swap()
@@ -123,13 +124,11 @@ class Stager:
         Raises:
             ActorError: it did not come.
         """
-        end = time.monotonic() + WEIGHTS_SECONDS
+        end = time.monotonic() + self._patience
         while not self.use_exactly(version):
             if time.monotonic() > end or self._context.stopping():
-                msg = f"weights {version} are not whole in the store for {WEIGHTS_SECONDS:g} s"
+                msg = f"weights {version} are not whole in the store for {self._patience:g} s"
                 raise ActorError(msg)
-            if (announced := self._announced(version)) is not None:
-                self._discard(announced)
             time.sleep(RETRY_SECONDS)
             self._context.progress()
 
@@ -182,13 +181,14 @@ class Stager:
                 if self._closing:
                     return
                 self._look = False
+            failed: Exception | None = None
             try:
                 found = self._look_for_newer()
             except Exception as error:  # noqa: BLE001 told where somebody waits for it
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-                found = True
+                failed, found = error, True
+            with self._changed:
+                self._error = failed
+                self._changed.notify_all()
             pause = LOOK_SECONDS if found else RETRY_SECONDS
 
     def _look_for_newer(self) -> bool:
@@ -202,38 +202,61 @@ class Stager:
         if newest is None or newest.version in {cell.version for cell in there if cell is not None}:
             return not behind
         with self._preparing:
-            if not self._prepare(newest, self._copy):
-                if table.fetch_last("weights", Weights) == newest:
-                    self._discard(newest)
+            if not self._prepare(newest, self._copy, mends=True):
                 return False
-        with self._changed:
-            # Whoever generates may have swapped to it already, in place of one that was ready before.
-            if self.serving is None or self.serving.version != newest.version:
-                self._ready = newest
-            self._error = None
-            self._changed.notify_all()
+            # Before anybody else may stage: what is ready is what the engine has staged.
+            with self._changed:
+                if self.serving is None or self.serving.version != newest.version:
+                    self._ready = newest
+                self._changed.notify_all()
         return not behind
 
-    def _prepare(self, target: Weights, copy: WeightsCopy) -> bool:
-        """Have the engine stage a version; False if its files are not there, or are not what was announced."""
+    def _prepare(self, target: Weights, copy: WeightsCopy, *, mends: bool) -> bool:
+        """Have the engine stage a version; False if its files are not there, or are not what was announced.
+
+        Args:
+            target: what was announced of it.
+            copy: to go on from.
+            mends: whether to remove its files if they lead nowhere: the trainer then writes a whole set in their place.
+        """
+        files = self._files(target)
         try:
             way = self._way(target, copy.version)
-            if way is None:
-                return False
             if way:
                 copy.take(way)
-            with self._changed:
-                # Two are alive at most: what the engine has staged, and this one.
-                self._known.pop(target.version, None)
-                self._known = dict([*self._known.items(), (target.version, target)][-2:])
-            self._engine.stage(target.version, copy.tensors)
+            if way is not None:
+                with self._changed:
+                    # Two are alive at most: what the engine has staged, and this one.
+                    self._known.pop(target.version, None)
+                    self._known = dict([*self._known.items(), (target.version, target)][-2:])
+                self._engine.stage(target.version, copy.tensors)
+                return True
         except StoreError as error:
             self._context.journal.event("weights_corrupt", version=target.version, error=str(error))
-            return False
+            # A file that cannot be opened may be whole.
+            mends = mends and not isinstance(error.__cause__, OSError)
         finally:
             if not self._keeps:
                 self._copy = self._empty()
-        return True
+        if mends:
+            self._remove(files)
+        return False
+
+    def _files(self, target: Weights) -> dict[Path, tuple[int, int]]:
+        """The files of a version that are there, each with what tells it from one written later."""
+        found = {}
+        for shard in target.shards:
+            path = self._context.table.store.path(shard.path)
+            with suppress(OSError):
+                found[path] = _identity(path)
+        return found
+
+    def _remove(self, files: dict[Path, tuple[int, int]]) -> None:
+        """Remove files, but for those that were written anew meanwhile."""
+        for path, identity in files.items():
+            with suppress(OSError):
+                if _identity(path) == identity:
+                    path.unlink()
 
     def _way(self, target: Weights, here: int | None) -> list[Step] | None:
         """The files from what is here, or from the last whole set, to a version; None if some are gone."""
@@ -251,13 +274,13 @@ class Stager:
             cell = self._announced(cell.base_version)
         return way if cell is not None else None
 
-    def _discard(self, announced: Weights) -> None:
-        """Remove files that lead nowhere: the trainer sees that they are gone, and writes a whole set."""
-        for shard in announced.shards:
-            self._context.table.store.path(shard.path).unlink(missing_ok=True)
-
 
 def _is_whole(shard: Path) -> bool:
     from relax_actors.engines.weights import base_of  # noqa: PLC0415 only those whose weights are torch's pay for it
 
     return base_of(shard) is None
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns

@@ -37,11 +37,10 @@ def make_engine(context: Context) -> TrainingEngine:
     config = context.config
     if config.simulate is not None:
         return ModelledTraining(config, Devices(config.simulate, context.folder.root))
-    import torch  # noqa: PLC0415 only the process that trains pays for it
-
+    from relax_actors.engines.kernels import set_up  # noqa: PLC0415 only the process that trains pays for torch
     from relax_actors.engines.training.torch_engine import TorchEngine  # noqa: PLC0415
 
-    torch.set_num_threads(config.run.threads)
+    set_up(config.run)
     if config.trainer.backend == "torch":
         return TorchEngine(config)
     msg = f"trainer.backend {config.trainer.backend!r} is not known"
@@ -96,6 +95,7 @@ class Trainer(StatefulRole):
                 msg = f"checkpoint {folder} is announced but missing; restore it, or start a run of another name"
                 raise ConfigError(msg)
             try:
+                checkpoints.verify(folder)
                 self._engine.load(folder)
             except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
                 msg = f"checkpoint {folder} cannot be read: {error}; restore it, or start a run of another name"
@@ -264,7 +264,12 @@ class Trainer(StatefulRole):
             return
         self._publisher.settle()
         path = self.context.folder.checkpoints / f"{version}.{self.context.incarnation}"
-        checkpoints.write(path, self._engine.save, self.context.wait_for_room)
+
+        def save(folder: Path) -> None:
+            self._engine.save(folder)
+            checkpoints.seal(folder)
+
+        checkpoints.write(path, save, self.context.wait_for_room)
         self.progress()
         old, floor = self._ledger.floor, self._ledger.next_floor(version)
         cell = Checkpoint(

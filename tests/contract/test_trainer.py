@@ -10,7 +10,8 @@ import pytest
 
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.messages import Advantage, Batch, Dropped, Prompt, Quarantined, Trajectory, Weights
+from relax_actors.errors import ConfigError
+from relax_actors.messages import Advantage, Batch, Checkpoint, Dropped, Prompt, Quarantined, Trajectory, Weights
 from relax_actors.roles.trainer import Trainer
 from tests.contract.conftest import MakeTrainer
 
@@ -195,3 +196,19 @@ def test_a_row_that_ends_after_it_was_computed_on_is_not_trained(make_trainer: M
     assert batches(table) == {0: [4, 1, 2, 3]}
     other = make_trainer(TWO_ROWS, incarnation=2)
     assert other._engine.fingerprint() == fingerprint(table, 1)
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "reference.safetensors"])
+def test_a_checkpoint_with_a_flipped_bit_is_not_loaded(make_trainer: MakeTrainer, table: Table, file: str) -> None:
+    settings = ("trainer.checkpoint_every=1", "algorithm.kl_coefficient=0.1")
+    trainer = make_trainer(*settings)
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    checkpoint = table.fetch_last("checkpoint", Checkpoint)
+    assert checkpoint is not None
+    path = trainer.context.folder.root / checkpoint.path / file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=f"file {file} of .* is not what was written there"):
+        make_trainer(*settings, incarnation=2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from broker.errors import BrokerUnreachableError
 from broker.table import Table
 from relax_actors.actor import Context
 from relax_actors.engines import weights
@@ -17,7 +20,6 @@ from relax_actors.engines.training import Sequences, TrainBatch, train
 from relax_actors.engines.training.torch_engine import TorchEngine
 from relax_actors.errors import ActorError, RowError
 from relax_actors.messages import Weights
-from relax_actors.roles import staging
 from relax_actors.roles.publish import Publisher
 from relax_actors.roles.staging import Stager
 from tests.contract.conftest import MakeContext
@@ -244,13 +246,12 @@ def test_without_deltas_all_files_are_whole(make_sender: MakeSender, make_receiv
 
 
 def test_weights_that_do_not_come_are_an_error_that_blames_no_row(
-    make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+    make_sender: MakeSender, make_receiver: MakeReceiver
 ) -> None:
-    monkeypatch.setattr(staging, "WEIGHTS_SECONDS", 0.2)
     sender = make_sender()
     for shard in sender.cell(sender.step()).shards:
         sender.context.table.store.path(shard.path).unlink()
-    receiver = make_receiver()
+    receiver = make_receiver("trainer.deadline=0.2")
     with pytest.raises(ActorError, match="a row needs weights 1 or newer"):
         receiver.stager.use(1)
     # A row that demands what was never announced is itself to blame: rows are admitted after their weights.
@@ -270,3 +271,78 @@ def test_weights_of_another_model_are_an_error_with_its_reason(
     table.put(table.subjects.numbered("weights", 1), Weights(1, fingerprint, [type(shard)(uri, 1, fingerprint)], 1))
     with pytest.raises(ActorError, match=r"weights cannot be prepared: .*unknown \['stranger'\]"):
         make_receiver().stager.use(1)
+
+
+def test_a_file_that_the_trainer_wrote_anew_meanwhile_is_left_alone(
+    make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = make_sender("weights.delta=off"), make_receiver("weights.delta=off")
+    receiver.stager.use(0)
+    receiver.stager.close()
+    sender.step()
+    path = sender.context.table.store.path(sender.cell(1).shards[0].path)
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    find = receiver.stager._way
+
+    def with_a_trainer_beside(target: Weights, here: int | None) -> Any:
+        way = find(target, here)
+        sender.publisher.look_after()
+        return way
+
+    monkeypatch.setattr(receiver.stager, "_way", with_a_trainer_beside)
+    path.unlink()  # is missed, and written anew before it is removed as damaged
+    assert not receiver.stager._look_for_newer()
+    assert path.exists()
+    monkeypatch.setattr(receiver.stager, "_way", find)
+    path.unlink()
+    path.write_bytes(damaged)
+    assert not receiver.stager._look_for_newer()
+    assert not path.exists()
+    sender.publisher.look_after()
+    assert receiver.stager._look_for_newer()
+    receiver.stager.use(1)
+
+
+def test_a_failure_that_is_over_fails_no_row(
+    make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_sender()
+    stager = make_receiver().stager
+    stager.use(0)
+    table = stager._context.table
+
+    def away(kind: str, expected: type[Any]) -> Any:
+        raise BrokerUnreachableError(f"no answer about {kind} of {expected}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "fetch_last", away)
+        stager._look = True
+        wait_until(lambda: stager._error is not None, "look that fails", 10)
+    stager._look = True
+    wait_until(lambda: stager._error is None, "look that does not", 10)
+
+
+def test_a_held_out_row_between_preparing_and_use_does_not_leave_the_next_row_without_weights(
+    make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, stager = make_sender("staleness.max=9"), make_receiver("staleness.max=9").stager
+    stager.use(0)
+    stager.close()
+    sender.step(3)
+    prepare, row = stager._prepare, threading.Thread(target=stager.use_exactly, args=(2,))
+
+    def with_a_row_beside(target: Weights, copy: Any, *, mends: bool) -> bool:
+        found = prepare(target, copy, mends=mends)
+        if row.ident is None:
+            row.start()
+            row.join(0.3)  # as far as it gets
+        return found
+
+    monkeypatch.setattr(stager, "_prepare", with_a_row_beside)
+    stager._look_for_newer()
+    row.join()
+    stager._look_for_newer()  # the row has swapped to what it asked for
+    stager.use(3)
+    assert stager.serving is not None
+    assert stager.serving.version == 3

@@ -13,6 +13,7 @@ import pytest
 
 from broker.bridge import Address
 from broker.server import Server
+from relax_actors.cli.connect import connected
 from tests.support.faults import story_of
 from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, wait_until
 
@@ -38,6 +39,14 @@ def test_a_run_trains_to_the_end_and_leaves_a_model_and_nothing_else(make_run: M
     assert run.folder.picture.read_bytes().startswith(b"\x89PNG")
     again = run.complete()
     assert again["weights_fingerprint"] == result["weights_fingerprint"]
+    assert "the ledger is complete" in relax("ledger", "whole", cwd=tmp_path).stdout
+    with connected(str(run.folder.root)) as at:
+        subject = at.table.subjects.numbered("batch", 3)
+        cell = at.table.get(subject)
+        assert cell is not None
+        at.table.remove([cell])
+    broken = relax("ledger", "whole", cwd=tmp_path)
+    assert (broken.returncode, "step 3 has weights but no batch" in broken.stdout) == (1, True), broken.stdout
     refused = relax("up", str(TINY), "run.name=whole", "trainer.rows=8", "run.steps=20", cwd=tmp_path)
     assert refused.returncode == 2
     assert "trainer.rows" in refused.stderr

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.checkpoint import collect, write
+from broker.errors import StoreError
+from relax_actors.checkpoint import collect, seal, verify, write
 
 
 def fill(text: str) -> object:
@@ -67,3 +68,28 @@ def test_only_checkpoints_that_nobody_will_load_are_removed(tmp_path: Path, name
     (tmp_path / name).mkdir()
     collect(tmp_path, ["4.2", "6.2"], 6, 2)
     assert (tmp_path / name).exists() is stays
+
+
+def test_a_file_that_is_not_what_was_written_is_named(tmp_path: Path) -> None:
+    def save(folder: Path) -> None:
+        (folder / "shards").mkdir()
+        (folder / "shards" / "a").write_bytes(bytes(1000))
+        (folder / "b").write_text("b")
+        seal(folder)
+
+    folder = tmp_path / "7.1"
+    write(folder, save)
+    verify(folder)
+    (folder / "more").touch()
+    with pytest.raises(StoreError, match=f"file more of {folder} is not what was written"):
+        verify(folder)
+    (folder / "more").unlink()
+    (folder / "b").unlink()
+    with pytest.raises(StoreError, match="file b of"):
+        verify(folder)
+    (folder / "b").write_text("b")
+    data = bytearray(1000)
+    data[500] = 1
+    (folder / "shards" / "a").write_bytes(data)
+    with pytest.raises(StoreError, match="file shards/a of"):
+        verify(folder)

@@ -180,7 +180,10 @@ class TorchEngine:
                     parameter.grad.mul_(by)
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.clip_norm))
         if not math.isfinite(norm):
-            msg = f"gradient norm is {norm}: the loss diverged; lower trainer.learning_rate or clip the ratio tighter"
+            msg = (
+                f"gradient norm is {norm}: the loss diverged; start a run of another name with a lower "
+                "trainer.learning_rate or a tighter clip"
+            )
             raise FloatingPointError(msg)
         self._optimizer.step()
         self._announcer.changed()
@@ -237,4 +240,5 @@ class TorchEngine:
 
     def export(self, folder: Path) -> None:
         """Write a model folder; see the protocol."""
-        self._model.save_pretrained(folder)
+        with weights.errors_of_the_disk(folder):
+            self._model.save_pretrained(folder)
