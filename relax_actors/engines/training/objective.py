@@ -18,6 +18,8 @@ PER_TOKEN = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entr
 class StepObjective:
     """One step's loss, micro-batch by micro-batch.
 
+    `log_ratios` are those of each micro-batch so far, `[tokens] float32`; ranks that share a step join them.
+
     Args:
         algorithm: the run's.
         tokens: completion tokens of the whole step.
@@ -28,7 +30,7 @@ class StepObjective:
         self._algorithm = algorithm
         self._tokens = tokens
         self._normaliser = float(tokens if algorithm.loss == "token" else sequences)
-        self._log_ratios: list[NDArray[Any]] = []
+        self.log_ratios: list[NDArray[Any]] = []
 
     def loss(
         self,
@@ -55,7 +57,7 @@ class StepObjective:
         """
         algorithm = self._algorithm
         measured = mismatch_metrics(logprobs, rollout, mask)
-        self._log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
+        self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
         per_token = self._policy(
             logprobs, rollout, self._proximal(logprobs, rollout, actor_fwd), advantages, mask, measured
         )
@@ -141,4 +143,4 @@ class StepObjective:
         means = {name: measured[name] / self._tokens for name in PER_TOKEN if name in measured}
         rest = {name: value for name, value in measured.items() if name != "trained"}
         loss = {"loss": measured["loss"] * self.factor(measured)}
-        return rest | means | loss | ratio_quantiles(self._log_ratios) | {"tokens": float(self._tokens)}
+        return rest | means | loss | ratio_quantiles(self.log_ratios) | {"tokens": float(self._tokens)}
