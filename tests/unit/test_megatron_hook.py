@@ -82,3 +82,19 @@ def test_what_is_rewritten(code: str) -> None:
 
     tree = ast.fix_missing_locations(_OnCpu().visit(ast.parse(code)))
     assert ast.unparse(tree) == REWRITTEN[code]
+
+
+def test_bytecode_is_kept_where_no_other_loader_looks_for_it() -> None:
+    found = run("""
+import time, sys, importlib.util
+from pathlib import Path
+from relax_actors.engines.megatron import hook
+hook.install()
+import megatron.core.utils as utils
+import relax_actors_cpu_accelerator as accelerator
+kept = Path(importlib.util.cache_from_source(utils.__file__, optimization="relaxactorscpuaccelerator"))
+common = Path(importlib.util.cache_from_source(utils.__file__))
+print(kept.exists() or sys.dont_write_bytecode, utils._accelerator is accelerator)
+print(not common.exists() or b"relax_actors" not in common.read_bytes())
+""")
+    assert found.split() == ["True", "True", "True"]

@@ -61,13 +61,14 @@ class MegatronGroup:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
         self._watchers: list[threading.Thread] = []
-        settings = config.model_dump(mode="json")
-        port: int | None = None
-        for rank in range(config.trainer.megatron.ranks):
-            channel = self._spawn(config.folder.absolute())
-            channel.send({"config": settings, "rank": rank, "port": port})
-            if rank == 0:
-                port = self._port(channel)
+        start = {"config": config.model_dump(mode="json"), "rank": 0, "port": None}
+        for _ in range(config.trainer.megatron.ranks):
+            self._spawn(config.folder.absolute())
+        first, *others = self._channels
+        first.send(start)
+        port = self._port(first)
+        for rank, channel in enumerate(others, 1):
+            channel.send(start | {"rank": rank, "port": port})
         self._gather()
 
     @property
@@ -75,7 +76,7 @@ class MegatronGroup:
         """The ranks' processes."""
         return [process.pid for process in self._processes]
 
-    def _spawn(self, folder: Path) -> Channel:
+    def _spawn(self, folder: Path) -> None:
         ours, theirs = socket.socketpair()
         rank = len(self._processes)
         # Folder and rank are for whoever looks a process up by its command line.
@@ -87,7 +88,6 @@ class MegatronGroup:
         watcher = threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True)
         watcher.start()
         self._watchers.append(watcher)
-        return self._channels[-1]
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Wait for a rank's end; if it was not told to, nobody waits for what it will not do."""

@@ -11,12 +11,17 @@ import ast
 import contextlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
+import marshal
 import sys
 import types
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 
 PACKAGE = "megatron.core"
 _NAME = "_accelerator"
@@ -127,14 +132,25 @@ def _device(node: ast.expr) -> ast.expr:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles a module from its rewritten tree; never from, or to, the bytecode that others use."""
+    """Compiles a module from its rewritten tree; its bytecode has a name that no other loader looks for."""
 
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)
+        kept_at = Path(importlib.util.cache_from_source(path, optimization=_MODULE.replace("_", "")))
+        about = Path(path).stat()
+        key = xxhash.xxh3_128_digest(f"{_own_source()}|{about.st_mtime_ns}|{about.st_size}".encode())
+        with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
+            data = kept_at.read_bytes()
+            if data.startswith(key):
+                kept: types.CodeType = marshal.loads(data[len(key) :])  # noqa: S302 as Python's own caches
+                return kept
         tree = _OnCpu().visit(ast.parse(self.get_data(path), path))
         tree.body.insert(_first_statement(tree.body), ast.Import([ast.alias(_MODULE, _NAME)]))
         ast.fix_missing_locations(tree)
         code: types.CodeType = compile(tree, path, "exec", dont_inherit=True)
+        if not sys.dont_write_bytecode:
+            with contextlib.suppress(OSError):
+                self.set_data(str(kept_at), key + marshal.dumps(code))
         return code
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -142,6 +158,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
         if module.__name__ == f"{PACKAGE}.jit":
             # Its fused functions are torch.compile: on a CPU the first step would wait for a C++ compiler.
             module.disable_jit_fuser()
+
+
+@cache
+def _own_source() -> str:
+    """What rewrites: code that an older one compiled is compiled anew."""
+    return f"{sys.version}|{Path(__file__).read_text()}"
 
 
 def _first_statement(body: Sequence[ast.stmt]) -> int:

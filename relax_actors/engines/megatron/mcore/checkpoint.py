@@ -12,7 +12,7 @@ from typing import Any
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch import distributed
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException
 
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
