@@ -59,8 +59,8 @@ def nothing() -> None:
 def group_of() -> Iterator[Callable[..., MegatronGroup]]:
     groups: list[MegatronGroup] = []
 
-    def make(config: Config, *arguments: Any) -> MegatronGroup:
-        groups.append(MegatronGroup(config, *arguments))
+    def make(config: Config, lost: Callable[[int, int], None] = lambda *_: None) -> MegatronGroup:
+        groups.append(MegatronGroup(config, lost))
         return groups[-1]
 
     yield make

@@ -98,6 +98,8 @@ class Architecture:
             "qk_layernorm": self.norms_of_heads,
             "add_bias_linear": False,
             "add_qkv_bias": False,
+            # Asked of a model without experts, too, where micro-batches differ in length.
+            "moe_token_dispatcher_type": "alltoall",
         }
         if not self.experts:
             return dense
@@ -110,7 +112,6 @@ class Architecture:
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
             "moe_router_dtype": "fp32",
-            "moe_token_dispatcher_type": "alltoall",
             "moe_grouped_gemm": False,
             "moe_permute_fusion": False,
         }

@@ -64,12 +64,16 @@ class MegatronGroup:
         start = {"config": config.model_dump(mode="json"), "rank": 0, "port": None}
         for _ in range(config.trainer.megatron.ranks):
             self._spawn(config.folder.absolute())
-        first, *others = self._channels
-        first.send(start)
-        port = self._port(first)
-        for rank, channel in enumerate(others, 1):
-            channel.send(start | {"rank": rank, "port": port})
-        self._gather()
+        try:
+            first, *others = self._channels
+            first.send(start)
+            port = self._port(first)
+            for rank, channel in enumerate(others, 1):
+                channel.send(start | {"rank": rank, "port": port})
+            self._gather()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pids(self) -> list[int]:
@@ -90,16 +94,15 @@ class MegatronGroup:
         self._watchers.append(watcher)
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Wait for a rank's end; if it was not told to, nobody waits for what it will not do."""
+        """Wait for a rank's end. One that ends with 0 has said why, and the call that hears it fails."""
         code = process.wait()
-        if not self._closing.is_set():
+        if code != 0 and not self._closing.is_set():
             self._kill()
             self._lost(rank, code)
 
     def _port(self, channel: Channel) -> int:
         message = self._received(0, channel)
         if "error" in message:
-            self._kill()
             raise error_of(message["error"], 0)
         return int(message["port"])
 

@@ -119,35 +119,36 @@ class MegatronEngine:
         scored = self._scored(batch, parts, progress)
 
         def loss_of(number: int, part: PartTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
-            padded = partial(self._padded, parts[number], part.width)
+            indices = parts[number].indices
+            rows = len(indices)  # rows of padding are no sequences, not even ones without tokens
+            padded = partial(self._padded, indices, part.width)
             proximal, given = batch.proximal_logprobs, batch.reference_logprobs
             reference = padded(given) if given is not None else scored.get(number)
-            advantages = np.zeros(parts[number].rows, np.float32)
-            advantages[: len(parts[number].indices)] = batch.advantages[parts[number].indices]
             return objective.loss(
-                logprobs,
+                logprobs[:rows],
                 padded(batch.old_logprobs),
-                torch.from_numpy(advantages).to(self._device),
-                part.mask,
+                torch.from_numpy(np.array(batch.advantages[indices], np.float32)).to(self._device),
+                part.mask[:rows],
                 actor_fwd=padded(proximal) if proximal is not None else None,
-                reference=reference,
+                reference=reference[:rows] if reference is not None else None,
             )
 
         temperature = self._config.rollout.temperature
         measured, objective.log_ratios = self._train(parts, sequences, loss_of, temperature, progress, objective)
         norm = self._step(rate, objective.factor(measured))
-        figures = objective.figures(measured | {"micro_batches": float(len(parts))})
-        return StepResult(figures | {"gradient_norm": norm, "learning_rate": rate})
+        figures = objective.figures(measured)
+        own = {"gradient_norm": norm, "micro_batches": float(len(parts)), "learning_rate": rate}
+        return StepResult(figures | own)
 
     def _parts(self, sequences: Sequences) -> list[Part]:
         """The micro-batches of this rank."""
         shares = parts_of(sequences.lengths, self._layout, self._config.trainer.token_budget)
         return shares[parallel_state.get_data_parallel_rank()]
 
-    def _padded(self, part: Part, width: int, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """Values of the completions' tokens as a micro-batch has them, `[rows, width] float32`."""
-        out = np.zeros((part.rows, width), np.float32)
-        for row, index in enumerate(part.indices):
+    def _padded(self, indices: Sequence[int], width: int, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        """Values of the completions' tokens as a micro-batch has them, `[indices, width] float32`."""
+        out = np.zeros((len(indices), width), np.float32)
+        for row, index in enumerate(indices):
             out[row, : len(arrays[index])] = arrays[index]
         return torch.from_numpy(out).to(self._device)
 
