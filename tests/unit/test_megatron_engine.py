@@ -17,6 +17,7 @@ from relax_actors.engines import deltas, weights
 from relax_actors.engines.model import build, tensors_of
 from relax_actors.engines.training import TrainBatch
 from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.errors import ConfigError
 from tests.support.megatron import DENSE, LLAMA, MOE, batch_of, config_of, skip_if_missing
 
 skip_if_missing()
@@ -210,6 +211,11 @@ def test_experts_without_transformer_engine_have_a_router(monkeypatch: pytest.Mo
     monkeypatch.delattr(moe_utils, "te_general_gemm")
     with pytest.raises(NameError):
         moe_utils.router_gating_linear(*arguments)
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no CUDA here"):
+        MegatronEngine(config_of(tmp_path, DENSE, trainer={"device": "cuda"}))
 
 
 def test_split_sizes_are_numbers(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ class MegatronEngine:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config, self._rank = config, rank
         self._layout = layout = Layout.of(config.trainer.megatron)
+        process.check_device(config.trainer.device)
         process.begin(layout, rank, store or HashStore())
         self._device = process.device()
         self._talk = process.talk()

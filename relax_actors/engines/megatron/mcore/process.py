@@ -29,12 +29,29 @@ def talk() -> Any:
     return _talk
 
 
+def check_device(wanted: str) -> None:
+    """Refuse a device that megatron-core cannot take: where there is CUDA it computes on CUDA.
+
+    Args:
+        wanted: `trainer.device`.
+
+    Raises:
+        ConfigError: it is another than what there is.
+    """
+    if wanted == "cpu" and not ON_CPU:
+        msg = 'trainer.device = "cpu", but Megatron-Core takes CUDA where it is; hide it: CUDA_VISIBLE_DEVICES=""'
+        raise ConfigError(msg)
+    if wanted not in ("auto", "cpu") and ON_CPU:
+        msg = f'trainer.device = {wanted!r}, but there is no CUDA here; set it to "auto"'
+        raise ConfigError(msg)
+
+
 def begin(layout: Layout, rank: int, store: Store) -> None:
     """Join the ranks and lay out their groups; once a process, for megatron-core's groups belong to the process.
 
     Args:
         layout: of all ranks.
-        rank: of this process.
+        rank: of this process, and number of its GPU.
         store: through which the ranks find each other.
 
     Raises:
