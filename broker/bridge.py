@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -25,6 +24,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from broker.errors import BrokerError, BrokerUnreachableError
+from broker.files import write_private
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -55,13 +55,8 @@ class Address:
 
     def save(self, path: Path) -> None:
         """Write it readable for this user only, whole or not at all: whoever is killed here is started again."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.touch(mode=0o600)
-        temporary.chmod(0o600)
-        temporary.write_text(
-            json.dumps({"url": self.url, "user": self.user, "password": self.password, "credentials": self.credentials})
-        )
-        temporary.rename(path)
+        body = {"url": self.url, "user": self.user, "password": self.password, "credentials": self.credentials}
+        write_private(path, json.dumps(body))
 
     @classmethod
     def load(cls, path: Path) -> Address:

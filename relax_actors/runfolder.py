@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import IO, Any
 
+from broker.files import remove_unfinished, write_private
 from relax_actors.config import Config, make_importable, validate
 from relax_actors.errors import ConfigError
 
@@ -94,6 +94,8 @@ class RunFolder:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
+        for folder in (self.root, self.root / "broker"):
+            remove_unfinished(folder)
         return file
 
     def save_config(self, config: Config, import_path: str) -> None:
@@ -121,11 +123,3 @@ class RunFolder:
             return None
         body: dict[str, Any] = json.loads(self.config.read_text())
         return body
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file for this user only, whole or not at all."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    Path(temporary).rename(path)

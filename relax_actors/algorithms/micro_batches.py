@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 
-def micro_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int]]:
+def micro_batches(lengths: Sequence[int], *, token_budget: int, padded: bool = False) -> list[list[int]]:
     """Cut the indices of `lengths` so that the lengths of each part add up to the budget at most.
 
     Longest first, equal lengths in order of index: attention, which computes on padding, pads neighbours little, and
     what needs most memory runs first. The number of micro-batches is the least that any cut of the sorted lengths
-    allows. Raises ValueError when a sequence is empty or longer than the budget.
+    allows. With `padded` all that a part has counts as long as its longest. Raises ValueError when a sequence is empty
+    or longer than the budget.
     """
     for index, length in enumerate(lengths):
         if length < 1:
@@ -29,7 +30,8 @@ def micro_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int
             raise ValueError(msg)
 
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    return [[order[i] for i in part] for part in _neighbours([lengths[i] for i in order], token_budget)]
+    parts = _neighbours([lengths[i] for i in order], token_budget, padded=padded)
+    return [[order[i] for i in part] for part in parts]
 
 
 def row_parts(rows: Sequence[Sequence[int]], *, token_budget: int) -> list[range]:
@@ -41,12 +43,12 @@ def row_parts(rows: Sequence[Sequence[int]], *, token_budget: int) -> list[range
     return _neighbours([sum(lengths) for lengths in rows], token_budget)
 
 
-def _neighbours(sizes: Sequence[int], budget: int) -> list[range]:
-    """Neighbours as many as fit; what does not fit at all stands alone."""
+def _neighbours(sizes: Sequence[int], budget: int, *, padded: bool = False) -> list[range]:
+    """Neighbours as many as fit; what does not fit at all stands alone. With `padded` sizes must not rise."""
     begins: list[int] = []
     total = 0
     for i, size in enumerate(sizes):
-        total += size
+        total += sizes[begins[-1]] if padded and begins else size
         if not begins or total > budget:
             begins.append(i)
             total = size

@@ -13,6 +13,7 @@ from relax_actors.actor import COLUMNS, Role
 from relax_actors.cli.placement import placed, scored
 from relax_actors.config import Config, load_config
 from relax_actors.config.schema import DataSection
+from relax_actors.engines.megatron import architecture, layout, presence
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.modelfolder import ModelFacts, measure, prepare
 from relax_actors.rewards import load_reward, load_rewards
@@ -64,6 +65,7 @@ def examine(config: Config) -> Findings:
             yield from ()
 
         attempt(model)
+        attempt(lambda: _megatron(config, folder))
         attempt(lambda: _roles(config))
         attempt(lambda: _rewards(config))
         attempt(lambda: _arithmetic(config))
@@ -76,6 +78,19 @@ def examine(config: Config) -> Findings:
                 attempt(lambda: _data(config, held_out.data, "eval.data", folder, found))
             attempt(lambda: _room(config, found))
     return Findings(tuple(errors), tuple(notes), facts[0] if facts else None)
+
+
+def _megatron(config: Config, folder: Path) -> Iterator[str]:
+    if config.trainer.backend != "megatron":
+        return
+    presence.require()
+    fields = json.loads((folder / "config.json").read_text())
+    architecture.check(fields)
+    found = layout.Layout.of(config.trainer.megatron)
+    layout.check(found, fields)
+    if found.ranks > 1:
+        sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
+        yield f"the trainer has {found.ranks} ranks: {sizes}"
 
 
 def _roles(config: Config) -> Iterator[str]:
@@ -160,7 +175,8 @@ def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
     engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
     model = facts.parameters * (TRAINER_BYTES + reference + bases + engines)
     process = PROCESS_BYTES if config.simulate is None else MODELLED_BYTES
-    processes = process * (1 + following + fixed)
+    ranks = config.trainer.megatron.ranks if config.trainer.backend == "megatron" else 1
+    processes = process * (1 + following + fixed + (ranks if ranks > 1 else 0))
     need = model + processes
     have = _memory()
     text = f"{facts.parameters / 1e6:.2f} M parameters, about {need >> 20} MiB of memory"

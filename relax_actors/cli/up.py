@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table as RichTable
 
 from broker.bridge import Address, Bridge
+from broker.files import write_private
 from broker.pull import Follower
 from broker.store import Store
 from broker.streams import wait_for_stream
@@ -30,7 +31,7 @@ from relax_actors.cli.summary import Curves, Summary, draw, summarise
 from relax_actors.config import Config, load_config
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
-from relax_actors.runfolder import RunFolder, write_private
+from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.root import Failure, Root
 

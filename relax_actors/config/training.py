@@ -17,10 +17,34 @@ class WarmStartSection(Section):
     learning_rate: PositiveFloat = 1e-3
 
 
+class MegatronSection(Section):
+    """[trainer.megatron]: how the ranks of `trainer.backend = "megatron"` share the model."""
+
+    ranks: Positive = 1
+    """Processes that train as one: a GPU each where there are GPUs. What tensor, pipeline and context parallelism
+    leave over is data parallelism."""
+    tensor_parallel: Positive = 1
+    pipeline_parallel: Positive = 1
+    virtual_pipeline: Positive = 1
+    """Stages of the pipeline that each of its ranks has."""
+    context_parallel: Positive = 1
+    expert_parallel: Positive = 1
+    expert_tensor_parallel: Positive | None = None
+    """As `tensor_parallel` if not set."""
+    sequence_parallel: bool = False
+    """Share norms and residuals between the ranks of `tensor_parallel`, too; needed there by a model with experts."""
+    distributed_optimizer: bool = True
+    """Share the optimizer's state between the ranks of data parallelism."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that backward computes again: none, those of attention, or all but the layers' inputs."""
+
+
 class TrainerSection(PoolSection):
     """[trainer]"""
 
-    backend: Literal["torch", "modelled"] = "torch"
+    backend: Literal["torch", "megatron", "modelled"] = "torch"
+    """`megatron` trains with Megatron-Core, in as many processes as [trainer.megatron] says; `make megatron` installs
+    it."""
     rows: Positive = 16
     """Rows of a step."""
     learning_rate: PositiveFloat = 1e-6
@@ -41,6 +65,7 @@ class TrainerSection(PoolSection):
     checkpoint_every: Positive = 50
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     warm_start: WarmStartSection | None = None
+    megatron: MegatronSection = MegatronSection()
     replicas: Literal[1] = 1
     deadline: PositiveFloat = 300.0
 

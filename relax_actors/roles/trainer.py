@@ -18,6 +18,7 @@ from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors import checkpoint as checkpoints
 from relax_actors.actor import Context, StatefulRole
+from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.modelled.devices import Devices
 from relax_actors.engines.modelled.training import ModelledTraining
 from relax_actors.engines.training import TrainingEngine
@@ -37,12 +38,18 @@ def make_engine(context: Context) -> TrainingEngine:
     config = context.config
     if config.simulate is not None:
         return ModelledTraining(config, Devices(config.simulate, context.folder.root))
+    if config.trainer.backend == "megatron" and config.trainer.megatron.ranks > 1:
+        return MegatronGroup(config)
     from relax_actors.engines.kernels import set_up  # noqa: PLC0415 only the process that trains pays for torch
     from relax_actors.engines.training.torch_engine import TorchEngine  # noqa: PLC0415
 
     set_up(config.run)
     if config.trainer.backend == "torch":
         return TorchEngine(config)
+    if config.trainer.backend == "megatron":
+        from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415
+
+        return MegatronEngine(config)
     msg = f"trainer.backend {config.trainer.backend!r} is not known"
     raise ConfigError(msg)
 

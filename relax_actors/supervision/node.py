@@ -23,6 +23,7 @@ import nats.errors
 import structlog
 
 from broker.bridge import Address, Bridge
+from broker.files import write_private
 from broker.lease import RunState
 from broker.pull import give_back
 from broker.streams import ensure_bucket
@@ -34,7 +35,7 @@ from relax_actors.errors import BrokerUnreachableError, RelaxError
 from relax_actors.exits import EXIT_AWAY, EXIT_CRASHED, EXIT_GAVE_UP
 from relax_actors.journal import Journal
 from relax_actors.roles import replicas, role_names
-from relax_actors.runfolder import RunFolder, write_private
+from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import Status

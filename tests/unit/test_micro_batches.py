@@ -26,6 +26,8 @@ def test_every_micro_batch_fits_the_budget(step: tuple[list[int], int]) -> None:
     lengths, budget = step
     for part in micro_batches(lengths, token_budget=budget):
         assert sum(lengths[i] for i in part) <= budget
+    for part in micro_batches(lengths, token_budget=budget, padded=True):
+        assert max(lengths[i] for i in part) * len(part) <= budget
 
 
 @given(STEPS)
@@ -35,15 +37,19 @@ def test_lengths_never_rise_and_ties_keep_their_order(step: tuple[list[int], int
     assert order == sorted(order, key=lambda i: (-lengths[i], i))
 
 
-@given(STEPS)
-def test_no_cut_of_the_sorted_lengths_has_fewer_micro_batches(step: tuple[list[int], int]) -> None:
+@given(STEPS, st.booleans())
+def test_no_cut_of_the_sorted_lengths_has_fewer_micro_batches(step: tuple[list[int], int], padded: bool) -> None:  # noqa: FBT001
     lengths, budget = step
+
+    def size(part: list[int]) -> int:
+        return part[0] * len(part) if padded else sum(part)
+
     longest_first = sorted(lengths, reverse=True)
     fewest = [0]  # fewest[k]: micro-batches that the k longest sequences need, by trying every last one
     for end in range(1, len(lengths) + 1):
-        starts = (s for s in range(end) if sum(longest_first[s:end]) <= budget)
+        starts = (s for s in range(end) if size(longest_first[s:end]) <= budget)
         fewest.append(1 + min(fewest[s] for s in starts))
-    assert len(micro_batches(lengths, token_budget=budget)) == fewest[-1]
+    assert len(micro_batches(lengths, token_budget=budget, padded=padded)) == fewest[-1]
 
 
 def test_sequences_of_like_length_share_a_micro_batch() -> None:

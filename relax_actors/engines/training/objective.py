@@ -19,7 +19,8 @@ class StepObjective:
     """One step's loss, micro-batch by micro-batch.
 
     Micro-batches give sums, and the gradients that they add up to are divided once, at the end: by how much is only
-    known when the step's last row is there, and after the last sequence may have been rejected.
+    known when the step's last row is there, and after the last sequence may have been rejected. `log_ratios` are those
+    of each micro-batch so far, `[tokens] float32`; ranks that share a step join them.
 
     Args:
         algorithm: the run's.
@@ -27,7 +28,7 @@ class StepObjective:
 
     def __init__(self, algorithm: AlgorithmSection) -> None:
         self._algorithm = algorithm
-        self._log_ratios: list[NDArray[Any]] = []
+        self.log_ratios: list[NDArray[Any]] = []
 
     def loss(
         self,
@@ -54,7 +55,7 @@ class StepObjective:
         """
         algorithm = self._algorithm
         measured = mismatch_metrics(logprobs, rollout, mask)
-        self._log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
+        self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
         per_token = self._policy(
             logprobs, rollout, self._proximal(logprobs, rollout, actor_fwd), advantages, mask, measured
         )
@@ -140,4 +141,4 @@ class StepObjective:
         means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
         rest = {name: value for name, value in measured.items() if name not in ("trained", "sequences")}
         loss = {"loss": measured["loss"] * self.factor(measured)}
-        return rest | means | loss | ratio_quantiles(self._log_ratios)
+        return rest | means | loss | ratio_quantiles(self.log_ratios)

@@ -1,0 +1,97 @@
+"""The model of this rank: megatron-core's GPTModel by the architecture of a Hugging Face folder and a layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+
+from relax_actors.config.schema import Config
+from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.mcore import ON_CPU, layers
+from relax_actors.engines.megatron.mcore.process import device
+
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective"},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def transformer_config(config: Config, architecture: Architecture, layout: Layout) -> Any:
+    """megatron-core's TransformerConfig."""
+    dtype = getattr(torch, config.trainer.dtype)
+    return TransformerConfig(
+        **architecture.in_megatron(),
+        activation_func=nn.functional.silu,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+        sequence_parallel=layout.sequence,
+        # Stages tell each other the shapes that they send; with virtual stages those messages would cross where two
+        # ranks are each other's next and previous, so micro-batches have one shape there.
+        variable_seq_lengths=layout.pipeline > 1 and layout.virtual == 1,
+        batch_p2p_comm=layout.virtual == 1,
+        # Losses are divided by what the whole step has; gradients are added up over ranks, not averaged.
+        calculate_per_token_loss=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=ON_CPU,
+        # Fused kernels of Apex, TransformerEngine or compiled code.
+        persist_layer_norm=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        cross_entropy_loss_fusion=False,
+        **_RECOMPUTE[config.trainer.megatron.recompute],
+    )
+
+
+class Chunks:
+    """The stages of the model that this rank has: one, or one a virtual stage.
+
+    `bare` are the GPTModels; `wrapped` have the conversion to half precision around them, if there is one.
+    """
+
+    def __init__(self, config: Config, architecture: Architecture, layout: Layout) -> None:
+        self.config = transformer_config(config, architecture, layout)
+        self.bare = [self._build(architecture, layout, stage) for stage in range(layout.virtual)]
+        half = self.config.bf16
+        self.wrapped = [Float16Module(self.config, model) if half else model for model in self.bare]
+
+    def _build(self, architecture: Architecture, layout: Layout, stage: int) -> Any:
+        virtual = stage if layout.virtual > 1 else None
+        where = {"ignore_virtual": False, "vp_stage": virtual}
+        model = GPTModel(
+            self.config,
+            layers.block_spec(self.config, virtual),
+            vocab_size=padded_vocabulary(architecture, layout),
+            max_sequence_length=architecture.context_length,
+            pre_process=parallel_state.is_pipeline_first_stage(**where),
+            post_process=parallel_state.is_pipeline_last_stage(**where),
+            parallel_output=True,
+            share_embeddings_and_output_weights=architecture.tied,
+            position_embedding_type="rope",
+            rotary_base=architecture.rotary_base,
+            vp_stage=virtual,
+        )
+        return model.to(device())
+
+
+def padded_vocabulary(architecture: Architecture, layout: Layout) -> int:
+    """Rows of the embeddings, a multiple of the tensor ranks; those beyond the vocabulary are never a token."""
+    return -(-architecture.vocabulary // layout.tensor) * layout.tensor

@@ -1,0 +1,62 @@
+"""The promise with a trainer of two ranks: whichever process of it is killed, the weights at the end are the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import story_of
+from tests.support.megatron import skip_if_missing
+from tests.support.running import Run, processes_of, wait_until
+
+skip_if_missing()
+
+RANKS = (
+    "trainer.backend=megatron",
+    "trainer.megatron.ranks=2",
+    "staleness.max=0",
+    "run.deterministic=true",
+    "supervision.intensity=50",
+    "supervision.ack_wait=1",
+)
+
+
+def rank_of(run: Run, rank: int) -> int | None:
+    """Process of a rank; None between two lives."""
+    for pid in processes_of(run.folder.root):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if "relax_actors.engines.megatron.mcore.rank" in command and command[-2] == str(rank):
+            return pid
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_ranks_change_nothing(tmp_path: Path, make_run: Callable[..., Run]) -> None:
+    alone = make_run("calm", *RANKS).complete()["weights_fingerprint"]
+    run = make_run("killed", *RANKS).start()
+    for cell, rank in (("weights.0", 1), ("batch.2", 0), ("weights.4", 1), ("batch.6", None)):
+        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
+        if rank is None:
+            run.kill("trainer.0")
+        else:
+            pid = wait_until(lambda rank=rank: rank_of(run, rank), f"rank {rank}")
+            os.kill(pid, signal.SIGKILL)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == alone
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    story = story_of(run)
+    assert story.of("replay_diverged") == []
+    crashed = [event for event in story.of("crashed") if event["role"] == "trainer"]
+    assert len(crashed) == 4
+    assert all("SIGKILL" in event["reason"] for event in crashed)
+    assert processes_of(run.folder.root) == []

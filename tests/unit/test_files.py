@@ -1,0 +1,29 @@
+"""Small files: whole or not at all, and nothing left of writers that are gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from broker.files import remove_unfinished, write_private
+
+
+def test_a_file_is_replaced_whole_and_is_for_its_user_only(tmp_path: Path) -> None:
+    path = tmp_path / "broker.json"
+    write_private(path, "old and long")
+    write_private(path, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_dead_writers_left_goes_and_what_living_ones_write_stays(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    kept = tmp_path / f".config.json.{os.getpid()}.tmp"
+    for path in (kept, tmp_path / f".broker.json.{gone.pid}.tmp", tmp_path / "config.json"):
+        path.touch()
+    remove_unfinished(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([kept.name, "config.json"])

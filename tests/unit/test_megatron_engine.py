@@ -1,0 +1,230 @@
+"""The Megatron engine with one rank: the torch engine's numbers, and exact resumption."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from relax_actors.config import Config
+from relax_actors.engines import deltas, weights
+from relax_actors.engines.model import build, tensors_of
+from relax_actors.engines.training import TrainBatch, train
+from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.errors import ConfigError
+from tests.support.megatron import DENSE, LLAMA, MOE, batch_of, config_of, skip_if_missing
+
+skip_if_missing()
+
+from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
+
+
+def nothing() -> None:
+    pass
+
+
+def weights_of(engine: MegatronEngine | TorchEngine, path: Path) -> dict[str, torch.Tensor]:
+    engine.announce(path)
+    return weights.load([path])
+
+
+def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def both(config: Config) -> tuple[MegatronEngine, TorchEngine]:
+    engines = MegatronEngine(config), TorchEngine(config)
+    for engine in engines:
+        engine.initialise(5)
+        engine.finish_warm_start()
+    return engines
+
+
+@pytest.mark.parametrize("architecture", [DENSE, LLAMA, MOE], ids=["qwen3", "llama", "qwen3_moe"])
+def test_five_steps_are_those_of_the_torch_engine(tmp_path: Path, architecture: dict[str, Any]) -> None:
+    algorithm = {"kl_coefficient": 0.1, "reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
+    settings = {"learning_rate": 1e-3, "weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 2}
+    config = config_of(tmp_path, architecture, algorithm=algorithm, trainer=settings, rollout={"temperature": 0.7})
+    megatron, torch_engine = both(config)
+    assert megatron.fingerprint() == torch_engine.fingerprint()
+    for step in range(5):
+        batch = batch_of(step)
+        ours = train(megatron, batch, step, nothing).metrics
+        theirs = train(torch_engine, batch, step, nothing).metrics
+        assert ours.keys() == theirs.keys()
+        for name in theirs:
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-5 if name != "gradient_norm" else 1e-4), name
+    assert ours["rejected"] > 0
+    assert furthest(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
+
+
+def started(config: Config) -> MegatronEngine:
+    engine = MegatronEngine(config)
+    engine.initialise(5)
+    engine.finish_warm_start()
+    return engine
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["of version 0", "in the middle"])
+@pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
+def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, architecture: dict[str, Any], steps: int) -> None:
+    config = config_of(tmp_path, architecture, algorithm={"kl_coefficient": 0.1})
+    one = started(config)
+    for step in range(steps):
+        train(one, batch_of(step), step, nothing)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    one.save(folder)
+    assert multiprocessing.active_children() == []
+    one.save(folder)  # as after a full disk
+    other = MegatronEngine(config)
+    other.load(folder)
+    assert other.fingerprint() == one.fingerprint()
+    counters = [state["step"] for part in other._optimizer.parts for state in part.optimizer.state.values()]
+    assert len({counter.data_ptr() for counter in counters}) == len(counters) > 1
+    assert {float(counter) for counter in counters} == {steps}
+    for step in range(steps, steps + 3):
+        a, b = train(one, batch_of(step), step, nothing), train(other, batch_of(step), step, nothing)
+        assert a.metrics == b.metrics
+    assert a.metrics["kl"] > 0
+    assert other.fingerprint() == one.fingerprint()
+
+
+def test_a_checkpoint_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started(config_of(tmp_path, DENSE))
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    mkdir = Path.mkdir
+
+    def make_and_point_at_the_full_device(path: Path, **settings: Any) -> None:
+        mkdir(path, **settings)
+        if not (path / "__0_0.distcp").is_symlink():
+            (path / "__0_0.distcp").symlink_to("/dev/full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", make_and_point_at_the_full_device)
+        with pytest.raises(OSError, match="No space left") as found:
+            engine.save(folder)
+    assert found.value.errno == errno.ENOSPC
+    engine.save(folder)
+    engine.load(folder)
+
+
+def test_activations_that_are_computed_again_change_nothing(tmp_path: Path) -> None:
+    found = []
+    for recompute in ("none", "selective", "full"):
+        engine = started(config_of(tmp_path, MOE, trainer={"megatron": {"recompute": recompute}}))
+        for step in range(2):
+            train(engine, batch_of(step), step, nothing)
+        found.append(engine.fingerprint())
+    assert found[0] == found[1] == found[2]
+
+
+def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
+    found = []
+    for budget in (20, 10_000):
+        engine = started(config_of(tmp_path, DENSE, trainer={"token_budget": budget}))
+        metrics = train(engine, batch_of(0), 0, nothing).metrics
+        found.append((metrics["loss"], metrics["gradient_norm"], metrics["ratio_p99"]))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+def test_half_precision_is_announced_as_deltas_and_kept_in_float32(tmp_path: Path) -> None:
+    trainer = {"dtype": "bfloat16", "learning_rate": 1e-6}
+    config = config_of(tmp_path, DENSE, trainer=trainer)
+    engine = started(config)
+    assert engine.delta() is None
+    engine.remember()
+    before = weights_of(engine, tmp_path / "before")
+    assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
+    for step in range(3):
+        train(engine, batch_of(step), step, nothing)
+    write = engine.delta()
+    assert write is not None
+    assert write(tmp_path / "delta") == engine.fingerprint() == engine.announce(tmp_path / "whole")
+    deltas.apply(before, weights.load([tmp_path / "delta"]))
+    assert weights.fingerprint(before.items()) == engine.fingerprint()
+    # Steps of 1e-6 vanish in bfloat16; they are kept in the optimizer's own float32.
+    main = [group["params"] for part in engine._optimizer.parts for group in part.optimizer.param_groups]
+    assert {tensor.dtype for group in main for tensor in group} == {torch.float32}
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    engine.save(folder)
+    other = MegatronEngine(config)
+    other.load(folder)
+    a, b = train(engine, batch_of(3), 3, nothing), train(other, batch_of(3), 3, nothing)
+    assert a.metrics == b.metrics
+    assert engine.fingerprint() == other.fingerprint()
+
+
+def test_warm_start_is_that_of_the_torch_engine(tmp_path: Path) -> None:
+    found = []
+    for engine in both(config_of(tmp_path, DENSE)):
+        engine.initialise(5)
+        losses = [engine.warm_start(batch_of(1).sequences, 1e-2, nothing).metrics["loss"] for _ in range(10)]
+        engine.finish_warm_start()
+        found.append((losses, weights_of(engine, tmp_path / type(engine).__name__)))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4)
+    assert found[0][0][-1] < found[0][0][0] - 0.5
+    assert furthest(found[0][1], found[1][1]) < 5e-4
+
+
+@pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
+def test_the_exported_folder_holds_the_weights_that_were_announced(
+    tmp_path: Path, architecture: dict[str, Any]
+) -> None:
+    engine = started(config_of(tmp_path, architecture))
+    train(engine, batch_of(0), 0, nothing)
+    engine.export(tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert weights.fingerprint(tensors_of(loaded).items()) == engine.fingerprint()
+
+
+def test_a_folders_own_weights_are_taken(tmp_path: Path) -> None:
+    config = config_of(tmp_path, MOE)
+    build(config.model_path, seed=77).save_pretrained(config.model_path)
+    megatron, beside = MegatronEngine(config), build(config.model_path, seed=77)
+    megatron.initialise(5)
+    assert megatron.fingerprint() == weights.fingerprint(tensors_of(beside).items())
+
+
+def test_a_loss_that_diverged_is_no_step(tmp_path: Path) -> None:
+    engine = started(config_of(tmp_path, DENSE))
+    batch = batch_of(0)
+    wild = TrainBatch(batch.sequences, batch.old_logprobs, np.full_like(batch.advantages, np.inf))
+    with pytest.raises(FloatingPointError, match="the loss diverged"):
+        train(engine, wild, 0, nothing)
+
+
+def test_experts_without_transformer_engine_have_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.transformer.moe import moe_utils
+
+    arguments = torch.ones(2, 3), torch.ones(4, 3), None, torch.float32
+    assert moe_utils.router_gating_linear(*arguments).shape == (2, 4)
+    monkeypatch.delattr(moe_utils, "te_general_gemm")
+    with pytest.raises(NameError):
+        moe_utils.router_gating_linear(*arguments)
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no CUDA here"):
+        MegatronEngine(config_of(tmp_path, DENSE, trainer={"device": "cuda"}))
+
+
+def test_split_sizes_are_numbers(tmp_path: Path) -> None:
+    from megatron.core.transformer.moe import token_dispatcher
+
+    MegatronEngine(config_of(tmp_path, DENSE))  # one rank is a group, too
+    sizes = token_dispatcher.maybe_move_tensor_to_cpu(torch.tensor([3]), as_numpy=True).tolist()
+    found = torch.zeros(3)
+    torch.distributed.all_to_all_single(found, torch.ones(3), sizes, sizes)
+    assert found.tolist() == [1, 1, 1]
+    same = torch.tensor([3])
+    assert token_dispatcher.maybe_move_tensor_to_cpu(same) is same

@@ -1,0 +1,100 @@
+"""megatron-core on a machine without CUDA: the hook keeps to it, and each of its errors is mended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.megatron import skip_if_missing
+
+skip_if_missing()
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints; a fix is shown by what happens without it, and imports happen once."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_only_modules_of_megatron_core_are_touched() -> None:
+    found = run("""
+import torch, json
+before = {name: getattr(torch.cuda, name) for name in dir(torch.cuda)}
+kept = torch.zeros, torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type
+import relax_actors.engines.megatron.mcore as mcore
+assert mcore.ON_CPU
+assert all(getattr(torch.cuda, name) is value for name, value in before.items())
+assert kept == (torch.zeros, torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type)
+from megatron.core.optimizer import clip_grads
+import megatron.core, transformers.utils
+print(type(clip_grads.__loader__).__module__, type(transformers.utils.__loader__).__module__)
+print(megatron.core.jit.jit_fuser is megatron.core.jit.noop_decorator)
+""")
+    assert found.split() == ["relax_actors.engines.megatron.hook", "_frozen_importlib_external", "True"]
+
+
+def test_with_cuda_nothing_is_done() -> None:
+    found = run("""
+import sys, torch
+torch.cuda.is_available = lambda: True
+from relax_actors.engines.megatron import hook
+finders = list(sys.meta_path)
+print(hook.install(), sys.meta_path == finders)
+""")
+    assert found.split() == ["False", "True"]
+
+
+def test_an_import_that_came_before_the_hook_is_an_error() -> None:
+    found = run("""
+import megatron.core
+from relax_actors.engines.megatron import hook
+try:
+    hook.install()
+except RuntimeError as error:
+    print(error)
+""")
+    assert "imported before the hook" in found
+
+
+REWRITTEN = {
+    "x = torch.cuda.current_device()": "x = _accelerator.current_device()",
+    "x = torch.zeros(1, device='cuda')": "x = torch.zeros(1, device=_accelerator.device)",
+    "x = y.cuda(non_blocking=True)": "x = y.to(_accelerator.device)",
+    "x = y.to('cuda:0', torch.float)": "x = y.to(_accelerator.device, torch.float)",
+    "x = torch.device('cuda')": "x = _accelerator.device",
+    "x = y.type() == 'torch.cuda.FloatTensor'": "x = y.type() == 'torch.FloatTensor'",
+    "x = torch.empty(1, pin_memory=True)": "x = torch.empty(1, pin_memory=False)",
+    "x = 'cuda'": "x = 'cuda'",
+    "x = y.cuda": "x = y.cuda",
+}
+
+
+@pytest.mark.parametrize("code", REWRITTEN)
+def test_what_is_rewritten(code: str) -> None:
+    import ast
+
+    from relax_actors.engines.megatron.hook import _OnCpu
+
+    tree = ast.fix_missing_locations(_OnCpu().visit(ast.parse(code)))
+    assert ast.unparse(tree) == REWRITTEN[code]
+
+
+def test_bytecode_is_kept_where_no_other_loader_looks_for_it() -> None:
+    found = run("""
+import time, sys, importlib.util
+from pathlib import Path
+from relax_actors.engines.megatron import hook
+hook.install()
+import megatron.core.utils as utils
+import relax_actors_cpu_accelerator as accelerator
+kept = Path(importlib.util.cache_from_source(utils.__file__, optimization="relaxactorscpuaccelerator"))
+common = Path(importlib.util.cache_from_source(utils.__file__))
+print(kept.exists() or sys.dont_write_bytecode, utils._accelerator is accelerator)
+print(not common.exists() or b"relax_actors" not in common.read_bytes())
+""")
+    assert found.split() == ["True", "True", "True"]
