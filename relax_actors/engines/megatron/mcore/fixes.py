@@ -92,7 +92,7 @@ def step_of_each_parameter() -> None:
 
 
 def state_of_padded_buckets() -> None:
-    """A fully reshardable checkpoint leaves out the padding between buckets, and looks parameters up as if it were there.
+    """A fully reshardable checkpoint leaves out the padding between buckets, yet counts it in the parameters' places.
 
     Silent but for a warning: all parameters behind the first bucket get a part of their neighbours' weights and state.
     There is more than one bucket where tied embeddings are on two stages of a pipeline.
