@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import story_of
-from tests.support.megatron import skip_if_missing
 from tests.support.running import Run, processes_of, wait_until
+from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()
 

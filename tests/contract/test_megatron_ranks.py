@@ -20,7 +20,7 @@ from relax_actors.engines.megatron.calls import RankError
 from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.training import TrainingEngine, train
 from relax_actors.errors import ConfigError
-from tests.support.megatron import DENSE, MOE, batch_of, config_of, skip_if_missing
+from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, skip_if_missing
 
 skip_if_missing()
 

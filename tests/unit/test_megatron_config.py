@@ -12,7 +12,7 @@ import pytest
 from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron import architecture, layout, presence
 from relax_actors.errors import ConfigError
-from tests.support.megatron import DENSE, MOE
+from tests.support.tiny_megatron import DENSE, MOE
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (DENSE, {"ranks": 3, "tensor_parallel": 2}, "ranks = 3 is no multiple"),

@@ -13,7 +13,7 @@ from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import Conversion, Stored, axis_of, joined, piece_of
 from relax_actors.engines.model import build, tensors_of
 from relax_actors.errors import ConfigError
-from tests.support.megatron import DENSE, LLAMA, MOE, config_of
+from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of
 
 MODELS = {
     "qwen3": DENSE,

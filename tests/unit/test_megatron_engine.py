@@ -18,7 +18,7 @@ from relax_actors.engines.model import build, tensors_of
 from relax_actors.engines.training import TrainBatch, train
 from relax_actors.engines.training.torch_engine import TorchEngine
 from relax_actors.errors import ConfigError
-from tests.support.megatron import DENSE, LLAMA, MOE, batch_of, config_of, skip_if_missing
+from tests.support.tiny_megatron import DENSE, LLAMA, MOE, batch_of, config_of, skip_if_missing
 
 skip_if_missing()
 

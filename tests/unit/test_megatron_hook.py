@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.megatron import skip_if_missing
+from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from relax_actors.engines.training import Sequences
-from tests.support.megatron import skip_if_missing
+from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()
 

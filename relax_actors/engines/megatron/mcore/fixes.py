@@ -1,7 +1,7 @@
 """Errors of megatron-core 0.16 that are met here, each mended by one function, and each with a test that shows it.
 
-The first four hit GPUs too: MoE and torch's AdamW where there is no TransformerEngine, and checkpoints anywhere. The
-last two belong to the CPU. A newer megatron-core that has its own remedy is left alone.
+All but the last two hit GPUs too: MoE and torch's AdamW where there is no TransformerEngine, and checkpoints anywhere.
+Those two belong to the CPU. A newer megatron-core that has its own remedy is left alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def apply(*, on_cpu: bool) -> None:
         state_before_the_first_step()
         step_of_resharded_state()
         step_of_each_parameter()
+        state_of_padded_buckets()
         setattr(DistributedOptimizer, _DONE, True)
     write_without_processes()
     if on_cpu:
@@ -88,6 +89,29 @@ def step_of_each_parameter() -> None:
         return found
 
     DistributedOptimizer.load_state_dict = load_state_dict
+
+
+def state_of_padded_buckets() -> None:
+    """A fully reshardable checkpoint leaves out the padding between buckets, yet counts it in the parameters' places.
+
+    Silent but for a warning: all parameters behind the first bucket get a part of their neighbours' weights and state.
+    There is more than one bucket where tied embeddings are on two stages of a pipeline.
+    """
+    original = DistributedOptimizer.sharded_param_state_fully_reshardable
+
+    def sharded(self: Any, *arguments: Any, **settings: Any) -> Any:
+        sizes = [(buffer, buffer.numel) for buffer in self.buffers]
+        sizes += [(bucket, bucket.grad_data.numel()) for buffer in self.buffers for bucket in buffer.buckets]
+        kept = [holder.numel_unpadded for holder, _ in sizes]
+        for holder, size in sizes:
+            holder.numel_unpadded = size
+        try:
+            return original(self, *arguments, **settings)
+        finally:
+            for (holder, _), size in zip(sizes, kept, strict=True):
+                holder.numel_unpadded = size
+
+    DistributedOptimizer.sharded_param_state_fully_reshardable = sharded
 
 
 def write_without_processes() -> None:
