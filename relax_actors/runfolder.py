@@ -101,6 +101,11 @@ class RunFolder:
         body = {"import_path": import_path, "config": config.model_dump(mode="json")}
         write_private(self.config, json.dumps(body, indent=1))
 
+    def state_of_config(self) -> tuple[int, int]:
+        """Changes whenever the saved configuration does."""
+        found = self.config.stat()
+        return found.st_mtime_ns, found.st_ino
+
     def change_config(self, config: Config) -> None:
         """Put another configuration in the place of the saved one."""
         body = self.saved() or {}
@@ -126,6 +131,10 @@ class RunFolder:
 def write_private(path: Path, text: str) -> None:
     """Write a file for this user only, whole or not at all."""
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    Path(temporary).rename(path)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+        Path(temporary).rename(path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
