@@ -259,7 +259,12 @@ def run(folder: RunFolder) -> int:
 
     heart.tell = tell
     heart.watched = Watched(folder, seen, tree)
-    signal.signal(signal.SIGTERM, lambda *_: tree.stop())
+
+    def told(*_: object) -> None:
+        status.told()
+        tree.stop()
+
+    signal.signal(signal.SIGTERM, told)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status.ready()
     report = tree.run()

@@ -24,7 +24,7 @@ from relax_actors.supervision.herald import Herald
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.logs import rotate
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Failure, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
@@ -67,12 +67,13 @@ class _Observer:
 
     def ended(self, child: str, outcome: Exit, _last: Reading) -> None:
         """A child is gone."""
-        if not outcome.normal:
-            log.warning("crashed", child=child, reason=outcome.reason)
-            self.failure = outcome.below or self.failure
-            self._ended.setdefault(child, time.monotonic())
-            if self.herald is not None:
-                self.herald.event("down", child, reason=outcome.reason)
+        if outcome.normal and outcome.blame is not Blame.OUTSIDE:
+            return
+        log.warning("crashed", child=child, reason=outcome.reason)
+        self.failure = outcome.below or self.failure
+        self._ended.setdefault(child, time.monotonic())
+        if self.herald is not None:
+            self.herald.event("down", child, reason=outcome.reason)
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
         """A child cannot be kept up."""
