@@ -14,11 +14,16 @@ class Pauses:
         self._most = most
         self._last: float | None = None
 
-    def look(self, now: float) -> float:
-        """Seconds since the last look if it was too long ago, else 0."""
+    def look(self, now: float, worked: float = 0.0) -> float:
+        """Seconds since the last look if it was too long ago, else 0.
+
+        Args:
+            now: seconds on the monotonic clock.
+            worked: processor seconds that this process took since the last look; who is busy does not stand still.
+        """
         gap = 0.0 if self._last is None else now - self._last
         self._last = now
-        return gap if gap > self._most else 0.0
+        return gap if gap > self._most and worked < gap / 2 else 0.0
 
 
 def unusual(heartbeat: float) -> float:

@@ -70,11 +70,9 @@ class Watch:
     def check(self) -> None:
         """Give a sign of life, or end a process whose role hangs or takes too much memory."""
         now, cpu = time.monotonic(), time.process_time()
-        pause, worked = self._pauses.look(now), cpu - self._cpu
+        # While the whole process stood still the role had no time in which to make progress.
+        self._last = min(now, self._last + self._pauses.look(now, cpu - self._cpu))
         self._cpu = cpu
-        if worked < pause / 2:
-            # The whole process stood still: the role had no time in which to make progress.
-            self._last = min(now, self._last + pause)
         silent = now - self._last
         rows = ", ".join(self._box.read().rows)
         if self.busy and silent > self._deadline:

@@ -556,7 +556,7 @@ def test_one_too_many_finishes_what_it_has_in_hand(run: Run, tmp_path: Path) -> 
 
 
 def test_one_too_many_is_not_waited_for_when_all_end(run: Run) -> None:
-    stubborn = READY.replace("say(", "signal.signal(15, signal.SIG_IGN)\nsay(") + "while True: signal.pause()\n"
+    stubborn = HEAD + "signal.signal(15, signal.SIG_IGN)\nsay(ready=True)\nwhile True: signal.pause()\n"
     running = run({"a": WAITS, "b": stubborn}, shutdown=0.2, drain=600.0)
     for _ in "ab":
         running.until("ready")
