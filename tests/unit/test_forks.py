@@ -92,7 +92,10 @@ def test_word_of_an_end_outlives_the_zygote_that_gave_it(make: Make, tmp_path: P
     zygote = make()
     forked = fork(zygote, tmp_path)
     wait_until(lambda: not Path(f"/proc/{forked.pid}").exists(), "end of the fork", 10)
+    # When it has forked again it has told what it had to.
+    fork(zygote, tmp_path)
     os.kill(zygote.state()["pid"], signal.SIGKILL)
+    wait_until(lambda: zygote.state()["phase"] == "down", "end of the zygote", 10)
     another = fork(zygote, tmp_path)
     assert (ended(forked), forked.cause) == (2, "")
     assert ended(another) == 2
