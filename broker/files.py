@@ -9,9 +9,13 @@ from pathlib import Path
 def write_private(path: Path, text: str) -> None:
     """Write a file for this user only, whole or not at all: whoever is killed here is started again."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    temporary.rename(path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import threading
 import time
@@ -54,13 +55,16 @@ class Journal:
     """Publishes in the background; what cannot be stored within `PATIENCE` seconds is logged and let go.
 
     A flood of events, such as that of malformed messages, is cut off: `suppressed` tells how many of a kind were left
-    out. Long texts lose their middle.
+    out. Long texts lose their middle. `patience` None: nothing is let go.
     """
 
-    def __init__(self, bridge: Bridge, subjects: Subjects, role: str, n: int) -> None:
+    def __init__(
+        self, bridge: Bridge, subjects: Subjects, role: str, n: int, patience: float | None = PATIENCE
+    ) -> None:
         self._bridge = bridge
         self.subjects = subjects
-        self._role, self._n = role, n
+        self._role, self._n, self._patience = role, n, patience
+        self._unsettled: set[concurrent.futures.Future[Any]] = set()
         self._limiter = Limiter()
         self._reporting: set[str] = set()
 
@@ -97,9 +101,16 @@ class Journal:
 
     def _submit(self, work: Any) -> None:
         try:
-            self._bridge.submit(work)
+            future = self._bridge.submit(work)
         except RuntimeError:  # the loop is closed at the very end of a process
             work.close()
+            return
+        self._unsettled.add(future)
+        future.add_done_callback(self._unsettled.discard)
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until all is stored that was told; False if something is not, `seconds` later."""
+        return not concurrent.futures.wait(tuple(self._unsettled), seconds).not_done
 
     async def _send(self, subject: str, data: bytes) -> None:
         headers = {"Nats-Msg-Id": uuid.uuid4().hex}
@@ -108,7 +119,7 @@ class Journal:
             await self._bridge.js.publish(subject, data, headers=headers)
 
         try:
-            await self._bridge.persist(publish, f"publish {subject}", PATIENCE)
+            await self._bridge.persist(publish, f"publish {subject}", self._patience)
         except (BrokerError, APIError, nats.errors.Error) as error:
             log.warning("journal_lost", subject=subject, error=str(error))
 

@@ -103,6 +103,11 @@ class RunFolder:
         body = {"import_path": import_path, "config": config.model_dump(mode="json")}
         write_private(self.config, json.dumps(body, indent=1))
 
+    def state_of_config(self) -> tuple[int, int]:
+        """Changes whenever the saved configuration does."""
+        found = self.config.stat()
+        return found.st_mtime_ns, found.st_ino
+
     def change_config(self, config: Config) -> None:
         """Put another configuration in the place of the saved one."""
         body = self.saved() or {}

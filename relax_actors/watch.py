@@ -13,6 +13,7 @@ from relax_actors.blackbox import BlackBox
 from relax_actors.errors import StoreFullError
 from relax_actors.exits import EXIT_CRASHED, EXIT_HUNG
 from relax_actors.mailbox import stack_of
+from relax_actors.pauses import Pauses, unusual
 
 MIB = 1 << 20
 LOOK_SECONDS = 1.0
@@ -41,6 +42,7 @@ class Watch:
         self._context, self._box, self._deadline, self._report = context, box, deadline, report
         self._memory_mib = memory_mib
         self._last = time.monotonic()
+        self._pauses, self._cpu = Pauses(unusual(context.config.supervision.heartbeat)), 0.0
         self.busy = False
         self.busy_seconds = 0.0
         self.thread_id: int | None = None
@@ -67,7 +69,11 @@ class Watch:
 
     def check(self) -> None:
         """Give a sign of life, or end a process whose role hangs or takes too much memory."""
-        silent = time.monotonic() - self._last
+        now, cpu = time.monotonic(), time.process_time()
+        # While the whole process stood still the role had no time in which to make progress.
+        self._last = min(now, self._last + self._pauses.look(now, cpu - self._cpu))
+        self._cpu = cpu
+        silent = now - self._last
         rows = ", ".join(self._box.read().rows)
         if self.busy and silent > self._deadline:
             stack = stack_of(self.thread_id)

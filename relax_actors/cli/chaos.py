@@ -50,4 +50,8 @@ def chaos(run: str, fault: Callable[[faults.Scene], bool], schedule: Schedule) -
             if not hit:
                 break
             done += 1
+        # After a kill of the broker its event is stored once that is back, if the run does not end before.
+        end = time.monotonic() + PATIENCE
+        while not scene.journal.settle(0.2) and time.monotonic() < end and not at.folder.finished.exists():
+            pass
         return done

@@ -17,7 +17,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.journal import Journal
 from relax_actors.roles import role_names
 
-NODE, BROKER, ANY = "node", "broker", "any"
+NODE, ROOT, BROKER, ANY = "node", "root", "broker", "any"
 LEASE_SECONDS = 30.0
 MOST_BALLAST = 8 << 30
 _CHUNK = 1 << 20
@@ -167,7 +167,7 @@ def _living(at: Connected, target: str) -> Iterator[tuple[str, int]]:
     for name, lease in leases.items():
         own, _, number = name.rpartition(".")
         there = lease.get("pid")
-        wanted_role = role == own or (role == ANY and own != NODE)
+        wanted_role = role == own or (role == ANY and own not in (NODE, ROOT))
         if not isinstance(there, int) or not wanted_role or (n and n != number):
             continue
         if str(at.folder.root) in alive.get(there, ""):

@@ -26,7 +26,8 @@ def status(run: str, *, as_json: bool) -> None:
     with connected(run) as at:
         ledger = read_ledger(at.table, at.config)
         leases = at.table.bridge.call(at.state.leases(), 10)
-    leases.pop("node.0", None)
+    for supervisor in ("node.0", "root.0"):
+        leases.pop(supervisor, None)
     account = ledger.account()
     last = ledger.batches[max(ledger.batches)] if ledger.batches else None
     body = {
@@ -97,13 +98,17 @@ def tree(run: str) -> None:
     """Print the supervision tree with the state of each actor and what it does."""
     with connected(run) as at:
         leases = at.table.bridge.call(at.state.leases(), 10)
-    node = leases.pop("node.0", None)
+    node = leases.pop("node.0", {})
+    kept = _children(leases.pop("root.0", {})) if at.live else {}
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
-    root.add("broker, embedded" if at.config.broker.url is None else f"broker {at.table.bridge.address.url}")
-    pid = str(node.get("pid"))[:20] if node else ""
-    machine = root.add(escape(f"node pid {pid}, up {_since(node)}") if node else "node [red]no lease[/]")
-    children = node.get("children") if node else None
-    states = children if isinstance(children, dict) else {}
+    if at.config.broker.url is None:
+        root.add(f"broker, embedded {_state(kept.get('broker'))}")
+    else:
+        root.add(escape(f"broker {at.table.bridge.address.url}"))
+    lease = escape(f", lease for {_since(node)}") if node else ", [red]no lease[/]"
+    machine = root.add(f"node {_state(kept.get('node'))}{lease}")
+    machine.add(f"zygote {_state(node.get('zygote'))}")
+    states = _children(node)
     for role in role_names(at.config):
         pool = machine.add(f"{role}, one_for_one")
         for n in range(replicas(at.config, role)):
@@ -118,14 +123,20 @@ def _state(state: Any) -> str:
     if not isinstance(state, dict):
         return "[red]unknown[/]"
     restarts = int(_number(state.get("restarts"), 0))
-    return escape(f"{str(state.get('phase'))[:20]} for {_since(state)}, {restarts} restarts")
+    pid = f", pid {str(state['pid'])[:20]}" if state.get("pid") else ""
+    return escape(f"{str(state.get('phase'))[:20]} for {_since(state)}, {restarts} restarts{pid}")
+
+
+def _children(lease: dict[str, Any]) -> dict[str, Any]:
+    children = lease.get("children")
+    return children if isinstance(children, dict) else {}
 
 
 def _life(lease: dict[str, Any] | None) -> str:
     if lease is None:
         return ""
-    pid, life = str(lease.get("pid"))[:20], str(lease.get("incarnation"))[:20]
-    return escape(f", pid {pid}, life {life}, up {_since(lease)}: {_doing(lease)}")
+    life = str(lease.get("incarnation"))[:20]
+    return escape(f", life {life}, up {_since(lease)}: {_doing(lease)}")
 
 
 def fingerprint(path: Path) -> str:

@@ -25,6 +25,9 @@ NOTABLE = (
     "fault",
     "waiting_for_room",
     "crashed",
+    "down",
+    "repaired",
+    "waiting_for_import",
     "row_quarantined",
     "row_dropped",
     "row_failed",
@@ -74,7 +77,7 @@ class Progress:
         if kind == "evaluated":
             self._evaluated(body["version"], body["reward"])
         if kind in NOTABLE:
-            text = str(body.get("reason") or body.get("error") or body.get("reward") or "")
+            text = str(body.get("reason") or body.get("error") or body.get("reward") or body.get("seconds") or "")
             what = body.get("row") or body.get("version", "")
             line = f"{body.get('role')}.{body.get('n')} {kind} {what} {text}".split("\n", 1)[0][:110]
             self.events.append(printable(line))

@@ -8,7 +8,7 @@ from typing import Any
 from relax_actors.cli.connect import Connected, connected
 from relax_actors.config import Config, validate
 from relax_actors.errors import ConfigError
-from relax_actors.roles import role_names
+from relax_actors.roles import role_names, section_of
 
 PATIENCE = 120.0
 
@@ -16,7 +16,7 @@ PATIENCE = 120.0
 def scale(run: str, settings: list[str]) -> dict[str, int]:
     """Have so many actors of some roles, given as `role=number`, and wait until it is so.
 
-    Those that are too many finish what they have in hand first.
+    Those that are too many finish what they have in hand first, for which they have the role's deadline.
 
     Raises:
         ConfigError: no such role, a number that it cannot have, or the run is not up.
@@ -31,10 +31,11 @@ def scale(run: str, settings: list[str]) -> dict[str, int]:
             section = body["roles"] if role in body["roles"] else body
             section[role]["replicas"] = number
         at.folder.change_config(validate(body, "relax scale"))
-        end = time.monotonic() + PATIENCE
+        patience = PATIENCE + max(section_of(at.config, role).deadline for role in wanted)
+        end = time.monotonic() + patience
         while (found := _ready(at, wanted)) != wanted:
             if time.monotonic() > end:
-                msg = f"asked for {wanted}, there are {found} after {PATIENCE:g} s; see `relax tree {run}`"
+                msg = f"asked for {wanted}, there are {found} after {patience:g} s; see `relax tree {run}`"
                 raise ConfigError(msg)
             time.sleep(0.2)
         return wanted

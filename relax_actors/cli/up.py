@@ -33,7 +33,8 @@ from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
-from relax_actors.supervision.root import Failure, Root
+from relax_actors.supervision.root import Root
+from relax_actors.supervision.spec import Failure
 
 log = structlog.get_logger()
 POLL_SECONDS = 0.25

@@ -197,7 +197,8 @@ class SupervisionSection(Section):
     """[supervision]"""
 
     intensity: Annotated[int, Field(ge=0)] = 5
-    """Restarts of one role's actors within `period` before the run gives up."""
+    """Failures of one role's actors within `period` before the run gives up. Kills from outside of an actor that was
+    ready do not count."""
     period: PositiveFloat = 60.0
     """Seconds, counted while the actors are ready."""
     backoff: PositiveFloat = 0.1
@@ -212,9 +213,9 @@ class SupervisionSection(Section):
     heartbeat: Annotated[float, Field(ge=1)] = 10.0
     """Seconds without a sign of life after which an actor's process is killed."""
     start_deadline: PositiveFloat = 180.0
-    """Seconds that an actor may take until it is ready."""
+    """Seconds that an actor may take until it is ready, and that the import of what it needs may take before."""
     shutdown: PositiveFloat = 5.0
-    """Seconds an actor has to end in order."""
+    """Seconds an actor has to end in order; one too many after `relax scale` has its role's deadline besides."""
 
 
 class RoleSection(BaseModel):

@@ -6,9 +6,11 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from broker.bridge import Address
 from broker.server import Server, serves
+from relax_actors.pauses import Pauses, unusual
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Blame
 
@@ -35,11 +37,15 @@ class BrokerHealth:
         self._heartbeat, self._patience = heartbeat, patience
         self._read = server.log.stat().st_size if server.log.exists() else 0
         self._answered: float | None = None
+        self._pauses = Pauses(unusual(heartbeat))
         self._broken_since: float | None = None
 
     def __call__(self) -> Verdict | None:
         """Why the server must be killed now, if it must."""
         now = time.monotonic()
+        if self._pauses.look(now):
+            # Nobody had time to answer.
+            self._answered = None
         if self._answered is None or serves(self._address):
             self._answered = now
         elif (silent := now - self._answered) > self._heartbeat:
@@ -61,10 +67,22 @@ class BrokerHealth:
         return None
 
     def _cannot_write(self) -> bool:
-        with suppress(OSError), self._server.log.open("rb") as log:
-            log.seek(self._read)
-            data = log.read()
+        path = self._server.log
+        with suppress(OSError):
+            data = b""
+            if path.stat().st_size < self._read:
+                # It was begun anew: what came last lies in the one before.
+                with suppress(OSError):
+                    data = _after(path.with_name(f"{path.name}.1"), self._read)
+                self._read = 0
+            new = _after(path, self._read)
             # A line may come in two parts.
-            self._read += max(0, len(data) - len(_CANNOT_WRITE))
-            return _CANNOT_WRITE in data.lower()
+            self._read += max(0, len(new) - len(_CANNOT_WRITE))
+            return _CANNOT_WRITE in (data + new).lower()
         return False
+
+
+def _after(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read()

@@ -91,7 +91,12 @@ class Host:
             self.turns = Turns(self.folder.device(device), role.context, patience)
             role.context.turn = self.turns
         stop = functools.partial(bridge.loop.call_soon_threadsafe, self._stop)
-        signal.signal(signal.SIGTERM, lambda *_: stop())
+
+        def told(*_: object) -> None:
+            self.status.told()
+            stop()
+
+        signal.signal(signal.SIGTERM, told)
         bridge.call(self._live(role), threading.TIMEOUT_MAX)
         bridge.close()
 
@@ -107,23 +112,31 @@ class Host:
             pump = FollowPump(role, role.context, mailbox, watch)
         else:
             pump = PoolPump(role, role.context, mailbox, watch, self.crash)
-        beating = asyncio.create_task(self._beat(role, watch, pump))
+        # Apart: a broker that is away holds up what is told to it, and no sign of life.
+        beating = [asyncio.create_task(self._beat(watch)), asyncio.create_task(self._tell(role, watch, pump))]
         self.status.ready()
         self._pump = pump
         if self.stopping.is_set():
             pump.wake()
         await pump.run(self.stopping)
-        beating.cancel()
+        for task in beating:
+            task.cancel()
         await ask(mailbox, role.close)
         await role.context.state.drop_lease(self.role_name, self.n)
 
-    async def _beat(self, role: Role, watch: Watch, pump: FollowPump | PoolPump) -> None:
-        """Signs of life for the supervisor, a lease for the world, numbers for the monitors."""
+    async def _beat(self, watch: Watch) -> None:
+        """Signs of life for the supervisor."""
+        seconds = min(BEAT_SECONDS, self.config.supervision.heartbeat / 4)
+        while True:
+            watch.check()
+            await asyncio.sleep(seconds)
+
+    async def _tell(self, role: Role, watch: Watch, pump: FollowPump | PoolPump) -> None:
+        """A lease for the world, numbers for the monitors."""
         started = time.time()
         last = (0, 0.0, time.process_time(), time.monotonic())
         ttl = max(2.0, role.context.config.supervision.heartbeat)
         while True:
-            watch.check()
             handled, busy, cpu, now = pump.handled, watch.busy_seconds, time.process_time(), time.monotonic()
             span = max(now - last[3], 1e-6)
             reading = self.box.read()

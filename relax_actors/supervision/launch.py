@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from relax_actors.blackbox import Reading
+from relax_actors.errors import RelaxError
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Exit
 from relax_actors.supervision.supervisor import GiveUp
@@ -24,8 +25,19 @@ class Process(Protocol):
     def returncode(self) -> int | None:
         """How it ended, once that was waited for."""
 
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it is not known."""
+
     def wait(self) -> int:
-        """Wait until it has ended; gives the exit code, negative for a signal."""
+        """Wait until it has ended; gives the exit code."""
+
+
+class StartError(RelaxError):
+    """A child could not be started. Failures of one `cause` count once against the restart intensity."""
+
+    def __init__(self, text: str, cause: str = "") -> None:
+        super().__init__(text)
+        self.cause = cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,8 @@ class Launch:
     examine: Callable[[], Verdict | None] | None = None
     fork: Callable[[int, int], Process] | None = None
     """Starts it instead of `command`, given descriptors for its output and its status pipe."""
+    gate: Callable[[], bool] | None = None
+    """Asked again and again before the start: whether it can be started now."""
 
 
 class Observer(Protocol):

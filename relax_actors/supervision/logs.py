@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +16,19 @@ LOG_BYTES = 4 << 20
 
 
 def rotate(path: Path) -> None:
-    """Begin a log anew if it is over `LOG_BYTES`; the one before is kept as `<name>.1`."""
-    if path.exists() and path.stat().st_size > LOG_BYTES:
-        path.replace(path.with_name(f"{path.name}.1"))
+    """Begin a log anew if it is over `LOG_BYTES`; the one before is kept as `<name>.1`.
+
+    Processes may have it open to append: the file stays, and is emptied. What they write in that moment is lost.
+    """
+    with suppress(OSError):
+        if path.stat().st_size > LOG_BYTES:
+            temporary = path.with_name(f".{path.name}.tmp")
+            try:
+                shutil.copy(path, temporary)
+                temporary.replace(path.with_name(f"{path.name}.1"))
+                os.truncate(path, 0)
+            finally:
+                temporary.unlink(missing_ok=True)
 
 
 class Forgiving:

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -34,16 +35,17 @@ from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import BrokerUnreachableError, RelaxError
 from relax_actors.exits import EXIT_AWAY, EXIT_CRASHED, EXIT_GAVE_UP
 from relax_actors.journal import Journal
-from relax_actors.roles import replicas, role_names
+from relax_actors.roles import replicas, role_names, section_of
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
+from relax_actors.supervision.forks import REPLY_SECONDS, Zygote
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import Status
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
-from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED, REPLY_SECONDS, Zygote
+from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED
 
 # Roles whose engines take seconds to import.
 FORKED = ("rollout", "trainer", *OPTIONAL)
@@ -55,8 +57,9 @@ log = structlog.get_logger()
 def specs_of(config: Config, role: str) -> list[ChildSpec]:
     """The actors of a role."""
     settings = config.supervision
+    drain = section_of(config, role).deadline + settings.shutdown
     return [
-        ChildSpec(f"{role}.{n}", shutdown=settings.shutdown, start_deadline=settings.start_deadline)
+        ChildSpec(f"{role}.{n}", shutdown=settings.shutdown, start_deadline=settings.start_deadline, drain=drain)
         for n in range(replicas(config, role))
     ]
 
@@ -97,6 +100,8 @@ class Reporter:
         self._folder, self._bridge, self._state, self._journal = folder, bridge, state, journal
         self._stream = journal.subjects.table_stream
         self._details: dict[str, str] = {}
+        self.failure: Failure | None = None
+        """Why the run cannot go on, if it cannot."""
 
     def started(self, child: str, pid: int, starts: int) -> None:
         """An actor's process was started."""
@@ -148,7 +153,10 @@ class Reporter:
         detail = self._details.get(report.child, "")
         self._journal.event("gave_up", role=pool, n=split(report.child)[1], reason=report.reason)
         body = {"role": pool, "child": report.child, "reason": report.reason, "traceback": detail, "time": time.time()}
-        write_private(self._folder.report, json.dumps(body, indent=1))
+        self.failure = self.failure or Failure(report.child, report.reason, detail)
+        # On a full disk the root hears of it by the status pipe only.
+        with suppress(OSError):
+            write_private(self._folder.report, json.dumps(body, indent=1))
 
 
 class Heart(threading.Thread):
@@ -172,16 +180,22 @@ class Heart(threading.Thread):
 
 
 class Watched:
-    """Has as many actors of each role as the run's saved configuration says, which `relax scale` changes."""
+    """Has as many actors of each role as the run's saved configuration says, which `relax scale` changes.
 
-    def __init__(self, folder: RunFolder, tree: ProcessTree) -> None:
+    Args:
+        folder: the run's.
+        seen: `folder.state_of_config()` before the configuration was loaded that the actors were started by.
+        tree: runs the actors.
+    """
+
+    def __init__(self, folder: RunFolder, seen: tuple[int, int], tree: ProcessTree) -> None:
         self._folder, self._tree = folder, tree
-        self._seen = folder.config.stat().st_mtime_ns
+        self._seen = seen
 
     def __call__(self) -> None:
         """Look whether it has changed."""
         with suppress(OSError, RelaxError):
-            changed = self._folder.config.stat().st_mtime_ns
+            changed = self._folder.state_of_config()
             if changed != self._seen:
                 config = self._folder.load_config()
                 for role in self._tree.pools:
@@ -197,46 +211,61 @@ def split(child: str) -> tuple[str, int]:
 
 def run(folder: RunFolder) -> int:
     """Supervise until told to stop; gives the process's exit code."""
-    config = folder.load_config()
     status = Status()
+    seen = folder.state_of_config()
+    config = folder.load_config()
     heart = Heart(BlackBox(folder.box("node")))
     heart.start()
     bridge = Bridge(Address.load(folder.address), "node", deadline=30.0)
     subjects = Subjects(config.run.name)
     bridge.call(ensure_run_streams(bridge, config), 60)
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, config.broker.replicas), 30))
-    reporter = Reporter(folder, bridge, state, Journal(bridge, subjects, "node", 0))
+    journal = Journal(bridge, subjects, "node", 0)
+    reporter = Reporter(folder, bridge, state, journal)
     environment = actor_environment(config)
 
     # Modelled engines import nothing that is slow, but there may be very many actors.
     modelled = config.simulate is not None
     forked = role_names(config) if modelled else FORKED
     preloaded = PRELOADED_MODELLED if modelled else PRELOADED
-    zygote = Zygote(folder.log("zygote"), os.environ | environment, preloaded)
+    zygote = Zygote(
+        folder.log("zygote"),
+        folder.box("zygote"),
+        os.environ | environment,
+        start_deadline=config.supervision.start_deadline,
+        heartbeat=config.supervision.heartbeat,
+        modules=preloaded,
+        say=lambda seconds: journal.event("waiting_for_import", role="zygote", seconds=seconds),
+    )
     zygote.start()
 
     def launch(child: str) -> Launch:
         role, n = split(child)
         arguments = [str(folder.root), role, str(n)]
         command = [sys.executable, "-m", HOST, *arguments]
-        fork = partial(zygote.fork, arguments) if role in forked else None
-        return Launch(command, folder.log(child), folder.box(child), environment, fork=fork)
+        launch = Launch(command, folder.log(child), folder.box(child), environment)
+        return replace(launch, fork=partial(zygote.fork, arguments), gate=zygote.ready) if role in forked else launch
 
     pools = pools_of(config, random.Random(os.getpid()))  # noqa: S311 jitter
     for pool in pools.values():
         for child in pool.children:
             reporter.inherit(child)
-    tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat)
+    tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat, zygote.look_after)
     heart.pulse = lambda: tree.seen
     began, ttl = time.time(), max(2.0, config.supervision.heartbeat)
 
     def tell() -> None:
-        lease = {"pid": os.getpid(), "since": began, "children": tree.states()}
+        lease = {"pid": os.getpid(), "since": began, "children": tree.states(), "zygote": zygote.state()}
         bridge.submit(state.renew_lease("node", 0, lease, ttl))
 
     heart.tell = tell
-    heart.watched = Watched(folder, tree)
-    signal.signal(signal.SIGTERM, lambda *_: tree.stop())
+    heart.watched = Watched(folder, seen, tree)
+
+    def told(*_: object) -> None:
+        status.told()
+        tree.stop()
+
+    signal.signal(signal.SIGTERM, told)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status.ready()
     report = tree.run()
@@ -248,6 +277,7 @@ def run(folder: RunFolder) -> int:
     if report is None:
         return 0
     status.failed(f"{report.child}: {report.reason}")
+    status.gave_up(reporter.failure or Failure(report.child, report.reason, ""))
     return EXIT_GAVE_UP
 
 

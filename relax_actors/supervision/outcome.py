@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.exits import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_GAVE_UP
-from relax_actors.supervision.spec import Blame, Exit
+from relax_actors.supervision.spec import Blame, Exit, Failure
 
 STATUS_FD = "RELAX_STATUS_FD"
 _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
@@ -26,21 +26,32 @@ class Verdict:
     blame: Blame = Blame.ROWS
 
 
-def outcome_of(code: int, verdict: Verdict | None, report: str, *, out_of_memory: bool) -> Exit:
+def outcome_of(
+    code: int,
+    verdict: Verdict | None,
+    words: Words,
+    *,
+    out_of_memory: bool,
+    cause: str = "",
+) -> Exit:
     """What an exit code means.
 
     Args:
         code: as of `waitpid`; negative for a signal.
         verdict: why the supervisor killed it, if it did.
-        report: what the child said last.
+        words: what the child said.
         out_of_memory: whether the kernel has killed somebody for want of memory in its time, or cannot tell.
+        cause: who died before it and took it along, if somebody did.
     """
     if code == 0 and verdict is None:
-        return Exit(normal=True, reason="ended")
+        # An actor that ends in order was told to; by its supervisor it was not.
+        return Exit(normal=True, reason="ended", blame=Blame.OUTSIDE if words.told else Blame.ROWS)
     blame = Blame.NOBODY if code in (EXIT_BLAMELESS, EXIT_AWAY) else Blame.ROWS
     final = code in (EXIT_CONFIG, EXIT_GAVE_UP)
     if verdict is not None:
         reason, blame, final = verdict.reason, verdict.blame, verdict.final
+    elif cause:
+        reason, blame = f"killed with {cause}", Blame.OUTSIDE
     elif code < 0:
         reason = f"killed by {_signal_name(-code)}"
         # Rows make a process fault, abort or run out of memory; any other of these signals somebody has sent.
@@ -48,14 +59,16 @@ def outcome_of(code: int, verdict: Verdict | None, report: str, *, out_of_memory
             blame = Blame.OUTSIDE
     else:
         reason = f"exit code {code}"
-    last = report.strip().splitlines()[-1] if report.strip() else ""
+    last = words.last.strip().splitlines()[-1] if words.last.strip() else ""
     return Exit(
         normal=False,
         reason=f"{reason}: {last}" if last else reason,
         final=final,
         blame=blame,
         counted=code != EXIT_AWAY,
-        detail=report,
+        detail=words.last,
+        cause=cause,
+        below=words.below,
     )
 
 
@@ -81,6 +94,24 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
+@dataclass(slots=True)
+class Words:
+    """What a child said by its pipe: that it is ready, its last words, that it was told to end, what failed below."""
+
+    ready: bool = False
+    last: str = ""
+    told: bool = False
+    below: Failure | None = None
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Take one message in."""
+        self.ready = self.ready or bool(message.get("ready"))
+        self.last = str(message.get("failed", self.last))
+        self.told = self.told or bool(message.get("told"))
+        if isinstance(below := message.get("below"), list):
+            self.below = Failure(*map(str, below))
+
+
 class Status:
     """The child's end of the pipe to its supervisor."""
 
@@ -97,6 +128,14 @@ class Status:
     def failed(self, text: str) -> None:
         """Say why it is about to end; the last words count."""
         self._write({"failed": text[-16000:]})
+
+    def told(self) -> None:
+        """Say that the child was told to end."""
+        self._write({"told": True})
+
+    def gave_up(self, failure: Failure) -> None:
+        """Say that the child, a supervisor, cannot keep up one of its own."""
+        self._write({"below": [failure.role, failure.reason[-4000:], failure.traceback[-16000:]]})
 
     def _write(self, message: dict[str, Any]) -> None:
         if self._fd is not None:

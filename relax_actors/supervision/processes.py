@@ -7,44 +7,28 @@ ready, or why it fails, by a pipe; signs of life come through its black box.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import queue
 import selectors
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from broker.process import kill_group, spawn
-from relax_actors.blackbox import BlackBox, Reading
+from broker.process import kill_group
+from relax_actors.blackbox import Reading
 from relax_actors.errors import RelaxError
-from relax_actors.supervision.launch import Launch, Observer, Process
+from relax_actors.pauses import Pauses, unusual
+from relax_actors.supervision.launch import Launch, Observer, StartError
 from relax_actors.supervision.logs import rotate
-from relax_actors.supervision.outcome import STATUS_FD, Verdict, is_stopped, memory_kills, outcome_of
-from relax_actors.supervision.spec import Blame, ChildSpec, Exit
+from relax_actors.supervision.outcome import Verdict
+from relax_actors.supervision.running import EXAMINE_SECONDS, Running, launched
+from relax_actors.supervision.spec import ChildSpec, Exit
 from relax_actors.supervision.supervisor import Action, ChildState, GiveUp, Phase, Start, Stop, Supervisor
 
 TICK = 0.25
-EXAMINE_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class _Running:
-    process: Process
-    pidfd: int
-    pipe: int
-    began: float
-    box: BlackBox | None
-    launch: Launch
-    memory_kills: int | None
-    text: bytes = b""
-    report: str = ""
-    verdict: Verdict | None = None
-    kill_at: float | None = None
-    examined: float = 0.0
 
 
 class ProcessTree:
@@ -55,17 +39,28 @@ class ProcessTree:
         launch: how to start a child, by its id.
         observer: told what happens.
         heartbeat: seconds without a sign of life after which a ready child is killed.
+        chores: called once a second, in the interpreter's thread.
     """
 
     def __init__(
-        self, pools: dict[str, Supervisor], launch: Callable[[str], Launch], observer: Observer, heartbeat: float
+        self,
+        pools: dict[str, Supervisor],
+        launch: Callable[[str], Launch],
+        observer: Observer,
+        heartbeat: float,
+        chores: Callable[[], object] = lambda: None,
     ) -> None:
         self.pools = pools
         self.report: GiveUp | None = None
         self._launch, self._observer, self._heartbeat = launch, observer, heartbeat
         self._pool_of = {child: pool for pool in pools.values() for child in pool.children}
         self._sizes: queue.SimpleQueue[tuple[str, Sequence[ChildSpec]]] = queue.SimpleQueue()
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
+        self._waiting: dict[str, Launch] = {}
+        self._actions: deque[Action] = deque()
+        self._acting = False
+        self._pauses, self._awake = Pauses(unusual(heartbeat)), 0.0
+        self._chores, self._did_chores = chores, 0.0
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, ("wake", ""))
@@ -98,10 +93,15 @@ class ProcessTree:
         return True
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Every child's `phase`, since when it is in it (seconds since 1970) and its `restarts`; from any thread."""
+        """Every child's `phase`, since when (seconds since 1970), its `restarts` and `pid` if any; from any thread."""
         epoch = time.time() - time.monotonic()
         return {
-            name: {"phase": c.phase.value, "since": round(epoch + c.since, 3), "restarts": max(0, c.starts - 1)}
+            name: {
+                "phase": c.phase.value,
+                "since": round(epoch + c.since, 3),
+                "restarts": max(0, c.starts - 1),
+                "pid": running.process.pid if (running := self._running.get(name)) else None,
+            }
             for pool in self.pools.values()
             for name, c in list(pool.children.items())
         }
@@ -115,13 +115,20 @@ class ProcessTree:
             while not all(pool.ended for pool in self.pools.values()):
                 self._wait()
                 now = self.seen = time.monotonic()
+                self._allow_for(self._pauses.look(now), now)
                 while not self._sizes.empty():
                     self._resize(*self._sizes.get(), now)
                 if self._stop_asked or self.report is not None:
                     self._shutdown(now)
                 self._look_after(now)
+                self._start_waiting()
                 for pool in self.pools.values():
                     self._carry_out(pool.tick(now))
+                if now - self._did_chores > EXAMINE_SECONDS:
+                    self._did_chores = now
+                    self._chores()
+                    for running in self._running.values():
+                        rotate(running.launch.log)
         finally:
             for running in self._running.values():
                 kill_group(running.process.pid)
@@ -132,6 +139,16 @@ class ProcessTree:
             os.close(self._wake_write)
         return self.report
 
+    def _allow_for(self, pause: float, now: float) -> None:
+        """Give all a fresh time of grace if nobody could have given a sign of life for a while."""
+        if pause:
+            self._awake = now
+            for running in self._running.values():
+                if running.kill_at is not None:
+                    running.kill_at += pause
+            for pool in self.pools.values():
+                pool.stood_still(pause)
+
     def _resize(self, name: str, specs: Sequence[ChildSpec], now: float) -> None:
         pool = self.pools[name]
         self._pool_of |= {spec.id: pool for spec in specs}
@@ -139,6 +156,9 @@ class ProcessTree:
 
     def _shutdown(self, now: float) -> None:
         """Stop pool after pool, the last first."""
+        for child, running in self._running.items():
+            if running.kill_at is not None and (state := self._state(child)).leaving:
+                running.kill_at = min(running.kill_at, now + state.spec.shutdown)
         for pool in reversed(self.pools.values()):
             self._carry_out(pool.shutdown(now))
             if not pool.ended:
@@ -148,14 +168,16 @@ class ProcessTree:
         now = time.monotonic()
         dues = [due for pool in self.pools.values() if (due := pool.next_due()) is not None]
         starting = (r for child, r in self._running.items() if self._state(child).phase is Phase.STARTING)
-        probing = any(running.launch.probe for running in starting)
+        probing = any(r.launch.probe for r in starting) or any(r.gone for r in self._running.values())
+        probing = probing or bool(self._waiting)
         timeout = max(0.0, min([TICK / 10 if probing else TICK, *(due - now for due in dues)]))
         for key, _ in self._selector.select(timeout):
             kind, child = key.data
             if kind == "pipe":
                 self._hear(child)
             elif kind == "pid":
-                self._bury(child)
+                if child in self._running:
+                    self._bury(child)
             else:
                 with suppress(BlockingIOError):
                     os.read(self._wake_read, 1024)
@@ -164,52 +186,36 @@ class ProcessTree:
         running = self._running.get(child)
         if running is None:
             return
-        try:
-            data = os.read(running.pipe, 65536)
-        except BlockingIOError:
-            return  # an event for the pipe of the child's earlier life
-        if not data:
+        was_ready = running.words.ready
+        if not running.hear():
             self._selector.unregister(running.pipe)
-            return
-        running.text += data
-        *lines, running.text = running.text.split(b"\n")
-        for line in lines:
-            self._heard(child, running, line)
+        if running.words.ready and not was_ready:
+            self._became_ready(child, running)
 
-    def _heard(self, child: str, running: _Running, line: bytes) -> None:
-        with suppress(ValueError):
-            message: Any = json.loads(line)
-            if not isinstance(message, dict):
-                return
-            if message.get("ready"):
-                self._became_ready(child, running)
-            running.report = str(message.get("failed", running.report))
-
-    def _became_ready(self, child: str, running: _Running) -> None:
+    def _became_ready(self, child: str, running: Running) -> None:
         now = time.monotonic()
         self._pool_of[child].ready(child, now)
         self._observer.ready(child, now - running.began)
 
     def _bury(self, child: str) -> None:
-        running = self._running.pop(child)
-        code = running.process.wait()
+        running = self._running[child]
+        code = running.process.poll()
+        if code is None:
+            # Whoever forked it has not told yet how it ended.
+            if running.pidfd is not None and not running.gone:
+                self._selector.unregister(running.pidfd)
+            running.gone = True
+            return
         with suppress(KeyError):
             # What it said last may still be in the pipe.
             self._selector.get_key(running.pipe)
-            self._running[child] = running
             self._hear(child)
-            del self._running[child]
+        del self._running[child]
         for fd in (running.pidfd, running.pipe):
-            with suppress(KeyError):
-                self._selector.unregister(fd)
-            os.close(fd)
-        kill_group(running.process.pid)
-        last = running.box.read_whole() if running.box else Reading(0.0)
-        if running.box:
-            running.box.close()
-        kills = memory_kills()
-        out_of_memory = kills is None or kills != running.memory_kills
-        outcome = outcome_of(code, running.verdict, running.report, out_of_memory=out_of_memory)
+            if fd is not None:
+                with suppress(KeyError):
+                    self._selector.unregister(fd)
+        outcome, last = running.close(code)
         pool = self._pool_of[child]
         expected = pool.children[child].phase is Phase.STOPPING
         self._observer.ended(child, outcome if not expected else Exit(normal=True, reason="stopped"), last)
@@ -219,88 +225,89 @@ class ProcessTree:
         return self._pool_of[child].children[child]
 
     def _look_after(self, now: float) -> None:
-        for child, running in self._running.items():
+        for child, running in list(self._running.items()):
             phase = self._state(child).phase
-            if running.kill_at is not None and now > running.kill_at:
-                self._condemn(running, Verdict("did not stop within its shutdown seconds"))
+            if running.gone:
+                self._bury(child)
+            elif running.kill_at is not None and now > running.kill_at:
+                running.condemn(Verdict("did not stop within its shutdown seconds"))
             elif phase is Phase.STARTING and running.launch.probe is not None and running.launch.probe():
                 self._became_ready(child, running)
             elif phase is Phase.READY and running.verdict is None:
-                self._condemn(running, self._examine(child, running, now))
+                running.condemn(running.examine(now, max(self._state(child).since, self._awake), self._heartbeat))
         for pool in self.pools.values():
             for child in pool.late(now):
                 if (late := self._running.get(child)) is not None and late.verdict is None:
-                    self._condemn(late, Verdict("not ready in time (supervision.start_deadline)"))
-
-    def _examine(self, child: str, running: _Running, now: float) -> Verdict | None:
-        """Why a child that is ready must be killed, if it must."""
-        if running.box is not None:
-            silent = now - max(running.box.read().beat, self._state(child).since)
-            if silent > self._heartbeat:
-                stopped = is_stopped(running.process.pid)
-                by = "it was stopped by a signal" if stopped else "supervision.heartbeat"
-                blame = Blame.OUTSIDE if stopped else Blame.ROWS
-                return Verdict(f"no sign of life for {silent:.1f} s ({by})", blame=blame)
-        if running.launch.examine is not None and now - running.examined > EXAMINE_SECONDS:
-            running.examined = now
-            return running.launch.examine()
-        return None
-
-    @staticmethod
-    def _condemn(running: _Running, verdict: Verdict | None) -> None:
-        if verdict is not None:
-            running.verdict = running.verdict or verdict
-            kill_group(running.process.pid)
+                    late.condemn(Verdict("not ready in time (supervision.start_deadline)"))
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Start):
-                self._start(action.child)
-            elif isinstance(action, Stop):
-                running = self._running[action.child]
-                spec = self._pool_of[action.child].children[action.child].spec
-                running.kill_at = time.monotonic() + spec.shutdown
-                with suppress(ProcessLookupError):
-                    os.kill(running.process.pid, signal.SIGTERM)
-                    os.kill(running.process.pid, signal.SIGCONT)
-            else:
-                self.report = self.report or action
-                name = next(name for name, pool in self.pools.items() if action.child in pool.children)
-                self._observer.gave_up(name, action)
-
-    def _start(self, child: str) -> None:
+        """Carry actions out, and what follows from one at once, before the next."""
+        self._actions.extendleft(reversed(list(actions)))
+        if self._acting:
+            return
+        self._acting = True
         try:
-            self._launch_child(child)
+            while self._actions:
+                self._act(self._actions.popleft())
+                self.seen = time.monotonic()
+        finally:
+            self._acting = False
+
+    def _act(self, action: Action) -> None:
+        child = action.child
+        if isinstance(action, Start):
+            state = self._pool_of[child].children.get(child)
+            # One that came before it in the list may have made the supervisor give up.
+            if state is not None and state.phase is Phase.STARTING and child not in self._running:
+                self._start(child, None)
+        elif isinstance(action, Stop):
+            self._stop(child)
+        else:
+            self.report = self.report or action
+            name = next(name for name, pool in self.pools.items() if child in pool.children)
+            self._observer.gave_up(name, action)
+
+    def _stop(self, child: str) -> None:
+        running, state, now = self._running.get(child), self._state(child), time.monotonic()
+        if running is None:
+            self._waiting.pop(child, None)
+            self._carry_out(self._pool_of[child].exited(child, Exit(normal=True, reason="never started"), now))
+            return
+        drains = state.leaving and state.spec.drain is not None
+        running.kill_at = now + (state.spec.drain or 0.0 if drains else state.spec.shutdown)
+        with suppress(ProcessLookupError):
+            os.kill(running.process.pid, signal.SIGTERM)
+            os.kill(running.process.pid, signal.SIGCONT)
+
+    def _start_waiting(self) -> None:
+        """Start, in their order, the children that could not be started before."""
+        for child, launch in list(self._waiting.items()):
+            if child in self._waiting and not self._start(child, launch):
+                return
+
+    def _start(self, child: str, launch: Launch | None) -> bool:
+        """Start a child; False if it has to wait."""
+        try:
+            launch = launch or self._launch(child)
+            if launch.gate is not None and not launch.gate():
+                self._waiting[child] = launch
+                return False
+            self._waiting.pop(child, None)
+            self._launch_child(child, launch)
         except (OSError, RelaxError) as error:
+            self._waiting.pop(child, None)
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-            outcome = Exit(normal=False, reason=f"could not be started: {error}", counted=not full)
+            cause = error.cause if isinstance(error, StartError) else ""
+            outcome = Exit(normal=False, reason=f"could not be started: {error}", counted=not full, cause=cause)
             self._observer.ended(child, outcome, Reading(0.0))
             self._carry_out(self._pool_of[child].exited(child, outcome, time.monotonic()))
+        return True
 
-    def _launch_child(self, child: str) -> None:
-        launch = self._launch(child)
-        launch.log.parent.mkdir(parents=True, exist_ok=True)
-        rotate(launch.log)
-        box = BlackBox(launch.box) if launch.box else None
-        if box:
-            box.begin()
-        read, write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(read, False)
-        environment = os.environ | launch.environment | {STATUS_FD: str(write)}
-        try:
-            with launch.log.open("ab") as log:
-                process: Process
-                if launch.fork is not None:
-                    process = launch.fork(log.fileno(), write)
-                else:
-                    process = spawn(launch.command, log=log, environment=environment, pass_fds=(write,))
-        except BaseException:
-            os.close(read)
-            raise
-        finally:
-            os.close(write)
-        pidfd = os.pidfd_open(process.pid)
-        self._running[child] = _Running(process, pidfd, read, time.monotonic(), box, launch, memory_kills())
-        self._selector.register(read, selectors.EVENT_READ, ("pipe", child))
-        self._selector.register(pidfd, selectors.EVENT_READ, ("pid", child))
-        self._observer.started(child, process.pid, self._pool_of[child].children[child].starts)
+    def _launch_child(self, child: str, launch: Launch) -> None:
+        running = launched(launch)
+        if running.pidfd is not None:
+            self._selector.register(running.pidfd, selectors.EVENT_READ, ("pid", child))
+        self._selector.register(running.pipe, selectors.EVENT_READ, ("pipe", child))
+        self._running[child] = running
+        self._pool_of[child].launched(child, running.began)
+        self._observer.started(child, running.process.pid, self._pool_of[child].children[child].starts)

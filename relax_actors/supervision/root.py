@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from dataclasses import dataclass
+import time
 from functools import partial
 from urllib.parse import unquote
 
@@ -20,9 +20,11 @@ from relax_actors.modelfolder import prepare
 from relax_actors.roles import replicas, role_names
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision.brokerhealth import BrokerHealth
+from relax_actors.supervision.herald import Herald
 from relax_actors.supervision.launch import Launch
+from relax_actors.supervision.logs import rotate
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
@@ -40,30 +42,38 @@ MAY_CHANGE = (
 REACH_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a run ended before its last step."""
+class _Observer:
+    """Tells the log of the root, and the run, what happens to its two children; the node tells of the others."""
 
-    role: str
-    reason: str
-    traceback: str
-
-
-class _Log:
-    """Tells the log of the root what happens to its two children; the node tells the run of the others."""
+    def __init__(self) -> None:
+        self.herald: Herald | None = None
+        self.failure: Failure | None = None
+        """What the node could not keep up, if it said so."""
+        self._ended: dict[str, float] = {}
+        self._starts: dict[str, int] = {}
 
     def started(self, child: str, pid: int, starts: int) -> None:
         """A child was started."""
         log.info("started", child=child, pid=pid, starts=starts)
+        self._starts[child] = starts
 
     def ready(self, child: str, seconds: float) -> None:
         """A child is ready."""
         log.info("ready", child=child, seconds=round(seconds, 3))
+        ended = self._ended.pop(child, None)
+        if ended is not None and self.herald is not None:
+            down = round(time.monotonic() - ended, 3)
+            self.herald.event("repaired", child, seconds=down, restarts=self._starts[child] - 1)
 
     def ended(self, child: str, outcome: Exit, _last: Reading) -> None:
         """A child is gone."""
-        if not outcome.normal:
-            log.warning("crashed", child=child, reason=outcome.reason)
+        if outcome.normal and outcome.blame is not Blame.OUTSIDE:
+            return
+        log.warning("crashed", child=child, reason=outcome.reason)
+        self.failure = outcome.below or self.failure
+        self._ended.setdefault(child, time.monotonic())
+        if self.herald is not None:
+            self.herald.event("down", child, reason=outcome.reason)
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
         """A child cannot be kept up."""
@@ -96,7 +106,11 @@ class Root:
         except BaseException:
             self._lock.close()
             raise
-        self.tree = ProcessTree({"run": self._supervisor()}, self._launch, _Log(), config.supervision.heartbeat)
+        self._observer = _Observer()
+        pools, log_file = {"run": self._supervisor()}, self.folder.log("root")
+        self.tree = ProcessTree(
+            pools, self._launch, self._observer, config.supervision.heartbeat, partial(rotate, log_file)
+        )
 
     def _check_same_run(self) -> None:
         """See that a run that was begun in the folder has the same settings."""
@@ -151,6 +165,7 @@ class Root:
 
     def _launch(self, child: str) -> Launch:
         if child == "broker" and self._server is not None:
+            rotate(self._server.log)
             health = BrokerHealth(
                 self._server,
                 self.address,
@@ -170,12 +185,17 @@ class Root:
 
     def run(self) -> Failure | None:
         """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
+        self._observer.herald = herald = Herald(self.address, self.config, self.tree.states)
+        herald.start()
         try:
             report = self.tree.run()
         finally:
+            herald.close()
             self._lock.close()
         if report is None:
             return None
+        if self._observer.failure is not None:
+            return self._observer.failure
         if self.folder.report.exists():
             body = json.loads(self.folder.report.read_text())
             return Failure(body["child"], body["reason"], body["traceback"])

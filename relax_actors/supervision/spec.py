@@ -25,12 +25,15 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One child. `shutdown` and `start_deadline` are seconds."""
+    """One child. `shutdown` and `start_deadline` are seconds, and so is `drain`: the time to end in when it is one too
+    many, to finish what it has in hand; `shutdown` if not set.
+    """
 
     id: str
     restart: Restart = Restart.PERMANENT
     shutdown: float = 5.0
     start_deadline: float = 180.0
+    drain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class Exit:
     """How a child ended.
 
     `final` means that starting it again cannot help (a configuration error). A death that is not `counted` does not
-    use up the restart intensity.
+    use up the restart intensity, nor does one from outside of a child that had become ready. Deaths of one `cause`,
+    such as that of the zygote which forked them, count once. `below` is the report of a supervisor that gave up.
     """
 
     normal: bool
@@ -76,3 +80,14 @@ class Exit:
     blame: Blame = Blame.ROWS
     counted: bool = True
     detail: str = ""
+    cause: str = ""
+    below: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run ended before its last step: the actor (or other child) that could not be kept up."""
+
+    role: str
+    reason: str
+    traceback: str

@@ -3,6 +3,10 @@
 It follows OTP's supervisor, with two differences that processes which load models call for: restarts wait (back-off
 with jitter), and the window of the restart intensity stands still while a child starts or waits to be started, so that
 a child which takes a minute to fail is not forgotten before it fails again.
+
+The intensity is there to end what cannot come up, or does not stay up by its own fault. A child that was ready and was
+then killed from outside shows neither: it is restarted, however often, and uses up nothing; killed before it was ready
+it does. Deaths of one cause count once.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Restart, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Restart, Strategy
 
 
 class Phase(StrEnum):
@@ -89,6 +93,7 @@ class Supervisor:
         self.restarts = 0
         self._strategy, self._limits, self._backoff, self._random = strategy, limits, backoff, source
         self._failures: list[float] = []
+        self._counted_cause = ""
         # A clock that stands still while a child starts or waits to be started; failures are stamped with it.
         self._ready_time = 0.0
         self._seen = 0.0
@@ -102,6 +107,18 @@ class Supervisor:
         """Start all children."""
         self._seen = now
         return [self._start(child, now) for child in self.children.values()]
+
+    def launched(self, child_id: str, now: float) -> None:
+        """A child that was to start has a process only now: its start is reckoned from here."""
+        child = self.children[child_id]
+        if child.phase is Phase.STARTING:
+            child.since = now
+
+    def stood_still(self, seconds: float) -> None:
+        """All of us stood still for so long: children that were starting had no time to."""
+        for child in self.children.values():
+            if child.phase is Phase.STARTING:
+                child.since += seconds
 
     def resize(self, specs: Sequence[ChildSpec], now: float) -> list[Action]:
         """Have just these children: start those that are new, stop those that are no longer wanted."""
@@ -137,7 +154,8 @@ class Supervisor:
         self._advance(now)
         if child.phase is Phase.STOPPING:
             return self._stopped(child, now)
-        was_ready_for = now - child.since if child.phase is Phase.READY else 0.0
+        was_ready = child.phase is Phase.READY
+        was_ready_for = now - child.since if was_ready else 0.0
         again = child.spec.restart is Restart.PERMANENT or (
             child.spec.restart is Restart.TRANSIENT and not outcome.normal
         )
@@ -147,13 +165,19 @@ class Supervisor:
         if outcome.final:
             self._enter(child, Phase.ENDED, now)
             return self._give_up(child_id, outcome.reason, now)
+        if self._counts(outcome, was_ready=was_ready):
+            self._failures.append(self._ready_time)
         return self._restart(child, outcome, was_ready_for, now)
 
+    def _counts(self, outcome: Exit, *, was_ready: bool) -> bool:
+        if not outcome.counted or (was_ready and outcome.blame is Blame.OUTSIDE):
+            return False
+        known = bool(outcome.cause) and outcome.cause == self._counted_cause
+        self._counted_cause = outcome.cause or self._counted_cause
+        return not known
+
     def _restart(self, child: ChildState, outcome: Exit, was_ready_for: float, now: float) -> list[Action]:
-        clock = self._ready_time
-        self._failures = [at for at in self._failures if clock - at < self._limits.period]
-        if outcome.counted:
-            self._failures.append(clock)
+        self._failures = [at for at in self._failures if self._ready_time - at < self._limits.period]
         if len(self._failures) > self._limits.intensity:
             self._enter(child, Phase.ENDED, now)
             reason = (

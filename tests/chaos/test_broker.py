@@ -75,6 +75,33 @@ def test_a_run_waits_for_a_broker_that_is_away_and_goes_on(make_run: MakeRun, tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+def test_nobody_is_taken_for_dead_while_the_broker_is_away_however_short_the_heartbeat(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    server = Server(tmp_path / "elsewhere")
+    address = server.start()
+    try:
+        url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
+        run = make_run("impatient", f"broker.url={url}", "run.steps=20", "supervision.heartbeat=1.5").start()
+        wait_for_cell(run, "batch.5")
+        run.disconnect()
+        assert server.process is not None
+        # It neither answers nor closes its connections.
+        server.process.send_signal(signal.SIGSTOP)
+        assert run.process is not None
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(8)
+        server.process.send_signal(signal.SIGCONT)
+        code, result, said = run.finish()
+        assert code == 0, said
+        assert (result["trained"], result["restarts"]) == (80, 0)
+        assert "no sign of life" not in run.folder.log("node").read_text()
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_an_actor_that_dies_while_the_broker_is_away_does_not_end_the_run(make_run: MakeRun, tmp_path: Path) -> None:
     """It cannot start again before the broker is back, however often it tries."""
     server = Server(tmp_path / "elsewhere")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.faults import story_of
 from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -20,7 +21,20 @@ def test_faults_are_told_and_the_ledger_stays_complete(make_run: MakeRun, tmp_pa
     assert "1 of 1" in stopped.stdout, stopped.stderr
     live = relax("ledger", "hurt", "--json", cwd=tmp_path)
     assert live.returncode == 0, live.stdout + live.stderr
+    # Its event is stored once the broker is back, and the command waits for that.
+    broker = relax("chaos", "hurt", "--kill", "broker", "--every", "0.1", cwd=tmp_path)
+    assert "1 of 1" in broker.stdout, broker.stderr
+    assert [event["target"] for event in story_of(run).of("fault")][-1] == "broker"
+    told = wait_until(lambda: story_of(run).of("repaired"), "word that the broker is back", 30)
+    assert [(event["role"], event["restarts"]) for event in told] == [("broker", 1)]
+    assert [(event["role"], event["reason"]) for event in story_of(run).of("down")] == [("broker", "killed by SIGKILL")]
+    wait_until(lambda: "broker, embedded ready" in relax("tree", "hurt", cwd=tmp_path).stdout, "the tree", 60)
     shown = relax("tree", "hurt", cwd=tmp_path).stdout
+    lines = {line.strip("│├└─ ").split(" ")[0].rstrip(","): line for line in shown.splitlines()}
+    assert "1 restarts" in lines["broker"], shown
+    assert "0 restarts" in lines["node"], shown
+    assert "ready for" in lines["node"], shown
+    assert "ready for" in lines["zygote"], shown
     assert "trainer.0" in shown
     assert "waits for" in shown or "group." in shown
     refused = relax("chaos", "hurt", "--kill", "nobody", cwd=tmp_path)

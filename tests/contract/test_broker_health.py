@@ -16,6 +16,7 @@ from broker.server import Server, serves
 from broker.streams import ensure_streams, table_spec
 from broker.subjects import Subjects
 from relax_actors.supervision.brokerhealth import BrokerHealth
+from relax_actors.supervision.logs import LOG_BYTES, rotate
 from relax_actors.supervision.outcome import Verdict
 from tests.support.running import wait_until
 
@@ -84,3 +85,26 @@ def test_a_server_on_a_full_disk_is_left_alone_until_there_is_room(own: tuple[Se
     assert "must be started again" in verdict.reason
     assert said[-1] == ""
     bridge.close()
+
+
+def test_a_failed_write_is_seen_in_a_log_that_was_begun_anew(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    nobody = Address("nats://127.0.0.1:1")
+    error = b"[ERR] JetStream critical write error: no space left on device\n"
+
+    def health() -> BrokerHealth:
+        server.log.write_bytes(b"x\n" * (LOG_BYTES // 2 + 10))
+        return BrokerHealth(server, nobody, heartbeat=60, patience=60, say=lambda _: None)
+
+    examined = health()
+    assert examined() is None
+    rotate(server.log)
+    assert examined() is None
+    server.log.write_bytes(error)
+    assert examined() is not None
+    # It came between the last look and the rotation.
+    examined = health()
+    with server.log.open("ab") as log:
+        log.write(error)
+    rotate(server.log)
+    assert examined() is not None

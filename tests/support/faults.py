@@ -38,29 +38,16 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return 0
-
-
 def process(run: Run, target: str) -> int | None:
     """Process of an actor (`trainer.0`), of the `node`, the `zygote` or the embedded `broker`; None between two."""
     if target not in _SUPERVISORS:
         return run.pid_of(target)
-    if target == "zygote":
-        # Its command does not name the run; its parent is the run's node.
-        node = process(run, "node")
-        pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()] if node else []
-        found = [pid for pid in pids if _SUPERVISORS["zygote"] in command_of(pid) and _parent(pid) == node]
-    else:
-        # Before it becomes its command a child is a launcher, which names the command too.
-        found = [
-            pid
-            for pid in processes_of(run.folder.root)
-            if _SUPERVISORS[target] in command_of(pid) and " -I -S -c " not in command_of(pid)
-        ]
+    # Before it becomes its command a child is a launcher, which names the command too.
+    found = [
+        pid
+        for pid in processes_of(run.folder.root)
+        if _SUPERVISORS[target] in command_of(pid) and " -I -S -c " not in command_of(pid)
+    ]
     return found[0] if found else None
 
 

@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 
 from relax_actors.blackbox import BlackBox, Reading
-from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.outcome import STATUS_FD, Verdict, outcome_of
+from relax_actors.supervision.launch import Launch, StartError
+from relax_actors.supervision.logs import LOG_BYTES
+from relax_actors.supervision.outcome import STATUS_FD, Verdict, Words, outcome_of
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Restart, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Restart, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 PATIENCE = 20.0
@@ -258,7 +259,7 @@ def test_the_states_of_children_can_be_asked_for(run: Run) -> None:
     ],
 )
 def test_whose_fault_a_death_was(code: int, out_of_memory: bool, blame: Blame, counted: bool, final: bool) -> None:  # noqa: FBT001
-    outcome = outcome_of(code, None, "", out_of_memory=out_of_memory)
+    outcome = outcome_of(code, None, Words(), out_of_memory=out_of_memory)
     assert (outcome.blame, outcome.counted, outcome.final) == (blame, counted, final)
 
 
@@ -435,3 +436,168 @@ def test_a_child_dies_when_its_parent_is_killed() -> None:
     assert os.read(read, 1) == b""
     os.close(pidfd)
     os.close(read)
+
+
+def tree_of(
+    children: tuple[str, ...], launch: Callable[[str], Launch], *, intensity: int = 5, **spec: Any
+) -> ProcessTree:
+    specs = [ChildSpec(child, **spec) for child in children]
+    pool = Supervisor(specs, Strategy.ONE_FOR_ONE, Limits(intensity, 60), Backoff(0.01, 0.05), random.Random(1))
+    return ProcessTree({"p": pool}, launch, Recorder(), 60.0)
+
+
+def running(tree: ProcessTree) -> Running:
+    assert isinstance(tree._observer, Recorder)
+    return Running(tree, tree._observer)
+
+
+def test_giving_up_while_others_are_still_to_be_started_starts_them_no_more(tmp_path: Path) -> None:
+    def launch(child: str) -> Launch:
+        def fork(_log: int, _status: int) -> subprocess.Popen[bytes]:
+            text = "nobody can fork"
+            raise StartError(text)
+
+        return Launch([], tmp_path / child, fork=fork) if child != "z" else Launch(python(WAITS), tmp_path / "z")
+
+    made = running(tree_of(("z", *"abcdefgh"), launch, intensity=3))
+    report = made.end()
+    assert report is not None
+    assert report.child == "d"
+    assert report.reason.endswith("could not be started: nobody can fork")
+    assert [seen.child for seen in made.recorder.all if seen.what == "ended"] == ["a", "b", "c", "d", "z"]
+
+
+def test_children_wait_until_they_can_be_started_and_can_be_stopped_meanwhile(tmp_path: Path) -> None:
+    opened, asked = threading.Event(), threading.Semaphore(0)
+
+    def gate() -> bool:
+        asked.release()
+        return opened.is_set()
+
+    def launch(child: str) -> Launch:
+        return Launch(python(WAITS), tmp_path / child, gate=gate)
+
+    made = running(tree_of(("a", "b"), launch, start_deadline=0.5))
+    # That a start has to wait is not held against it.
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        assert asked.acquire(timeout=PATIENCE)
+    assert made.recorder.all == []
+    opened.set()
+    assert {made.until("ready").child, made.until("ready").child} == {"a", "b"}
+    assert made.stop() is None
+    opened.clear()
+    made = running(tree_of(("a", "b"), launch))
+    assert asked.acquire(timeout=PATIENCE)
+    assert made.stop() is None
+    assert made.recorder.all == []
+
+
+def test_a_fork_that_was_gone_before_it_could_be_watched_ends_as_it_did_and_leaks_nothing(tmp_path: Path) -> None:
+    def fork(_log: int, status: int) -> subprocess.Popen[bytes]:
+        script = HEAD.replace(f'int(os.environ["{STATUS_FD}"])', str(status)) + "say(failed='boom')\nsys.exit(70)\n"
+        child = subprocess.Popen(python(script), pass_fds=(status,))
+        child.wait()
+        return child
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    made = running(tree_of(("a",), lambda _: Launch([], tmp_path / "a", tmp_path / "box", fork=fork), intensity=3))
+    report = made.end()
+    assert report is not None
+    assert report.reason.endswith("the last: exit code 70: boom")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_log_is_bounded_while_its_writer_lives(run: Run, tmp_path: Path) -> None:
+    script = READY + "while True:\n    os.write(1, b'x' * 65536)\n    signal.sigtimedwait([], 0.002)\n"
+    running = run({"a": script})
+    log, older = tmp_path / "logs" / "a", tmp_path / "logs" / "a.1"
+    end = time.monotonic() + PATIENCE
+    while not older.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert older.stat().st_size > LOG_BYTES
+    assert log.stat().st_size < older.stat().st_size
+    assert [seen.what for seen in running.recorder.all] == ["started", "ready"]
+
+
+def test_what_failed_below_a_child_comes_up_with_its_end(run: Run) -> None:
+    script = READY + "say(failed='rollout.3: no')\nsay(below=['rollout.3', 'no', 'Traceback'])\nsys.exit(75)\n"
+    running = run({"a": script})
+    assert running.end() is not None
+    outcome = running.until("ended", "a").outcome
+    assert outcome is not None
+    assert outcome.below == Failure("rollout.3", "no", "Traceback")
+
+
+def test_a_child_that_somebody_else_tells_to_end_was_stopped_from_outside(run: Run) -> None:
+    obeys = READY + "signal.signal(15, lambda *_: (say(told=True), sys.exit(0)))\nwhile True: signal.pause()\n"
+    running = run({"a": obeys}, intensity=0)
+    running.until("ready", "a")
+    running.tree.kill("a", signal.SIGTERM)
+    assert running.until("ended", "a").outcome == Exit(normal=True, reason="ended", blame=Blame.OUTSIDE)
+    running.until("ready", "a")
+
+
+DRAINS = READY + (
+    "def end(*_):\n    signal.sigtimedwait([], 1.0)\n    open(os.environ['CHILD'], 'w').close()\n    sys.exit(0)\n"
+    "signal.signal(15, end)\nwhile True: signal.pause()\n"
+)
+
+
+def test_one_too_many_finishes_what_it_has_in_hand(run: Run, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    running = run({"a": WAITS, "b": DRAINS.replace("os.environ['CHILD']", repr(str(done)))}, shutdown=0.1, drain=20.0)
+    for _ in "ab":
+        running.until("ready")
+    running.tree.resize("a", [ChildSpec("a")])
+    assert running.until("ended", "b").outcome == Exit(normal=True, reason="stopped")
+    assert done.exists()
+
+
+def test_one_too_many_is_not_waited_for_when_all_end(run: Run) -> None:
+    stubborn = HEAD + "signal.signal(15, signal.SIG_IGN)\nsay(ready=True)\nwhile True: signal.pause()\n"
+    running = run({"a": WAITS, "b": stubborn}, shutdown=0.2, drain=600.0)
+    for _ in "ab":
+        running.until("ready")
+    running.tree.resize("a", [ChildSpec("a")])
+    assert running.stop() is None
+
+
+def test_a_pause_of_the_whole_machine_condemns_nobody(tmp_path: Path) -> None:
+    """The supervisor and its child stand still for longer than the heartbeat, and the child wakes up last."""
+    beats = READY + (
+        "import mmap, struct, time\n"
+        f"m = mmap.mmap(os.open({str(tmp_path / 'a.box')!r}, os.O_RDWR), 16384)\n"
+        "while True:\n    struct.pack_into('<d', m, 0, time.monotonic())\n    signal.sigtimedwait([], 0.05)\n"
+    )
+    parent = (
+        f"import sys, threading, random; sys.path[:0] = {sys.path!r}\n"
+        "from pathlib import Path\n"
+        "from tests.unit.test_processes import *\n"
+        "class Says(Recorder):\n"
+        "    def _put(self, seen):\n        print(seen.what, seen.pid, flush=True)\n"
+        "s = Supervisor([ChildSpec('a')], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.05), random.Random(1))\n"
+        f"launch = Launch({python(beats)!r}, Path({str(tmp_path / 'log')!r}), Path({str(tmp_path / 'a.box')!r}))\n"
+        "ProcessTree({'p': s}, lambda _: launch, Says(), 2.0).run()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        child = int(process.stdout.readline().split()[1])
+        assert process.stdout.readline().startswith("ready")
+        for pid in (process.pid, child):
+            os.kill(pid, signal.SIGSTOP)
+        # What is tested is how long it takes.
+        assert select.select([process.stdout], [], [], 3.0)[0] == []
+        os.kill(process.pid, signal.SIGCONT)
+        assert select.select([process.stdout], [], [], 0.6)[0] == []
+        os.kill(child, signal.SIGCONT)
+        assert select.select([process.stdout], [], [], 2.5)[0] == []
+        # One that is stopped alone is found out still.
+        os.kill(child, signal.SIGSTOP)
+        assert process.stdout.readline().startswith("ended")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

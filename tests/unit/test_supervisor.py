@@ -11,11 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Restart, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Restart, Strategy
 from relax_actors.supervision.supervisor import Action, GiveUp, Phase, Start, Stop, Supervisor
 
 CRASH = Exit(normal=False, reason="exit code 70: boom")
 DONE = Exit(normal=True, reason="ended")
+KILLED = Exit(normal=False, reason="killed by SIGKILL", blame=Blame.OUTSIDE)
 CONFIG = Exit(normal=False, reason="exit code 2: no such key", final=True)
 PERIOD = 60.0
 
@@ -183,6 +184,68 @@ def test_failures_of_all_children_count_together() -> None:
     assert made.gave_up is None
     made.exited("c", CRASH, 3.0)
     assert made.gave_up is not None
+
+
+def test_children_that_were_ready_and_are_killed_from_outside_use_up_nothing() -> None:
+    made = up(supervisor(*(f"rollout.{n}" for n in range(20)), intensity=1))
+    for child in made.children:
+        made.exited(child, KILLED, 10.0)
+    now = 10.0
+    for _ in range(30):
+        now += 100.0
+        for action in made.tick(now):
+            assert isinstance(action, Start)
+            made.ready(action.child, now)
+        made.exited("rollout.0", KILLED, now + 1)
+    assert made.gave_up is None
+    assert made.restarts == 50
+    made.exited("rollout.1", CRASH, now + 2)
+    assert made.gave_up is None
+    made.exited("rollout.2", CRASH, now + 3)
+    assert made.gave_up is not None
+
+
+def test_a_child_that_is_killed_before_it_is_ready_uses_up_the_intensity() -> None:
+    made = supervisor("a", intensity=3)
+    now, starts = 0.0, made.start(0.0)
+    for _ in range(3):
+        assert starts == [Start("a")]
+        assert made.exited("a", KILLED, now + 10) == []
+        now = due(made)
+        starts = made.tick(now)
+    assert isinstance(made.exited("a", KILLED, now + 10)[0], GiveUp)
+
+
+def test_deaths_of_one_cause_count_once() -> None:
+    made = supervisor(*"abcdef", intensity=2)
+    now = 0.0
+    made.start(now)
+    for life in (1, 2, 3):
+        with_it = Exit(normal=False, reason="killed with it", blame=Blame.OUTSIDE, cause=f"zygote {life}")
+        for child in "abcdef":
+            if made.gave_up is None:
+                made.exited(child, with_it, now)
+        assert (made.gave_up is None) == (life < 3)
+        now += 1000.0
+        made.tick(now)
+
+
+def test_time_in_which_all_stood_still_is_not_taken_for_a_slow_start() -> None:
+    made = supervisor(ChildSpec("a", start_deadline=10.0), ChildSpec("b", start_deadline=10.0))
+    made.start(0.0)
+    made.ready("b", 5.0)
+    made.stood_still(100.0)
+    assert made.late(109.9) == []
+    assert made.late(110.1) == ["a"]
+    assert made.children["b"].since == 5.0
+
+
+def test_a_start_that_had_to_wait_is_reckoned_from_its_launch() -> None:
+    made = supervisor(ChildSpec("a", start_deadline=10.0))
+    made.start(0.0)
+    made.launched("a", 50.0)
+    assert made.late(60.0) == []
+    assert made.late(60.1) == ["a"]
 
 
 def test_the_window_stands_still_while_a_child_starts() -> None:

@@ -1,0 +1,43 @@
+"""The process that actors are forked from dies or hangs: they come back, and the run goes on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.faults import hit, story_of, wait_for_cell
+from tests.support.running import Run, wait_until
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_big_pool_outlives_its_zygote_at_default_settings(make_run: MakeRun, number: signal.Signals) -> None:
+    run = make_run("forks", "run.steps=60", "rollout.replicas=6").start()
+    wait_for_cell(run, "batch.2")
+    pid = hit(run, "zygote", number)
+    hit(run, "zygote", other_than=pid)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["admitted"], result["trained"], result["in_flight"]) == (240, 240, 0)
+    story = story_of(run)
+    assert {event["reason"] for event in story.of("crashed")} == {"killed with zygote 1", "killed with zygote 2"}
+    assert story.of("gave_up") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_kills_from_outside_that_recover_end_no_run(make_run: MakeRun) -> None:
+    run = make_run("often", "run.steps=3000", "supervision.intensity=1", "supervision.backoff_max=0.2").start()
+    wait_for_cell(run, "batch.2")
+    pid = None
+    for _ in range(8):
+        pid = hit(run, "rollout.0", other_than=pid)
+        ready = len(story_of(run).of("ready"))
+        wait_until(lambda ready=ready: len(story_of(run).of("ready")) > ready, "the next life", 60)
+    run.end_in_order()

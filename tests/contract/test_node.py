@@ -1,0 +1,67 @@
+"""What the node's supervisor tells and heeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.bridge import Bridge
+from broker.lease import RunState
+from broker.streams import ensure_bucket
+from broker.subjects import Subjects
+from relax_actors.blackbox import Reading
+from relax_actors.config import load_config, validate
+from relax_actors.journal import Journal
+from relax_actors.runfolder import RunFolder
+from relax_actors.supervision.launch import Launch
+from relax_actors.supervision.node import Reporter, Watched, pools_of
+from relax_actors.supervision.processes import ProcessTree
+from relax_actors.supervision.spec import Exit, Failure
+from relax_actors.supervision.supervisor import GiveUp
+from tests.support.running import TINY
+from tests.unit.test_processes import WAITS, Recorder, Running, python
+
+MakeTable = Callable[[Bridge], object]
+
+
+def test_a_report_that_cannot_be_written_is_kept_for_the_root(
+    bridge: Bridge, subjects: Subjects, tmp_path: Path, make_table: MakeTable
+) -> None:
+    make_table(bridge)
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    reporter = Reporter(RunFolder(tmp_path / "nowhere"), bridge, state, Journal(bridge, subjects, "node", 0))
+    reporter.ended("rollout.3", Exit(normal=False, reason="exit code 70", detail="Traceback"), Reading(0.0))
+    reporter.gave_up("rollout", GiveUp("rollout.3", "6 failures"))
+    assert reporter.failure == Failure("rollout.3", "6 failures", "Traceback")
+
+
+def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    config = load_config(TINY, [])
+    folder.root.mkdir()
+    folder.save_config(config, str(TINY.parent))
+    seen = folder.state_of_config()
+    body = folder.load_config().model_dump(mode="json")
+    body["reward"]["replicas"] = 2
+    folder.change_config(validate(body, "test"))
+    pools = {"reward": pools_of(config, random.Random(1))["reward"]}
+    recorder = Recorder()
+    tree = ProcessTree(pools, lambda child: Launch(python(WAITS), tmp_path / child), recorder, 60.0)
+    watched = Watched(folder, seen, tree)
+    running = Running(tree, recorder)
+    try:
+        running.until("ready", "reward.0")
+        watched()
+        running.until("ready", "reward.1")
+    finally:
+        assert running.stop() is None
+
+
+@pytest.mark.parametrize("seconds", [0.2, 10.0])
+def test_an_actor_too_many_has_its_roles_deadline_to_finish(seconds: float) -> None:
+    config = load_config(TINY, [f"reward.deadline={seconds}"])
+    (child,) = pools_of(config, random.Random(1))["reward"].children.values()
+    assert child.spec.drain == seconds + config.supervision.shutdown

@@ -1,0 +1,165 @@
+"""A real zygote: it forks, tells how forks ended, is found out when it hangs, and takes nobody's word with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relax_actors.supervision.forks import Forked, Zygote
+from relax_actors.supervision.launch import StartError
+from tests.support.running import wait_until
+
+Make = Callable[..., Zygote]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made = []
+
+    def start(*modules: str, heartbeat: float = 60.0, start_deadline: float = 60.0) -> Zygote:
+        environment = os.environ | {"PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
+        zygote = Zygote(
+            tmp_path / "zygote.log",
+            tmp_path / "zygote.box",
+            environment,
+            start_deadline=start_deadline,
+            heartbeat=heartbeat,
+            modules=modules or ("relax_actors.supervision.host",),
+        )
+        made.append(zygote)
+        return zygote
+
+    yield start
+    for zygote in made:
+        zygote.close()
+
+
+def fork(zygote: Zygote, folder: Path) -> Forked:
+    """Fork an actor of the run in a folder."""
+    wait_until(zygote.ready, "zygote")
+    read, write = os.pipe()
+    with (folder / "fork.log").open("ab") as log:
+        forked = zygote.fork([str(folder), "reward", "0"], log.fileno(), write)
+    os.close(read)
+    os.close(write)
+    return forked
+
+
+def waits(folder: Path) -> Path:
+    """A run whose actors live until they are killed: they read their configuration from a pipe that nobody writes."""
+    folder.mkdir()
+    os.mkfifo(folder / "config.json")
+    return folder
+
+
+def ended(forked: Forked) -> int:
+    wait_until(lambda: forked.poll() is not None, "word of the fork's end", 10)
+    assert forked.returncode is not None
+    return forked.returncode
+
+
+def test_a_fork_ends_with_its_own_exit_code(make: Make, tmp_path: Path) -> None:
+    zygote = make()
+    forked = fork(zygote, tmp_path)
+    assert (ended(forked), forked.cause) == (2, "")
+    waiting = fork(zygote, waits(tmp_path / "run"))
+    assert waiting.poll() is None
+    os.kill(waiting.pid, signal.SIGTERM)
+    assert (ended(waiting), waiting.cause) == (-signal.SIGTERM, "")
+    assert zygote.state()["phase"] == "ready"
+
+
+def test_a_fork_dies_with_its_zygote_and_the_next_one_is_not_asked_about_it(make: Make, tmp_path: Path) -> None:
+    zygote = make()
+    run = waits(tmp_path / "run")
+    forked = [fork(zygote, run) for _ in range(2)]
+    first = zygote.state()["pid"]
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: zygote.state()["phase"] == "down", "end of the zygote", 10)
+    another = fork(zygote, run)
+    assert [(ended(one), one.cause) for one in forked] == [(-signal.SIGKILL, "zygote 1")] * 2
+    assert another.poll() is None
+    state = zygote.state()
+    assert (state["phase"], state["restarts"]) == ("ready", 1)
+    assert state["pid"] != first
+
+
+def test_word_of_an_end_outlives_the_zygote_that_gave_it(make: Make, tmp_path: Path) -> None:
+    zygote = make()
+    forked = fork(zygote, tmp_path)
+    wait_until(lambda: not Path(f"/proc/{forked.pid}").exists(), "end of the fork", 10)
+    # When it has forked again it has told what it had to.
+    fork(zygote, tmp_path)
+    os.kill(zygote.state()["pid"], signal.SIGKILL)
+    wait_until(lambda: zygote.state()["phase"] == "down", "end of the zygote", 10)
+    another = fork(zygote, tmp_path)
+    assert (ended(forked), forked.cause) == (2, "")
+    assert ended(another) == 2
+
+
+def test_a_zygote_that_is_stopped_is_killed_and_replaced(make: Make, tmp_path: Path) -> None:
+    zygote = make(heartbeat=1.0)
+    forked = fork(zygote, waits(tmp_path / "run"))
+    first = zygote.state()["pid"]
+    os.kill(first, signal.SIGSTOP)
+    os.kill(forked.pid, signal.SIGKILL)
+
+    def looked_after() -> bool:
+        zygote.look_after()
+        return zygote.state()["pid"] != first
+
+    wait_until(looked_after, "end of the zygote that was stopped", 10)
+    assert (ended(forked), forked.cause) == (-signal.SIGKILL, "zygote 1")
+    assert fork(zygote, tmp_path / "run").poll() is None
+
+
+def test_a_zygote_that_beats_is_left_alone(make: Make) -> None:
+    zygote = make(heartbeat=1.5)
+    wait_until(zygote.ready, "zygote")
+    first = zygote.state()
+    looks = []
+
+    def looked_after_for_long() -> bool:
+        zygote.look_after()
+        looks.append(zygote.state()["pid"])
+        return len(looks) >= 250
+
+    wait_until(looked_after_for_long, "two heartbeats", 20)
+    assert set(looks) == {first["pid"]}
+
+
+def test_a_zygote_that_cannot_import_says_why_and_another_is_tried(make: Make, tmp_path: Path) -> None:
+    zygote = make("no_such_module")
+
+    def fails() -> StartError | None:
+        try:
+            zygote.ready()
+        except StartError as error:
+            return error
+        return None
+
+    for life in (1, 2):
+        error = wait_until(fails, "end of the zygote", 20)
+        assert error.cause == f"zygote {life}"
+        assert f"before it had imported no_such_module (exit code 1); its log is {tmp_path / 'zygote.log'}" in str(
+            error
+        )
+
+
+def test_an_import_that_does_not_end_is_ended_after_the_start_deadline(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text("import signal\nsignal.pause()\n")
+    zygote = make("slow_module", start_deadline=1.0)
+    assert not zygote.ready()
+    assert zygote.state()["phase"] == "importing"
+
+    def looked_after() -> bool:
+        zygote.look_after()
+        return zygote.state()["phase"] == "down"
+
+    wait_until(looked_after, "end of the zygote", 20)
+    with pytest.raises(StartError, match=r"not ready within \d+ s, supervision.start_deadline"):
+        zygote.ready()
