@@ -222,9 +222,19 @@ def test_split_sizes_are_numbers(tmp_path: Path) -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
     MegatronEngine(config_of(tmp_path, DENSE))  # one rank is a group, too
-    sizes = token_dispatcher.maybe_move_tensor_to_cpu(torch.tensor([3]), as_numpy=True).tolist()
+    sizes = token_dispatcher.maybe_move_tensor_to_cpu(torch.tensor([3]), as_numpy=True)
     found = torch.zeros(3)
     torch.distributed.all_to_all_single(found, torch.ones(3), sizes, sizes)
+    assert sizes.tolist() == [3]
     assert found.tolist() == [1, 1, 1]
     same = torch.tensor([3])
     assert token_dispatcher.maybe_move_tensor_to_cpu(same) is same
+
+
+def test_the_state_of_random_numbers_is_taken_and_set() -> None:
+    from megatron.core.tensor_parallel import random
+
+    state = random._get_cuda_rng_state()
+    drawn = torch.rand(3)
+    random._set_cuda_rng_state(state)
+    assert torch.equal(torch.rand(3), drawn)
