@@ -10,13 +10,14 @@ from pathlib import Path
 
 from broker.bridge import Address
 from broker.server import Server, serves
-from relax_actors.pauses import Pauses, unusual
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Blame
 
 # After a write that failed, as on a full disk, the server answers no more writes to that stream until it is restarted.
 _CANNOT_WRITE = b"critical write error"
 ROOM = 16 << 20
+ASK_SECONDS = 1.5
+"""From one question that is not answered to the next, at most."""
 
 
 class BrokerHealth:
@@ -37,18 +38,19 @@ class BrokerHealth:
         self._heartbeat, self._patience = heartbeat, patience
         self._read = server.log.stat().st_size if server.log.exists() else 0
         self._answered: float | None = None
-        self._pauses = Pauses(unusual(heartbeat))
+        self._unanswered = 0
         self._broken_since: float | None = None
 
     def __call__(self) -> Verdict | None:
         """Why the server must be killed now, if it must."""
         now = time.monotonic()
-        if self._pauses.look(now):
-            # Nobody had time to answer.
-            self._answered = None
         if self._answered is None or serves(self._address):
-            self._answered = now
-        elif (silent := now - self._answered) > self._heartbeat:
+            self._answered, self._unanswered = now, 0
+        else:
+            self._unanswered += 1
+        silent = now - self._answered
+        # Time alone says nothing: it goes on while the whole machine stands still, and nobody can ask or answer.
+        if silent > self._heartbeat and self._unanswered >= max(2.0, self._heartbeat / ASK_SECONDS):
             return Verdict(f"no answer for {silent:.1f} s (supervision.heartbeat)", blame=Blame.NOBODY)
         if self._broken_since is None and self._cannot_write():
             self._broken_since = now

@@ -27,6 +27,8 @@ from relax_actors.supervision.zygote import MAX_MESSAGE, PRELOADED
 REPLY_SECONDS = 10.0
 """For an answer of a zygote that has imported; forking takes milliseconds."""
 SAY_SECONDS = 10.0
+LOOK_SECONDS = 1.5
+"""From one look after it to the next, at most."""
 log = structlog.get_logger()
 
 
@@ -158,7 +160,7 @@ class Zygote:
         self._log, self._path, self._environment, self._modules = log, box, environment, modules
         self._box = BlackBox(box)
         self._start_deadline, self._heartbeat, self._say = start_deadline, heartbeat, say
-        self._pauses, self._awake, self._said = Pauses(unusual(heartbeat)), 0.0, 0.0
+        self._pauses, self._awake, self._said = Pauses(LOOK_SECONDS + unusual(heartbeat)), 0.0, 0.0
         self._life: Life | None = None
         self._verdict = ""
         self._lives = 0

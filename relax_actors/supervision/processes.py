@@ -59,7 +59,7 @@ class ProcessTree:
         self._waiting: dict[str, Launch] = {}
         self._actions: deque[Action] = deque()
         self._acting = False
-        self._pauses, self._awake = Pauses(unusual(heartbeat)), 0.0
+        self._pauses, self._awake = Pauses(TICK + unusual(heartbeat)), 0.0
         self._chores, self._did_chores = chores, 0.0
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -113,6 +113,8 @@ class ProcessTree:
             for pool in self.pools.values():
                 self._carry_out(pool.start(now))
             while not all(pool.ended for pool in self.pools.values()):
+                # Looked at around the wait only: what takes time here is our own doing.
+                self._pauses.look(time.monotonic())
                 self._wait()
                 now = self.seen = time.monotonic()
                 self._allow_for(self._pauses.look(now), now)

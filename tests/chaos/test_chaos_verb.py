@@ -28,8 +28,12 @@ def test_faults_are_told_and_the_ledger_stays_complete(make_run: MakeRun, tmp_pa
     told = wait_until(lambda: story_of(run).of("repaired"), "word that the broker is back", 30)
     assert [(event["role"], event["restarts"]) for event in told] == [("broker", 1)]
     assert [(event["role"], event["reason"]) for event in story_of(run).of("down")] == [("broker", "killed by SIGKILL")]
-    wait_until(lambda: "broker, embedded ready" in relax("tree", "hurt", cwd=tmp_path).stdout, "the tree", 60)
-    shown = relax("tree", "hurt", cwd=tmp_path).stdout
+
+    def tree() -> str | None:
+        text = relax("tree", "hurt", cwd=tmp_path).stdout
+        return text if "broker, embedded ready" in text else None
+
+    shown = wait_until(tree, "the broker in the tree", 60)
     lines = {line.strip("│├└─ ").split(" ")[0].rstrip(","): line for line in shown.splitlines()}
     assert "1 restarts" in lines["broker"], shown
     assert "0 restarts" in lines["node"], shown

@@ -108,3 +108,18 @@ def test_a_failed_write_is_seen_in_a_log_that_was_begun_anew(tmp_path: Path) -> 
         log.write(error)
     rotate(server.log)
     assert examined() is not None
+
+
+def test_a_server_has_time_to_answer_after_a_pause_of_all(own: tuple[Server, Address]) -> None:
+    server, address = own
+    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, say=lambda _: None)
+    assert health() is None
+    assert server.process is not None
+    os.kill(server.process.pid, signal.SIGSTOP)
+    # Nobody asks for longer than the heartbeat; the first question after it comes too early.
+    with pytest.raises(subprocess.TimeoutExpired):
+        server.process.wait(1.0)
+    assert health() is None
+    os.kill(server.process.pid, signal.SIGCONT)
+    assert wait_until(lambda: serves(address), "answer", 10)
+    assert health() is None
