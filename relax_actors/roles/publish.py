@@ -13,12 +13,14 @@ from relax_actors.actor import Context
 from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.messages import Shard, Weights
-from relax_actors.roles.evaluator import last_evaluated
+from relax_actors.roles.evaluator import is_evaluated, last_evaluated
 from relax_actors.roles.reading import fetch_own, put_own
 from relax_actors.roles.start import Start, is_whole
 
 # Columns that outlive their rows: what was quarantined, and what became of it.
 KEPT = ("quarantined", "requeued", "readmitted")
+AWAITED = 16
+"""So many versions at most are kept for evaluations that are behind; the rows of older ones are dropped."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
@@ -163,10 +165,10 @@ class Publisher:
         self._latest = replace(known, shards=shards)
 
     def _collect(self, version: int) -> None:
-        """Remove weights that nobody asks for: all but the last few, the last two evaluated, and what they stand on."""
+        """Remove weights that nobody asks for: all but the last few, those to be evaluated, and what they stand on."""
         config = self._context.config
         recent = version - config.staleness.max - 3
-        kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}
+        kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version), *self._awaited(recent)}
         kept |= {cell.version for v in kept for cell in self._way(v)}
         if self._start is not None:
             kept.add(0)
@@ -180,6 +182,15 @@ class Publisher:
             incarnation = path.name.split(".")[2]
             if incarnation.isdigit() and int(incarnation) < self._context.incarnation:
                 path.unlink(missing_ok=True)
+
+    def _awaited(self, before: int) -> list[int]:
+        """The last versions whose evaluation has not come to its end: generation may be behind."""
+        config, table = self._context.config, self._context.table
+        there = {path.name.split(".", 1)[0] for path in table.store.path("weights").glob("*.safetensors")}
+        numbers = sorted((int(n) for n in there if n.isdigit() and int(n) < before), reverse=True)
+        evaluated = [n for n in numbers if config.eval is not None and is_evaluated(config, n)]
+        cells = table.get_all(table.subjects.numbered("evaluation", n) for n in evaluated[:AWAITED])
+        return [n for n, cell in zip(evaluated, cells, strict=False) if cell is None]
 
     def purge(self, old: int, floor: int) -> None:
         """Let the rows of the steps from `old` up to `floor` go; their quarantined cells stay to be looked at."""

@@ -35,11 +35,12 @@ def test_rows_of_passed_steps_and_of_evaluated_versions_are_gone_at_the_end(make
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects), 30))
     late = [RowId(0, 0), RowId(0, 0, "eval")]
     wait_until(lambda: table.get(subjects.numbered("checkpoint", 6)), "checkpoint.6", 90)
+    # First: a trainer that lets go of the step just now must see this when it sees the others.
+    kept = RowId(0, 1)
+    table.put(table.cell(kept, "quarantined"), Quarantined("reward", 1, "an error", ""))
     for row in late:
         table.put(table.cell(row, "late"), Dropped("late", ""))
         bridge.call(state.count_failure("rollout", row, "an error", ""), 10)
-    kept = RowId(0, 1)
-    table.put(table.cell(kept, "quarantined"), Quarantined("reward", 1, "an error", ""))
     for row in late:
         segments = run.folder.root / "store" / row.kind / "0"
         segments.mkdir(parents=True, exist_ok=True)

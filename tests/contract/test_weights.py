@@ -19,14 +19,14 @@ from relax_actors.engines.model import tensors_of
 from relax_actors.engines.training import Sequences, TrainBatch, train
 from relax_actors.engines.training.torch_engine import TorchEngine
 from relax_actors.errors import ActorError, RowError
-from relax_actors.messages import Weights
+from relax_actors.messages import Evaluation, Weights
 from relax_actors.roles.publish import Publisher
 from relax_actors.roles.staging import Stager
 from tests.contract.conftest import MakeContext
 from tests.support.running import wait_until
 
 DELTAS = ("staleness.max=0", "trainer.dtype=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=4")
-EVALUATED = ("eval.every=3", "eval.data.kind=python", "eval.data.function=tiny_tasks.make")
+EVALUATED = ("run.steps=100", "eval.every=3", "eval.data.kind=python", "eval.data.function=tiny_tasks.make")
 SEQUENCES = Sequences([np.array([1, 2, 10], np.int32)] * 8, [np.array([3, 4, 5, 11], np.int32)] * 8)
 
 
@@ -147,12 +147,28 @@ def test_one_that_was_away_for_long_begins_with_a_whole_set_again(
 
 def test_old_files_go_but_for_what_the_kept_ones_stand_on(make_sender: MakeSender) -> None:
     sender = make_sender(*EVALUATED, "weights.full_every=5")
+    table = sender.context.table
+    for version in (0, 3, 6, 9, 12):
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
     sender.step(13)
     assert [v for v, base in enumerate(sender.bases()) if base is None] == [0, 5, 10]
     # The last four by themselves, 9 and 12 as evaluated; 9 is a delta and stands on 5 to 8.
     assert sender.files() == [5, 6, 7, 8, 9, 10, 11, 12, 13]
     sender.step(3)
     assert sender.files() == [10, 11, 12, 13, 14, 15, 16]
+
+
+def test_a_version_stays_until_it_is_evaluated(make_sender: MakeSender) -> None:
+    sender = make_sender(*EVALUATED, "weights.delta=off")
+    table = sender.context.table
+    for version in (0, 3):
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
+    sender.step(20)
+    assert sender.files() == [6, 9, 12, 15, 17, 18, 19, 20]
+    for version in (6, 12):
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
+    sender.step()
+    assert sender.files() == [9, 15, 18, 19, 20, 21]
 
 
 def test_a_lost_delta_is_replaced_by_a_whole_set(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:

@@ -531,7 +531,8 @@ def test_what_failed_below_a_child_comes_up_with_its_end(run: Run) -> None:
 
 
 def test_a_child_that_somebody_else_tells_to_end_was_stopped_from_outside(run: Run) -> None:
-    obeys = READY + "signal.signal(15, lambda *_: (say(told=True), sys.exit(0)))\nwhile True: signal.pause()\n"
+    handler = "signal.signal(15, lambda *_: (say(told=True), sys.exit(0)))\n"
+    obeys = HEAD + handler + "say(ready=True)\nwhile True: signal.pause()\n"
     running = run({"a": obeys}, intensity=0)
     running.until("ready", "a")
     running.tree.kill("a", signal.SIGTERM)
