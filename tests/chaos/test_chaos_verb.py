@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.support.faults import story_of
 from tests.support.running import Run, relax, wait_until
 
@@ -21,24 +23,7 @@ def test_faults_are_told_and_the_ledger_stays_complete(make_run: MakeRun, tmp_pa
     assert "1 of 1" in stopped.stdout, stopped.stderr
     live = relax("ledger", "hurt", "--json", cwd=tmp_path)
     assert live.returncode == 0, live.stdout + live.stderr
-    # Its event is stored once the broker is back, and the command waits for that.
-    broker = relax("chaos", "hurt", "--kill", "broker", "--every", "0.1", cwd=tmp_path)
-    assert "1 of 1" in broker.stdout, broker.stderr
-    assert [event["target"] for event in story_of(run).of("fault")][-1] == "broker"
-    told = wait_until(lambda: story_of(run).of("repaired"), "word that the broker is back", 30)
-    assert [(event["role"], event["restarts"]) for event in told] == [("broker", 1)]
-    assert [(event["role"], event["reason"]) for event in story_of(run).of("down")] == [("broker", "killed by SIGKILL")]
-
-    def tree() -> str | None:
-        text = relax("tree", "hurt", cwd=tmp_path).stdout
-        return text if "broker, embedded ready" in text else None
-
-    shown = wait_until(tree, "the broker in the tree", 60)
-    lines = {line.strip("│├└─ ").split(" ")[0].rstrip(","): line for line in shown.splitlines()}
-    assert "1 restarts" in lines["broker"], shown
-    assert "0 restarts" in lines["node"], shown
-    assert "ready for" in lines["node"], shown
-    assert "ready for" in lines["zygote"], shown
+    shown = relax("tree", "hurt", cwd=tmp_path).stdout
     assert "trainer.0" in shown
     assert "waits for" in shown or "group." in shown
     refused = relax("chaos", "hurt", "--kill", "nobody", cwd=tmp_path)
@@ -55,3 +40,28 @@ def test_faults_are_told_and_the_ledger_stays_complete(make_run: MakeRun, tmp_pa
     model = relax("fingerprint", str(run.folder.model), cwd=tmp_path).stdout.strip()
     assert model == result["weights_fingerprint"]
     assert "nothing is quarantined" in relax("quarantine", "list", "hurt", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_a_kill_of_the_broker_and_its_repair_are_told_and_shown(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("unbrokered", "run.steps=3000").start()
+    wait_until(lambda: run.table.get("relax.unbrokered.batch.2"), "batch.2", 90)
+    # Its event is stored once the broker is back, and the command waits for that.
+    broker = relax("chaos", "unbrokered", "--kill", "broker", "--every", "0.1", cwd=tmp_path)
+    assert "1 of 1" in broker.stdout, broker.stderr
+    assert [event["target"] for event in story_of(run).of("fault")][-1] == "broker"
+    told = wait_until(lambda: story_of(run).of("repaired"), "word that the broker is back", 30)
+    assert [(event["role"], event["restarts"]) for event in told] == [("broker", 1)]
+    assert [(event["role"], event["reason"]) for event in story_of(run).of("down")] == [("broker", "killed by SIGKILL")]
+
+    def tree() -> str | None:
+        text = relax("tree", "unbrokered", cwd=tmp_path).stdout
+        return text if "broker, embedded ready" in text else None
+
+    shown = wait_until(tree, "the broker in the tree", 60)
+    lines = {line.strip("│├└─ ").split(" ")[0].rstrip(","): line for line in shown.splitlines()}
+    assert "1 restarts" in lines["broker"], shown
+    assert "0 restarts" in lines["node"], shown
+    assert "ready for" in lines["node"], shown
+    assert "ready for" in lines["zygote"], shown
+    run.end_in_order()
