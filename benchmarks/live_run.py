@@ -221,7 +221,12 @@ class LiveRun:
         trained = {(step, index) for step, batch in ledger.batches.items() for index in batch.rows}
         there = {(cell.step, cell.index) for cell in self.table.cells(self.subjects.column("trajectory"))}
         known, found = trained | there | self.seen.ended, list(ledger.violations())
-        for row, cells in list(self.seen.trajectories.items()):
+
+        async def heard() -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
+            # In the thread that hears: it may be adding to them.
+            return list(self.seen.trajectories.items())
+
+        for row, cells in self.bridge.call(heard(), 10):
             if row not in known:
                 found.append(f"trajectory of group.{row[0]}.{row[1]} is gone")
             if len({sequence for sequence, _ in cells}) > 1:
