@@ -156,7 +156,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def test_a_child_becomes_ready_and_stops_when_told(run: Run) -> None:
-    running = run({"a": READY + "signal.signal(15, lambda *_: sys.exit(0))\nsignal.pause()\n"})
+    running = run({"a": HEAD + "signal.signal(15, lambda *_: sys.exit(0))\nsay(ready=True)\nsignal.pause()\n"})
     assert running.until("started", "a").starts == 1
     running.until("ready", "a")
     assert running.stop() is None
@@ -540,9 +540,9 @@ def test_a_child_that_somebody_else_tells_to_end_was_stopped_from_outside(run: R
     running.until("ready", "a")
 
 
-DRAINS = READY + (
+DRAINS = HEAD + (
     "def end(*_):\n    signal.sigtimedwait([], 1.0)\n    open(os.environ['CHILD'], 'w').close()\n    sys.exit(0)\n"
-    "signal.signal(15, end)\nwhile True: signal.pause()\n"
+    "signal.signal(15, end)\nsay(ready=True)\nwhile True: signal.pause()\n"
 )
 
 
