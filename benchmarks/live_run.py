@@ -43,7 +43,8 @@ def name_of(pid: int) -> str | None:
         command = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
     except OSError:
         return None
-    if "relax_actors.supervision.host" in command:
+    # The zygote is told to import the hosts' module, which its command therefore names too.
+    if "relax_actors.supervision.host" in command and "relax_actors.supervision.zygote" not in command:
         return command[-2]
     return next((name for part, name in PROGRAMS.items() if any(part in word for word in command)), None)
 
