@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,31 +23,19 @@ import xxhash
 from numpy.typing import NDArray
 
 from broker.errors import CodecError
+from broker.fields import Decoder, TensorRef, check_plain, decoder_of, plain
 
 T = TypeVar("T")
 SCHEMA = 1
 MAX_CELL_BYTES = 4 << 20
 MAX_ARRAY_BYTES = 1 << 40
 MAX_DIMENSIONS = 8
-MAX_DEPTH = 64
 MAX_REFERENCES = 256
 _ARRAY, _REFERENCE = 1, 2
 _CHECKSUM_BYTES = 16
 _DTYPES = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRef:
-    """Where an array lies in the store: `uri` is relative to it, the checksum is over the array's bytes."""
-
-    uri: str
-    offset: int
-    nbytes: int
-    dtype: str
-    shape: tuple[int, ...]
-    xxh3_128: str
 
 
 Resolver = Callable[[TensorRef], Array]
@@ -96,7 +83,7 @@ def encode(value: Any, author: str, place: Place | None = None, *, subject: str 
         msg = f"a {type(item).__name__} has no encoding in a cell; use plain data, arrays or dataclasses"
         raise CodecError(msg)
 
-    _check_plain(fields, name)
+    check_plain(fields, name)
     try:
         data = _pack([SCHEMA, name, author, fields], default, subject)
     except (ValueError, OverflowError, TypeError) as error:
@@ -148,7 +135,7 @@ def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str 
             if schema != SCHEMA:
                 msg = f"cell has schema {schema}, this version reads {SCHEMA}; run both ends at the same version"
                 raise CodecError(msg)
-            _check_plain(fields, name[:80])
+            check_plain(fields, name[:80])
             return Envelope(name, author, fields)
     msg = "not a cell: expected [schema, type, author, fields]"
     raise CodecError(msg)
@@ -180,7 +167,7 @@ def decode_fields(envelope: Envelope, expected: type[T]) -> T:
     if envelope.type != expected.__name__:
         msg = f"cell holds a {envelope.type[:80]}, expected a {expected.__name__}"
         raise CodecError(msg)
-    decoder: Decoder = _decoder(typing.cast("Any", expected))
+    decoder: Decoder = decoder_of(typing.cast("Any", expected))
     return typing.cast("T", decoder(envelope.fields, expected.__name__))
 
 
@@ -194,7 +181,7 @@ def plain_value(envelope: Envelope) -> Any:
     if envelope.type != "value" or set(envelope.fields) != {"value"}:
         msg = f"cell holds a {envelope.type[:80]}, expected plain data"
         raise CodecError(msg)
-    return _plain(envelope.fields["value"], "value")
+    return plain(envelope.fields["value"], "value")
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
@@ -258,111 +245,3 @@ def _decode_reference(payload: bytes) -> TensorRef:
                 return TensorRef(uri, offset, nbytes, name, sizes, digest)
     msg = "malformed tensor reference"
     raise CodecError(msg)
-
-
-Decoder = Callable[[Any, str], Any]
-
-
-@cache
-def _decoder(expected: Any) -> Decoder:  # noqa: PLR0911 one return a kind of type
-    """A function `(value, place) -> decoded` for a type annotation; built once a type."""
-    if expected is Any:
-        return _plain
-    if dataclasses.is_dataclass(expected) and expected is not TensorRef:
-        return _dataclass_decoder(typing.cast("type", expected))
-    origin, args = typing.get_origin(expected), typing.get_args(expected)
-    if origin in (types.UnionType, typing.Union):
-        return _optional_decoder(args)
-    if origin is list:
-        item = _decoder(args[0])
-        return _checked(list, lambda value, at: [item(v, f"{at}[{i}]") for i, v in enumerate(value)])
-    if origin is dict:
-        entry = _decoder(args[1])
-        return _checked(dict, lambda value, at: {_key(k, at): entry(v, f"{at}[{k!r}]") for k, v in value.items()})
-    if origin is np.ndarray or expected is np.ndarray:
-        return _checked(np.ndarray, lambda value, _: value)
-    if expected is float:
-        return _float
-    if expected in (int, str, bytes, bool, type(None)):
-        return _checked(expected, lambda value, _: value)
-    msg = f"{expected!r} cannot be a field of a message"
-    raise TypeError(msg)
-
-
-def _key(key: Any, at: str) -> str:
-    if type(key) is not str:
-        msg = f"{at} has a key {str(key)[:80]!r}; keys are strings"
-        raise CodecError(msg)
-    return key
-
-
-def _check_plain(value: Any, at: str, depth: int = 0) -> None:
-    """Refuse what no cell holds: keys that are no strings, timestamps, and nesting without end."""
-    if depth > MAX_DEPTH:
-        msg = f"{at} is nested deeper than {MAX_DEPTH} levels"
-        raise CodecError(msg)
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_plain(item, f"{at}.{_key(key, at)[:80]}", depth + 1)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _check_plain(item, at, depth + 1)
-    elif isinstance(value, msgpack.Timestamp):
-        msg = f"{at} is a timestamp, which no cell holds"
-        raise CodecError(msg)
-
-
-def _plain(value: Any, _at: str) -> Any:
-    """Plain data as it is: the envelope has been checked."""
-    return value
-
-
-def _checked(kind: type, then: Decoder) -> Decoder:
-    def decode_checked(value: Any, at: str) -> Any:
-        if type(value) is not kind:
-            msg = f"{at} is {_kind(value)}, expected {kind.__name__}"
-            raise CodecError(msg)
-        return then(value, at)
-
-    return decode_checked
-
-
-def _float(value: Any, at: str) -> float:
-    if type(value) is float or type(value) is int:
-        return float(value)
-    msg = f"{at} is {_kind(value)}, expected float"
-    raise CodecError(msg)
-
-
-def _optional_decoder(args: tuple[Any, ...]) -> Decoder:
-    rest = [a for a in args if a is not type(None)]
-    if len(rest) != 1:
-        msg = f"a message field may be `X | None`, not {args!r}"
-        raise TypeError(msg)
-    inner = _decoder(rest[0])
-    return lambda value, at: None if value is None else inner(value, at)
-
-
-def _dataclass_decoder(expected: type) -> Decoder:
-    hints = typing.get_type_hints(expected)
-    decoders = {f.name: _decoder(hints[f.name]) for f in dataclasses.fields(expected)}
-
-    def decode_dataclass(value: Any, at: str) -> Any:
-        if type(value) is not dict:
-            msg = f"{at} is {_kind(value)}, expected the fields of {expected.__name__}"
-            raise CodecError(msg)
-        if value.keys() != decoders.keys():
-            missing, extra = sorted(decoders.keys() - value.keys()), sorted(map(str, value.keys() - decoders.keys()))
-            msg = f"{at}: missing fields {missing}, unknown fields {str(extra)[:200]}"
-            raise CodecError(msg)
-        try:
-            return expected(**{name: decode(value[name], f"{at}.{name}") for name, decode in decoders.items()})
-        except (ValueError, TypeError, OverflowError) as error:
-            msg = f"{at}: {error}"
-            raise CodecError(msg) from error
-
-    return decode_dataclass
-
-
-def _kind(value: Any) -> str:
-    return f"of type {type(value).__name__}"

@@ -20,8 +20,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from broker.codec import Array, TensorRef, dtype_name
+from broker.codec import Array, dtype_name
 from broker.errors import StoreError, StoreFullError
+from broker.fields import TensorRef
 from broker.subjects import RowId
 
 T = TypeVar("T")

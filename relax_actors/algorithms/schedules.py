@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal, assert_never
 
+from relax_actors.config.schema import Config
+
 ScheduleKind = Literal["constant", "linear", "cosine"]
 
 
@@ -44,3 +46,16 @@ def learning_rate(
         case _:
             assert_never(kind)
     return base * (1 - fallen) + final_fraction * base * fallen
+
+
+def rate_of(config: Config, step: int) -> float:
+    """Learning rate of a run's optimizer step `step`; see `learning_rate`."""
+    settings = config.trainer
+    return learning_rate(
+        step,
+        base=settings.learning_rate,
+        warmup_steps=settings.warmup_steps,
+        total_steps=config.run.steps,
+        kind=settings.schedule,
+        final_fraction=settings.final_fraction,
+    )

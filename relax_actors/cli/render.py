@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from broker.codec import Envelope, TensorRef, open_envelope
+from broker.codec import Envelope, open_envelope
+from broker.fields import TensorRef
 from relax_actors.errors import CodecError
 
 SHOWN = 8

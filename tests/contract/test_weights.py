@@ -337,6 +337,9 @@ def test_a_failure_that_is_over_fails_no_row(
         wait_until(lambda: stager._error is not None, "look that fails", 10)
     stager._look = True
     wait_until(lambda: stager._error is None, "look that does not", 10)
+    stager.use(0)
+    assert stager.serving is not None
+    assert stager.serving.version == 0
 
 
 def test_a_held_out_row_between_preparing_and_use_does_not_leave_the_next_row_without_weights(

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from broker.codec import MAX_REFERENCES, TensorRef, decode, decode_fields, encode, open_envelope, plain_value
+from broker.codec import MAX_REFERENCES, decode, decode_fields, encode, open_envelope, plain_value
 from broker.errors import CodecError, StoreError, SubjectError
+from broker.fields import TensorRef
 from broker.store import Store
 from broker.subjects import RowId, Subjects
 from relax_actors.actor import COLUMNS

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from broker.codec import TensorRef
 from broker.errors import StoreError, StoreFullError
+from broker.fields import TensorRef
 from broker.store import INLINE_BYTES, Store
 from broker.subjects import RowId
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.losses import add_metrics, sft_loss
 from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.algorithms.schedules import learning_rate
+from relax_actors.algorithms.schedules import rate_of
 from relax_actors.config.schema import Config
 from relax_actors.engines import weights
 from relax_actors.engines.announcing import Announcer
@@ -134,15 +134,7 @@ class TorchEngine:
         if objective is None:
             msg = f"no rows were accumulated for step {step}"
             raise ValueError(msg)
-        settings = self._config.trainer
-        rate = learning_rate(
-            step,
-            base=settings.learning_rate,
-            warmup_steps=settings.warmup_steps,
-            total_steps=self._config.run.steps,
-            kind=settings.schedule,
-            final_fraction=settings.final_fraction,
-        )
+        rate = rate_of(self._config, step)
         self._set_rate(rate)
         measured = self._optimise(objective.factor)
         progress()

@@ -18,7 +18,7 @@ from torch import Tensor, distributed
 from torch._C._distributed_c10d import HashStore, Store
 
 from relax_actors.algorithms.losses import add_metrics, sft_loss
-from relax_actors.algorithms.schedules import learning_rate
+from relax_actors.algorithms.schedules import rate_of
 from relax_actors.config.schema import Config
 from relax_actors.engines.announcing import Announcer
 from relax_actors.engines.megatron.architecture import Architecture
@@ -107,15 +107,8 @@ class MegatronEngine(Whole):
 
     def step_on(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
         """One optimizer step; see `Whole`."""
-        settings, sequences = self._config.trainer, batch.sequences
-        rate = learning_rate(
-            step,
-            base=settings.learning_rate,
-            warmup_steps=settings.warmup_steps,
-            total_steps=self._config.run.steps,
-            kind=settings.schedule,
-            final_fraction=settings.final_fraction,
-        )
+        sequences = batch.sequences
+        rate = rate_of(self._config, step)
         objective = StepObjective(self._config.algorithm)
         parts = self._parts(sequences)
         scored = self._scored(batch, parts, progress)

@@ -1,0 +1,138 @@
+"""Fields of messages: what plain data must be to make up a dataclass, checked by decoders built once a type."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from broker.errors import CodecError
+
+MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """Where an array lies in the store: `uri` is relative to it, the checksum is over the array's bytes."""
+
+    uri: str
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    xxh3_128: str
+
+
+Decoder = Callable[[Any, str], Any]
+
+
+@cache
+def decoder_of(expected: Any) -> Decoder:  # noqa: PLR0911 one return a kind of type
+    """A function `(value, place) -> decoded` for a type annotation; built once a type."""
+    if expected is Any:
+        return plain
+    if dataclasses.is_dataclass(expected) and expected is not TensorRef:
+        return _dataclass_decoder(typing.cast("type", expected))
+    origin, args = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (types.UnionType, typing.Union):
+        return _optional_decoder(args)
+    if origin is list:
+        item = decoder_of(args[0])
+        return _checked(list, lambda value, at: [item(v, f"{at}[{i}]") for i, v in enumerate(value)])
+    if origin is dict:
+        entry = decoder_of(args[1])
+        return _checked(dict, lambda value, at: {_key(k, at): entry(v, f"{at}[{k!r}]") for k, v in value.items()})
+    if origin is np.ndarray or expected is np.ndarray:
+        return _checked(np.ndarray, lambda value, _: value)
+    if expected is float:
+        return _float
+    if expected in (int, str, bytes, bool, type(None)):
+        return _checked(expected, lambda value, _: value)
+    msg = f"{expected!r} cannot be a field of a message"
+    raise TypeError(msg)
+
+
+def _key(key: Any, at: str) -> str:
+    if type(key) is not str:
+        msg = f"{at} has a key {str(key)[:80]!r}; keys are strings"
+        raise CodecError(msg)
+    return key
+
+
+def check_plain(value: Any, at: str, depth: int = 0) -> None:
+    """Refuse what no cell holds: keys that are no strings, timestamps, and nesting without end."""
+    if depth > MAX_DEPTH:
+        msg = f"{at} is nested deeper than {MAX_DEPTH} levels"
+        raise CodecError(msg)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_plain(item, f"{at}.{_key(key, at)[:80]}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_plain(item, at, depth + 1)
+    elif isinstance(value, msgpack.Timestamp):
+        msg = f"{at} is a timestamp, which no cell holds"
+        raise CodecError(msg)
+
+
+def plain(value: Any, _at: str) -> Any:
+    """Plain data as it is: the envelope has been checked."""
+    return value
+
+
+def _checked(kind: type, then: Decoder) -> Decoder:
+    def decode_checked(value: Any, at: str) -> Any:
+        if type(value) is not kind:
+            msg = f"{at} is {_kind(value)}, expected {kind.__name__}"
+            raise CodecError(msg)
+        return then(value, at)
+
+    return decode_checked
+
+
+def _float(value: Any, at: str) -> float:
+    if type(value) is float or type(value) is int:
+        return float(value)
+    msg = f"{at} is {_kind(value)}, expected float"
+    raise CodecError(msg)
+
+
+def _optional_decoder(args: tuple[Any, ...]) -> Decoder:
+    rest = [a for a in args if a is not type(None)]
+    if len(rest) != 1:
+        msg = f"a message field may be `X | None`, not {args!r}"
+        raise TypeError(msg)
+    inner = decoder_of(rest[0])
+    return lambda value, at: None if value is None else inner(value, at)
+
+
+def _dataclass_decoder(expected: type) -> Decoder:
+    hints = typing.get_type_hints(expected)
+    decoders = {f.name: decoder_of(hints[f.name]) for f in dataclasses.fields(expected)}
+
+    def decode_dataclass(value: Any, at: str) -> Any:
+        if type(value) is not dict:
+            msg = f"{at} is {_kind(value)}, expected the fields of {expected.__name__}"
+            raise CodecError(msg)
+        if value.keys() != decoders.keys():
+            missing, extra = sorted(decoders.keys() - value.keys()), sorted(map(str, value.keys() - decoders.keys()))
+            msg = f"{at}: missing fields {missing}, unknown fields {str(extra)[:200]}"
+            raise CodecError(msg)
+        try:
+            return expected(**{name: decode(value[name], f"{at}.{name}") for name, decode in decoders.items()})
+        except (ValueError, TypeError, OverflowError) as error:
+            msg = f"{at}: {error}"
+            raise CodecError(msg) from error
+
+    return decode_dataclass
+
+
+def _kind(value: Any) -> str:
+    return f"of type {type(value).__name__}"
