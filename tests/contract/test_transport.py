@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,7 +148,7 @@ def test_a_sender_stopped_in_mid_transfer_holds_nobody_over_the_deadline() -> No
 def test_nothing_is_sent_to_one_without_the_token(sender: TorchSender) -> None:
     sender.offer(OFFERED, [Content(None, {"w": torch.arange(10.0)})])
     with pytest.raises(TransportError):
-        TorchReceiver(1.0).fetch(replace(sender.address, token="0" * 64), OFFERED, "", MOST)  # noqa: S106 a wrong one
+        TorchReceiver(1.0).fetch(replace(sender.address, token="0" * 64), OFFERED, "", MOST)
     assert not sender._peers
     # One who sees another's knock and takes its place still cannot answer the challenge.
     host, port, token = sender.address.host, sender.address.port, sender.address.token
@@ -168,11 +169,12 @@ def test_nothing_is_sent_to_one_without_the_token(sender: TorchSender) -> None:
 
 def test_it_listens_on_the_address_that_it_was_given_alone(sender: TorchSender) -> None:
     listening = []
-    for line in [line for name in ("tcp", "tcp6") for line in open(f"/proc/self/net/{name}").readlines()[1:]]:
-        local, state = line.split()[1], line.split()[3]
-        if state == "0A" and int(local.rpartition(":")[2], 16) == sender.address.port:
-            listening.append(local.rpartition(":")[0])
-    assert listening == ["0100007F"]
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
+            address, _, port = line.split()[1].rpartition(":")
+            if line.split()[3] == "0A" and int(port, 16) == sender.address.port:
+                listening.append(address)
+    assert listening == ["0100007F"]  # 127.0.0.1
     with pytest.raises(ConfigError, match=r"weights.listen = '192.0.2.1' cannot be listened on"):
         TorchSender("192.0.2.1", 1.0)
 

@@ -88,7 +88,7 @@ def test_requests_and_answers_are_parsed_strictly() -> None:
     assert wire.parse_request(wire.request(BASE, BASE)) == (BASE, BASE)
     assert len(wire.request(BASE, "")) == wire.REQUEST
     for data in (b"\xff" * wire.REQUEST, b"x" * wire.REQUEST, b"0" * 63):
-        with pytest.raises(ValueError, match="fingerprints|ascii"):
+        with pytest.raises(ValueError, match=r"fingerprints|ascii"):
             wire.parse_request(data)
     assert wire.parse_answer(wire.answer(5, 1 << 50)) == (5, 1 << 50)
     with pytest.raises(ValueError, match="are allowed"):

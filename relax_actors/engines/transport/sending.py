@@ -67,7 +67,7 @@ class TorchSender:
             raise ConfigError(msg) from error
         port = listener.getsockname()[1]
         self.address = Address(host, port, secrets.token_hex(32))
-        self._store = open_store(host, port, seconds, listener.detach())
+        self._store: Store = open_store(host, port, seconds, listener.detach())
         self._store.set("next", "0")
         threading.Thread(target=self._accept, name="transport", daemon=True).start()
 
@@ -88,6 +88,7 @@ class TorchSender:
             knock(open_store(self.address.host, self.address.port, self._seconds), self.address.token, monotonic() + 1)
         for peer in list(self._peers):
             peer.close()
+        self._store = None
 
     def _accept(self) -> None:
         """Make a pair for each knock that proves to have the token."""
