@@ -6,7 +6,6 @@ There is no global process group: a pair is made when a receiver comes, and is o
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -51,18 +50,18 @@ class Pair:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
         options._threads = 1  # noqa: SLF001
         options._timeout = timedelta(seconds=seconds)  # noqa: SLF001
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, 2, options)
+        self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, 2, options)
         self._other, self._seconds = 1 - rank, seconds
 
     def send(self, data: Tensor | bytes) -> None:
         """Send bytes, or a contiguous tensor on the CPU."""
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if isinstance(data, bytes) else data
-        self._group.send([tensor], self._other, 0).wait(timedelta(seconds=self._seconds))
+        self._alive().send([tensor], self._other, 0).wait(timedelta(seconds=self._seconds))
 
     def receive_into(self, tensor: Tensor, end: float | None = None) -> None:
         """Fill a contiguous tensor on the CPU, until `end` of the monotonic clock; the other end sends as much."""
         seconds = self._seconds if end is None else max(_LEAST_SECONDS, end - time.monotonic())
-        self._group.recv([tensor], self._other, 0).wait(timedelta(seconds=seconds))
+        self._alive().recv([tensor], self._other, 0).wait(timedelta(seconds=seconds))
 
     def receive(self, count: int, end: float | None = None) -> bytes:
         """Give `count` bytes."""
@@ -71,6 +70,15 @@ class Pair:
         return data.numpy().tobytes()
 
     def close(self) -> None:
-        """End the connection; whoever waits on it, here or there, fails. From any thread."""
-        with suppress(RuntimeError, AttributeError):  # older torch cannot, and ends it with the last reference
-            self._group.abort()
+        """End the connection; the other end fails where it waits. From any thread.
+
+        It is the last reference that ends it: a thread that waits here keeps it until the other end goes.
+        """
+        self._group = None
+
+    def _alive(self) -> Any:
+        group = self._group
+        if group is None:
+            msg = "this end of the connection was closed"
+            raise RuntimeError(msg)
+        return group

@@ -114,7 +114,7 @@ class TorchReceiver:
             exchange.abandoned = True
             msg = f"{address.host}:{address.port} took longer than {self._seconds:g} s"
             raise TransportError(msg)
-        self._pair = exchange.pair
+        self._pair, exchange.pair = exchange.pair, None
         if exchange.error is not None:
             msg = f"{address.host}:{address.port}: {exchange.error}"
             raise TransportError(msg)

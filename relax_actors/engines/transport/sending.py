@@ -82,7 +82,7 @@ class TorchSender:
         self._offer = _Offer(fingerprint, tuple(contents), layouts, headers)
 
     def close(self) -> None:
-        """Listen no more, and end all connections."""
+        """Listen no more, and answer no more; connections end with the process, or as the other ends close them."""
         self._closing, self._offer = True, None
         with suppress(RuntimeError):
             knock(open_store(self.address.host, self.address.port, self._seconds), self.address.token, monotonic() + 1)
