@@ -302,6 +302,13 @@ class Config(Section):
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"rows_together": 1}))
         return self
 
+    @model_validator(mode="after")
+    def _sends_tensors(self) -> Config:
+        if self.simulate is not None and self.weights.transport != "store":
+            msg = 'weights.transport = "torch" needs tensors to send, and modelled engines have none; set "store"'
+            raise ValueError(msg)
+        return self
+
     @property
     def folder(self) -> Path:
         """The run's folder."""
