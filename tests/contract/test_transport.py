@@ -120,8 +120,11 @@ def test_a_sender_killed_in_mid_transfer_is_told_at_once() -> None:
         child.kill()
         assert isinstance(fetch.end(), TransportError)
         assert fetch.seconds < 50
+        # What still hangs of it must not keep one from the next life of the sender.
+        with sending(1) as (_, other):
+            assert same(fetch.receiver.fetch(other, OFFERED, "", MOST), content(1).tensors)
         with pytest.raises(TransportError, match="refused"):
-            fetch.receiver.fetch(address, OFFERED, "", MOST)
+            TorchReceiver(100.0).fetch(address, OFFERED, "", MOST)
 
 
 def test_a_sender_stopped_in_mid_transfer_holds_nobody_over_the_deadline() -> None:
@@ -156,7 +159,7 @@ def test_nothing_is_sent_to_one_without_the_token(sender: TorchSender) -> None:
     pair = Pair(store, knock(store, token, time.monotonic() + 5), RECEIVER, host, 5)
     challenge = pair.receive(wire.CHALLENGE)
     pair.send(wire.proof("0" * 64, challenge))
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RuntimeError, match=r"closed|reset"):
         pair.receive(wire.ANSWER)
     # A knock is good for its own number only.
     value = bytes(store.get("knock/0"))
@@ -245,7 +248,7 @@ def events(sender: Sender) -> list[dict[str, Any]]:
     async def read() -> list[dict[str, Any]]:
         stream = await table.bridge.js.stream_info(table.subjects.log_stream)
         found = []
-        for number in range(stream.state.first_seq, stream.state.last_seq + 1):
+        for number in range(max(1, stream.state.first_seq), stream.state.last_seq + 1):
             body = json.loads((await table.bridge.js.get_msg(table.subjects.log_stream, number)).data or b"{}")
             if body.get("kind") in ("weights_from_file", "weights_corrupt", "weights_not_offered"):
                 found.append(body)

@@ -83,6 +83,8 @@ class TorchSender:
 
     def close(self) -> None:
         """Listen no more, and answer no more; connections end with the process, or as the other ends close them."""
+        if self._closing:
+            return
         self._closing, self._offer = True, None
         with suppress(RuntimeError):
             knock(open_store(self.address.host, self.address.port, self._seconds), self.address.token, monotonic() + 1)
