@@ -32,6 +32,7 @@ from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.transformer import Chunks, padded_vocabulary
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.taking import Content
 from relax_actors.engines.training.objective import StepObjective
 from relax_actors.engines.training.protocol import StepResult, TrainBatch
 from relax_actors.engines.training.whole import Whole
@@ -259,6 +260,10 @@ class MegatronEngine(Whole):
         self._gathered()
         if self._rank == 0:
             self._announcer.remember()
+
+    def contents(self) -> list[Content]:
+        """The weights in memory; see `Offers`."""
+        return self._announcer.contents()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights, on rank 0; see the protocol."""
