@@ -63,6 +63,9 @@ class TrainerSection(PoolSection):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What forward and backward compute in; the optimizer's own weights are always float32."""
     device: str = "auto"
+    router_replay: bool = False
+    """R3, for models with experts: rollouts record which experts were chosen for every token, and the trainer and
+    actor_fwd compute with these in place of their own choice, which rounding makes another one now and then."""
     checkpoint_every: Positive = 50
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     warm_start: WarmStartSection | None = None

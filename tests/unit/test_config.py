@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,8 +33,6 @@ Write = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a configuration lets modules beside it be imported; keep that to the test."""
-    import sys
-
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -394,6 +394,28 @@ def test_the_check_says_who_computes_which_log_probs_and_where(overrides: list[s
     findings = examine(load_config(DEMO, overrides))
     assert findings.errors == ()
     assert any(note in found for found in findings.notes)
+
+
+def test_router_replay_needs_a_model_with_experts() -> None:
+    (error,) = examine(load_config(DEMO, ["trainer.router_replay=true"])).errors
+    assert "the model (qwen3) has no experts" in error
+    moe = ["model_type=qwen3_moe", "num_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=32"]
+    overrides = [f"model.architecture.{setting}" for setting in moe]
+    findings = examine(load_config(DEMO, [*overrides, "trainer.router_replay=true"]))
+    assert findings.errors == ()
+    assert any("recorded and replayed: 6 bytes a token" in note for note in findings.notes)
+
+
+def test_a_module_beside_the_configuration_hides_no_installed_one(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('this is not the one that is meant')")
+    (tmp_path / "beside_it.py").write_text("import json; here = json.dumps(1)")
+    code = (
+        "import sys; from pathlib import Path; from relax_actors.config import load_config\n"
+        f"load_config(Path({str(write())!r})); sys.modules.pop('json', None)\n"
+        "import beside_it, json; print(json.__file__)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert str(tmp_path) not in found.stdout
 
 
 def test_log_probs_that_a_role_of_the_users_reads_are_not_idle(write: Write, tmp_path: Path) -> None:
