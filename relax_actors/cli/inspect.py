@@ -15,6 +15,7 @@ from rich.tree import Tree
 
 from relax_actors.cli.connect import connected
 from relax_actors.cli.summary import read_ledger
+from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, role_names
 
@@ -26,7 +27,7 @@ def status(run: str, *, as_json: bool) -> None:
     with connected(run) as at:
         ledger = read_ledger(at.table, at.config)
         leases = at.table.bridge.call(at.state.leases(), 10)
-    leases.pop("node.0", None)
+    leases = {name: lease for name, lease in leases.items() if not name.startswith(("node.", "owner."))}
     account = ledger.account()
     last = ledger.batches[max(ledger.batches)] if ledger.batches else None
     body = {
@@ -97,21 +98,40 @@ def tree(run: str) -> None:
     """Print the supervision tree with the state of each actor and what it does."""
     with connected(run) as at:
         leases = at.table.bridge.call(at.state.leases(), 10)
-    node = leases.pop("node.0", None)
+    nodes = {name: leases.pop(name) for name in sorted(leases, key=_order) if name.startswith("node.")}
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
     root.add("broker, embedded" if at.config.broker.url is None else f"broker {at.table.bridge.address.url}")
-    pid = str(node.get("pid"))[:20] if node else ""
-    machine = root.add(escape(f"node pid {pid}, up {_since(node)}") if node else "node [red]no lease[/]")
-    children = node.get("children") if node else None
-    states = children if isinstance(children, dict) else {}
-    for role in role_names(at.config):
-        pool = machine.add(f"{role}, one_for_one")
-        for n in range(replicas(at.config, role)):
-            name = f"{role}.{n}"
-            pool.add(f"{name} {_state(states.get(name))}{_life(leases.get(name))}")
+    for name in nodes or ["node.0"]:
+        _add_node(root, at.config, name, nodes.get(name), leases)
     # Elsewhere than on a terminal a line must not be cut.
     width = None if sys.stdout.isatty() else WIDE
     Console(width=width).print(root, highlight=False)
+
+
+def _add_node(root: Tree, config: Config, name: str, node: dict[str, Any] | None, leases: dict[str, Any]) -> None:
+    """The actors of a node as it tells them; without a lease those that the run should have."""
+    children = node.get("children") if node else None
+    states = children if isinstance(children, dict) else {}
+    pid = str(node.get("pid"))[:20] if node else ""
+    of = f" {str(node['name'])[:80]}" if node and node.get("name") else ""
+    number = "node" if name == "node.0" else f"node {name[5:]}"
+    machine = root.add(escape(f"{number}{of} pid {pid}, up {_since(node)}") if node else f"{number} [red]no lease[/]")
+    due = (
+        [f"{role}.{n}" for role in role_names(config) for n in range(replicas(config, role))]
+        if node is None
+        else states
+    )
+    pools: dict[str, Tree] = {}
+    for child in sorted(due, key=_order):
+        role = child.rpartition(".")[0]
+        if role not in pools:
+            pools[role] = machine.add(escape(f"{role[:80]}, one_for_one"))
+        pools[role].add(f"{escape(child[:90])} {_state(states.get(child))}{_life(leases.get(child))}")
+
+
+def _order(name: str) -> tuple[str, int]:
+    role, _, n = name.rpartition(".")
+    return role, int(n) if n.isdigit() else -1
 
 
 def _state(state: Any) -> str:

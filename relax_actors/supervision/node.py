@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,17 +30,19 @@ from broker.subjects import RowId, Subjects
 from relax_actors.blackbox import BlackBox, Reading
 from relax_actors.config import Config
 from relax_actors.config.placement import OPTIONAL
-from relax_actors.errors import BrokerUnreachableError, RelaxError
-from relax_actors.exits import EXIT_AWAY, EXIT_CRASHED, EXIT_GAVE_UP
+from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
+from relax_actors.exits import EXIT_AWAY, EXIT_CONFIG, EXIT_CRASHED, EXIT_GAVE_UP
 from relax_actors.journal import Journal
-from relax_actors.roles import replicas, role_names
+from relax_actors.roles.access import NODE
 from relax_actors.runfolder import RunFolder, write_private
 from relax_actors.supervision import logs
+from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import Status
+from relax_actors.supervision.owners import Owned
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Strategy
-from relax_actors.supervision.streams import ensure_run_streams
+from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED, REPLY_SECONDS, Zygote
 
@@ -51,27 +53,27 @@ GRACE_SECONDS = 30.0
 log = structlog.get_logger()
 
 
-def specs_of(config: Config, role: str) -> list[ChildSpec]:
-    """The actors of a role."""
+def specs_of(config: Config, node: Assignment, role: str) -> list[ChildSpec]:
+    """The actors of a role on a node."""
     settings = config.supervision
     return [
-        ChildSpec(f"{role}.{n}", shutdown=settings.shutdown, start_deadline=settings.start_deadline)
-        for n in range(replicas(config, role))
+        ChildSpec(name, shutdown=settings.shutdown, start_deadline=settings.start_deadline)
+        for name in node.actors(config, role)
     ]
 
 
-def pools_of(config: Config, source: random.Random) -> dict[str, Supervisor]:
+def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[str, Supervisor]:
     """A supervisor for each role's actors, in the order of their start."""
     settings = config.supervision
     return {
         role: Supervisor(
-            specs_of(config, role),
+            specs_of(config, node, role),
             Strategy.ONE_FOR_ONE,
             Limits(settings.intensity, settings.period),
             Backoff(settings.backoff, settings.backoff_max),
             source,
         )
-        for role in role_names(config)
+        for role in node.roles
     }
 
 
@@ -173,8 +175,8 @@ class Heart(threading.Thread):
 class Watched:
     """Has as many actors of each role as the run's saved configuration says, which `relax scale` changes."""
 
-    def __init__(self, folder: RunFolder, tree: ProcessTree) -> None:
-        self._folder, self._tree = folder, tree
+    def __init__(self, folder: RunFolder, node: Assignment, tree: ProcessTree) -> None:
+        self._folder, self._node, self._tree = folder, node, tree
         self._seen = folder.config.stat().st_mtime_ns
 
     def __call__(self) -> None:
@@ -184,7 +186,7 @@ class Watched:
             if changed != self._seen:
                 config = self._folder.load_config()
                 for role in self._tree.pools:
-                    self._tree.resize(role, specs_of(config, role))
+                    self._tree.resize(role, specs_of(config, self._node, role))
                 self._seen = changed
 
 
@@ -194,25 +196,49 @@ def split(child: str) -> tuple[str, int]:
     return role, int(n)
 
 
+def _state(bridge: Bridge, config: Config, folder: RunFolder) -> RunState:
+    """The run's state; of a broker of our own all that the run needs is made here."""
+    if config.broker.url is None:
+        state = bridge.call(ensure_run_streams(bridge, config), 60)
+        bridge.call(publish_run(state, config, folder.import_path), 30)
+        return state
+    bucket = bridge.call(ensure_bucket(bridge, Subjects(config.run.name), config.broker.replicas), 30)
+    return RunState(bridge, bucket)
+
+
+def _zygote(
+    config: Config, node: Assignment, folder: RunFolder, environment: dict[str, str]
+) -> tuple[Zygote, Collection[str]]:
+    """The process that forks actors, and the roles whose actors it forks."""
+    # Modelled engines import nothing that is slow, but there may be very many actors.
+    modelled = config.simulate is not None
+    forked: Collection[str] = node.roles if modelled else FORKED
+    preloaded = PRELOADED_MODELLED if modelled else PRELOADED
+    zygote = Zygote(folder.log("zygote"), os.environ | environment, preloaded)
+    if any(role in forked for role in node.roles):
+        zygote.start()
+    return zygote, forked
+
+
 def run(folder: RunFolder) -> int:
     """Supervise until told to stop; gives the process's exit code."""
     config = folder.load_config()
     status = Status()
     heart = Heart(BlackBox(folder.box("node")))
     heart.start()
-    bridge = Bridge(Address.load(folder.address), "node", deadline=30.0)
+    bridge = Bridge(Address.load(folder.address).of(NODE), "node", deadline=30.0)
     subjects = Subjects(config.run.name)
-    bridge.call(ensure_run_streams(bridge, config), 60)
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, config.broker.replicas), 30))
-    reporter = Reporter(folder, bridge, state, Journal(bridge, subjects, "node", 0))
+    node = Assignment.load(folder, config)
+    state = _state(bridge, config, folder)
+    ttl = max(2.0, config.supervision.heartbeat)
+    owned = Owned(bridge, state, node, ttl)
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    owned.claim(stopped.is_set)
+    reporter = Reporter(folder, bridge, state, Journal(bridge, subjects, "node", node.number))
     environment = actor_environment(config)
 
-    # Modelled engines import nothing that is slow, but there may be very many actors.
-    modelled = config.simulate is not None
-    forked = role_names(config) if modelled else FORKED
-    preloaded = PRELOADED_MODELLED if modelled else PRELOADED
-    zygote = Zygote(folder.log("zygote"), os.environ | environment, preloaded)
-    zygote.start()
+    zygote, forked = _zygote(config, node, folder, environment)
 
     def launch(child: str) -> Launch:
         role, n = split(child)
@@ -221,27 +247,31 @@ def run(folder: RunFolder) -> int:
         fork = partial(zygote.fork, arguments) if role in forked else None
         return Launch(command, folder.log(child), folder.box(child), environment, fork=fork)
 
-    pools = pools_of(config, random.Random(os.getpid()))  # noqa: S311 jitter
+    pools = pools_of(config, node, random.Random(os.getpid()))  # noqa: S311 jitter
     for pool in pools.values():
         for child in pool.children:
             reporter.inherit(child)
     tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat)
     heart.pulse = lambda: tree.seen
-    began, ttl = time.time(), max(2.0, config.supervision.heartbeat)
+    began = time.time()
 
     def tell() -> None:
-        lease = {"pid": os.getpid(), "since": began, "children": tree.states()}
-        bridge.submit(state.renew_lease("node", 0, lease, ttl))
+        lease = {"pid": os.getpid(), "name": node.name, "since": began, "children": tree.states()}
+        bridge.submit(state.renew_lease("node", node.number, lease, ttl))
+        owned.renew()
 
     heart.tell = tell
-    heart.watched = Watched(folder, tree)
+    heart.watched = Watched(folder, node, tree)
     signal.signal(signal.SIGTERM, lambda *_: tree.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if stopped.is_set():
+        tree.stop()
     status.ready()
     report = tree.run()
     heart.tell = lambda: None
     with suppress(RelaxError, nats.errors.Error):
-        bridge.call(state.drop_lease("node", 0), 3)
+        bridge.call(state.drop_lease("node", node.number), 3)
+        owned.drop()
     zygote.close()
     bridge.close()
     if report is None:
@@ -255,6 +285,9 @@ def main() -> None:
     logs.configure()
     try:
         code = run(RunFolder(Path(sys.argv[1])))
+    except ConfigError as error:
+        Status().failed(str(error))
+        code = EXIT_CONFIG
     except RelaxError as error:
         traceback.print_exc()
         Status().failed(str(error))

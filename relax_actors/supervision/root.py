@@ -7,6 +7,7 @@ import random
 import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from urllib.parse import unquote
 
 import structlog
@@ -17,12 +18,14 @@ from relax_actors.blackbox import Reading
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError, ConfigError
 from relax_actors.modelfolder import prepare
-from relax_actors.roles import replicas, role_names
+from relax_actors.roles.access import OPERATOR
 from relax_actors.runfolder import RunFolder
+from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.brokerhealth import BrokerHealth
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
@@ -49,7 +52,7 @@ class Failure:
     traceback: str
 
 
-class _Log:
+class SupervisionLog:
     """Tells the log of the root what happens to its two children; the node tells the run of the others."""
 
     def started(self, child: str, pid: int, starts: int) -> None:
@@ -76,12 +79,16 @@ class Root:
     Args:
         config: the run's.
         import_path: folder in which dotted paths are found.
+        roles: those whose actors run here; all if None, else the others come with `relax node`.
     """
 
-    def __init__(self, config: Config, import_path: str) -> None:
+    def __init__(self, config: Config, import_path: str, roles: list[str] | None = None) -> None:
         # Absolute from here on: other processes read it from other working directories.
         section = config.run.model_copy(update={"folder": config.folder.resolve()})
         self.config = config = config.model_copy(update={"run": section})
+        self.import_path = import_path
+        node = whole(config, roles)
+        self._actors = [name for role in node.roles for name in node.actors(config, role)]
         self.folder = RunFolder(config.folder)
         self._lock = self.folder.lock()
         self._server: Server | None = None
@@ -92,11 +99,14 @@ class Root:
             self.address = self._prepare_broker()
             prepare(config, config.model_path)
             self.folder.save_config(config, import_path)
+            node.save(self.folder)
             self.folder.report.unlink(missing_ok=True)
         except BaseException:
             self._lock.close()
             raise
-        self.tree = ProcessTree({"run": self._supervisor()}, self._launch, _Log(), config.supervision.heartbeat)
+        self.tree = ProcessTree(
+            {"run": self._supervisor()}, self._launch, SupervisionLog(), config.supervision.heartbeat
+        )
 
     def _check_same_run(self) -> None:
         """See that a run that was begun in the folder has the same settings."""
@@ -131,18 +141,26 @@ class Root:
             except BrokerError as error:
                 raise ConfigError(str(error)) from error
         else:
-            address = address_of(broker.url, str(broker.credentials) if broker.credentials else None)
+            address = address_of(broker.url, broker.credentials, broker.ca)
             try:
-                Bridge(address, "check", REACH_SECONDS).close()
+                self._make_streams(address.of(OPERATOR))
             except BrokerError as error:
                 raise ConfigError(str(error)) from error
         address.save(self.folder.address)
         return address
 
+    def _make_streams(self, address: Address) -> None:
+        """Make what the run needs of a broker that is not ours: its other users may not."""
+        bridge = Bridge(address, "root", REACH_SECONDS)
+        try:
+            state = bridge.call(ensure_run_streams(bridge, self.config), 60)
+            bridge.call(publish_run(state, self.config, self.import_path), 30)
+        finally:
+            bridge.close()
+
     def _supervisor(self) -> Supervisor:
         settings = self.config.supervision
-        actors = sum(replicas(self.config, role) for role in role_names(self.config))
-        specs = [ChildSpec("node", shutdown=actors * (settings.shutdown + 1), start_deadline=60)]
+        specs = [ChildSpec("node", shutdown=len(self._actors) * (settings.shutdown + 1), start_deadline=60)]
         if self._server is not None:
             specs.insert(0, ChildSpec("broker", shutdown=10, start_deadline=60))
         limits = Limits(settings.intensity, settings.period)
@@ -182,14 +200,15 @@ class Root:
         return Failure(report.child, report.reason, f"see {self.folder.log(report.child)}")
 
 
-def address_of(url: str, credentials: str | None) -> Address:
+def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
     """An address from `nats://[user:password@]host:port`."""
+    own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     head, at, host = url.rpartition("@")
     if not at:
-        return Address(url, credentials=credentials)
+        return Address(url, credentials=own, ca=authority)
     scheme, _, account = head.partition("://")
     user, _, password = account.partition(":")
-    return Address(f"{scheme}://{host}", unquote(user), unquote(password), credentials)
+    return Address(f"{scheme}://{host}", unquote(user), unquote(password), own, authority)
 
 
 def _differences(old: object, new: object, at: str = "") -> list[str]:
