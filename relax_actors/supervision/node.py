@@ -220,10 +220,9 @@ def _zygote(
     return zygote, forked
 
 
-def run(folder: RunFolder) -> int:
+def run(folder: RunFolder, status: Status) -> int:
     """Supervise until told to stop; gives the process's exit code."""
     config = folder.load_config()
-    status = Status()
     heart = Heart(BlackBox(folder.box("node")))
     heart.start()
     bridge = Bridge(Address.load(folder.address).of(NODE), "node", deadline=30.0)
@@ -283,14 +282,15 @@ def run(folder: RunFolder) -> int:
 def main() -> None:
     """Entry point of the node's process."""
     logs.configure()
+    status = Status()
     try:
-        code = run(RunFolder(Path(sys.argv[1])))
+        code = run(RunFolder(Path(sys.argv[1])), status)
     except ConfigError as error:
-        Status().failed(str(error))
+        status.failed(str(error))
         code = EXIT_CONFIG
     except RelaxError as error:
         traceback.print_exc()
-        Status().failed(str(error))
+        status.failed(str(error))
         code = EXIT_AWAY if isinstance(error, BrokerUnreachableError) else EXIT_CRASHED
     sys.exit(code)
 

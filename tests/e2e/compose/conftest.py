@@ -51,13 +51,14 @@ class Project:
 
     folder: Path
     settings: str
+    files: tuple[str, ...] = ("docker-compose.yml",)
     name: str = field(default_factory=lambda: f"relaxtest{uuid.uuid4().hex[:8]}")
     began: float = 0.0
 
     def __post_init__(self) -> None:
         (self.folder / "runs").mkdir()
         os.chown(self.folder / "runs", UID, UID) if os.getuid() == 0 else None
-        for name in ("docker-compose.yml", "examples"):
+        for name in ("docker-compose.yml", "examples", "deploy"):
             (self.folder / name).symlink_to(ROOT / name)
         self.environment = os.environ | {
             "SETTINGS": self.settings,
@@ -69,16 +70,8 @@ class Project:
 
     def compose(self, *arguments: str, check: bool = True) -> str:
         assert COMPOSE is not None
-        command = [
-            *COMPOSE,
-            "-p",
-            self.name,
-            "--project-directory",
-            str(self.folder),
-            "-f",
-            "docker-compose.yml",
-            *arguments,
-        ]
+        files = [option for name in self.files for option in ("-f", name)]
+        command = [*COMPOSE, "-p", self.name, "--project-directory", str(self.folder), *files, *arguments]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=240
         )
@@ -141,8 +134,8 @@ class Project:
 def make_project(tmp_path: Path) -> Iterator[Any]:
     made: list[Project] = []
 
-    def make(settings: str) -> Project:
-        made.append(Project(tmp_path, settings))
+    def make(settings: str, *files: str) -> Project:
+        made.append(Project(tmp_path, settings, files or ("docker-compose.yml",)))
         return made[-1]
 
     yield make

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.compose.conftest import IMAGE, Project
 from tests.support.running import wait_until
 
-MakeProject = Callable[[str], Project]
+MakeProject = Callable[..., Project]
 SHORT = "run.steps={} eval.rows=16 eval.every=1000 trainer.checkpoint_every=20"
 SERVICES = ("prompts", "rollout", "reward", "advantages", "trainer")
 
@@ -93,3 +93,18 @@ def test_a_container_may_be_cut_off_and_others_come_and_go(make_project: MakePro
 def rollouts(project: Project) -> int:
     actors = project.relax("status", "demo")["actors"]
     return sum(name.startswith("rollout.") and lease.get("waits_for") != "setup" for name, lease in actors.items())
+
+
+@pytest.mark.timeout(295)
+def test_a_run_survives_the_loss_of_any_one_of_three_servers(make_project: MakeProject) -> None:
+    project = make_project(SHORT.format(100_000), "docker-compose.yml", "deploy/nats/docker-compose.yml")
+    project.up()
+    at = project.await_step(3)
+    for server in ("nats", "nats-2", "nats-3"):
+        (container,) = project.containers(server)
+        project.docker("kill", container)
+        at = project.await_step(at + 3, 60)
+        project.docker("start", container)
+        at = project.await_step(at + 3, 60)
+        say(f"server {server} killed and back: step {at}")
+        project.assert_ledger_holds()
