@@ -9,7 +9,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from torch import Tensor, distributed
 
-from relax_actors.engines.megatron.mcore.layers import chunk_positions
+from relax_actors.engines.megatron.mcore.attention import chunk_positions
 from relax_actors.engines.megatron.mcore.parts import PartTensors
 
 
@@ -39,7 +39,7 @@ def _positions(length: int, device: torch.device) -> Tensor:
 
 
 def completion_logprobs(logits: Tensor, part: PartTensors, temperature: float, vocabulary: int) -> Tensor:
-    """Log-probs of the completions' tokens, `[rows, width] float32`, the same on all ranks that share them.
+    """Log-probs of the completions' tokens, `[sequences, width] float32`, the same on all ranks that share them.
 
     Args:
         logits: of this rank's positions and piece of the vocabulary, `[rows, length / context, rows / tensor]`.
@@ -58,7 +58,7 @@ def completion_logprobs(logits: Tensor, part: PartTensors, temperature: float, v
         whole = found.new_zeros(part.tokens.shape)
         whole = whole.index_copy(1, _positions(whole.shape[1], whole.device), found)
         found = _Added.apply(whole, parallel_state.get_context_parallel_group())  # type: ignore[no-untyped-call]
-    return found.gather(1, part.places)
+    return found.flatten()[part.places]
 
 
 def _within(logits: Tensor, vocabulary: int) -> Tensor:
