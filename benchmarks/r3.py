@@ -13,67 +13,20 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from training_workload import MOE, VOCABULARY, begun, config_of, stepped
 
-from relax_actors.config import Config, validate
 from relax_actors.engines.inference import GenerationRequest
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
-from relax_actors.engines.training import Sequences, TrainBatch, TrainingEngine, train
-from relax_actors.engines.training.torch_engine import TorchEngine
-from relax_actors.modelfolder import prepare
+from relax_actors.engines.training import Sequences, TrainBatch
 
-VOCABULARY, ROWS, SAMPLES, PROMPT, LONGEST = 512, 8, 8, 32, 64
-MODEL = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_experts": 16,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 64,
-    "norm_topk_prob": True,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-
-
-def config_of(folder: Path, backend: str, *, replays: bool) -> Config:
-    """A run with the model; its folder is made."""
-    tree: dict[str, Any] = {
-        "run": {"name": "r3", "folder": str(folder)},
-        "model": {"architecture": MODEL, "tokenizer": {"alphabet": "01#"}},
-        "data": {"kind": "python", "function": "nothing"},
-        "trainer": {"backend": backend, "router_replay": replays, "learning_rate": 1e-5, "token_budget": 4096},
-    }
-    config = validate(tree, "benchmark")
-    prepare(config, config.model_path)
-    return config
-
-
-def begun(config: Config) -> TrainingEngine:
-    """The engine of a configuration, at version 0."""
-    engine: TrainingEngine
-    if config.trainer.backend == "torch":
-        engine = TorchEngine(config)
-    else:
-        from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 only where it is asked for
-
-        engine = MegatronEngine(config)
-    engine.initialise(1)
-    engine.finish_warm_start()
-    return engine
+ROWS, SAMPLES, PROMPT, LONGEST = 8, 8, 32, 64
 
 
 def rolled_out(rollout: TransformersEngine, seed: int) -> TrainBatch:
@@ -99,16 +52,11 @@ def rolled_out(rollout: TransformersEngine, seed: int) -> TrainBatch:
     return TrainBatch(sequences, [sample.logprobs for _, sample in pairs], advantages, samples=[SAMPLES] * ROWS)
 
 
-def stepped(engine: TrainingEngine, batch: TrainBatch, step: int) -> tuple[float, dict[str, float]]:
-    """CPU seconds of a step, and its figures."""
-    began = time.process_time()
-    metrics = dict(train(engine, batch, step, lambda: None).metrics)
-    return time.process_time() - began, metrics
-
-
 def measure(folder: Path, backend: str, steps: int) -> dict[str, float]:
     """Both trainers on the same batches, in turns: a step of one, the same step of the other."""
-    engines = [begun(config_of(folder / backend, backend, replays=replays)) for replays in (False, True)]
+    engines = [
+        begun(config_of(folder / backend, MOE, backend=backend, router_replay=replays)) for replays in (False, True)
+    ]
     rollout = TransformersEngine(folder / backend / "model-config", dtype=torch.bfloat16, records_experts=True)
     times, deltas = np.zeros((steps, 2)), np.zeros((steps, 2, 2))
     rerouted, compared = [], {}
