@@ -1,10 +1,10 @@
 """Router replay (R3) against none: CPU time of a step, paired, and how far the trainer is from the rollout.
 
-    python benchmarks/r3.py [--backend torch|megatron|both] [--steps 20] [--json]
+    python benchmarks/r3.py [--backend torch|megatron|both] [--steps 50] [--json]
 
 One small Qwen3-MoE of random weights. The rollout generates in bfloat16 and records the experts; two trainers in
-float32 step on the same batches in turns, one with replay and one without. Twenty steps hold one of the comparisons
-that the one with replay makes every twenty steps.
+float32 step on the same batches in turns, one with replay and one without. Fifty steps hold one of the comparisons that
+the one with replay makes every fifty steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from relax_actors.engines.inference import GenerationRequest
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
 from relax_actors.engines.training import Sequences, TrainBatch
 
-ROWS, SAMPLES, PROMPT, LONGEST = 8, 8, 32, 64
+ROWS, SAMPLES, PROMPT, LONGEST, BUDGET = 8, 4, 32, 64, 1024
 
 
 def rolled_out(rollout: TransformersEngine, seed: int) -> TrainBatch:
@@ -55,7 +55,8 @@ def rolled_out(rollout: TransformersEngine, seed: int) -> TrainBatch:
 def measure(folder: Path, backend: str, steps: int) -> dict[str, float]:
     """Both trainers on the same batches, in turns: a step of one, the same step of the other."""
     engines = [
-        begun(config_of(folder / backend, MOE, backend=backend, router_replay=replays)) for replays in (False, True)
+        begun(config_of(folder / backend, MOE, backend=backend, router_replay=replays, token_budget=BUDGET))
+        for replays in (False, True)
     ]
     rollout = TransformersEngine(folder / backend / "model-config", dtype=torch.bfloat16, records_experts=True)
     times, deltas = np.zeros((steps, 2)), np.zeros((steps, 2, 2))
@@ -92,7 +93,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--backend", choices=("torch", "megatron", "both"), default="both")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
