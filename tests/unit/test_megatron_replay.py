@@ -12,7 +12,8 @@ import pytest
 from relax_actors.engines import weights
 from relax_actors.engines.training import TrainBatch, train
 from relax_actors.engines.training.torch_engine import TorchEngine
-from tests.support.tiny_megatron import MOE, batch_of, config_of, routed, skip_if_missing
+from relax_actors.errors import ConfigError
+from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed, skip_if_missing
 
 skip_if_missing()
 
@@ -89,6 +90,11 @@ def test_only_the_replayed_experts_learn_and_the_router_does_too(tmp_path: Path)
         assert of_experts == [False, True, False, True]
         gate = f"model.layers.{layer}.mlp.gate.weight"
         assert bool((after[gate] != before[gate]).any())
+
+
+def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="router_replay = true, but the model has no experts"):
+        engine_of(tmp_path, DENSE)
 
 
 def test_experts_that_are_the_routers_own_change_nothing(tmp_path: Path) -> None:
