@@ -16,7 +16,7 @@ from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process
 from relax_actors.engines.megatron.mcore.attention import Packed
-from relax_actors.engines.megatron.mcore.logprobs import completion_logprobs, here
+from relax_actors.engines.megatron.mcore.logprobs import completion_logprobs, here, wants
 from relax_actors.engines.megatron.mcore.parts import Part, PartTensors, parts_of
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.sequences import Sequences
@@ -88,6 +88,7 @@ class Passes:
             if replay is not None:
                 stage = next(i for i, one in enumerate(models) if one is model)
                 replay.set(stage, None if tensors.experts is None else here(tensors.experts))
+            wants(model, here(tensors.scored))
             output = model(
                 input_ids=here(tensors.tokens),
                 position_ids=None,

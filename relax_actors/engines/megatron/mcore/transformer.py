@@ -16,6 +16,7 @@ from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU, layers
 from relax_actors.engines.megatron.mcore.attention import Rotary
+from relax_actors.engines.megatron.mcore.logprobs import only_scored
 from relax_actors.engines.megatron.mcore.process import device
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -97,6 +98,7 @@ class Chunks:
             use_cpu_initialization=ON_CPU,
             cp_group=parallel_state.get_context_parallel_group(),
         )
+        only_scored(model)
         return model.to(device())
 
 
