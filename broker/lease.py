@@ -137,6 +137,19 @@ class RunState:
 
         return await self._bridge.persist(attempt, f"advance {key}")
 
+    async def put_note(self, key: str, note: dict[str, Any]) -> None:
+        """Keep something under `note.<key>`, in place of what was there."""
+
+        async def put() -> None:
+            await self._kv.put(f"note.{key}", json.dumps(note).encode())
+
+        await self._bridge.persist(put, f"put note {key}")
+
+    async def note(self, key: str) -> dict[str, Any] | None:
+        """What was kept last; None if it is nothing, or no object."""
+        value, _ = await self._get(f"note.{key}")
+        return value if isinstance(value, dict) else None
+
     async def renew_lease(self, role: str, n: int, state: dict[str, Any], ttl: float) -> None:
         """Say that an actor lives, and what it does; forgotten after `ttl` seconds (whole, at least 1)."""
         key = f"lease.{role}.{n}"

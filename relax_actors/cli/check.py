@@ -199,6 +199,8 @@ def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
     bases, copy = (BASES_BYTES, COPY_BYTES) if config.publishes_deltas else (0, 0)
     following = config.rollout.replicas + (config.roles["actor_fwd"].replicas if "actor_fwd" in config.roles else 0)
     fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
+    # What is given out from memory must not change as training goes on: a copy, unless there is one for deltas.
+    bases = bases or (ENGINE_BYTES // 2 if config.weights.transport == "torch" else 0)
     engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
     model = facts.parameters * (TRAINER_BYTES + reference + bases + engines)
     process = PROCESS_BYTES if config.simulate is None else MODELLED_BYTES

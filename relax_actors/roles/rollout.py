@@ -163,6 +163,7 @@ class Rollout(Role):
             "model_cpu_seconds": round(self._model_seconds, 3),
             "version": -1 if version is None else version,
             "swap_seconds": round(self._stager.swap_seconds, 6),
+            "weights_from_memory": self._stager.from_memory,
         }
 
     def close(self) -> None:

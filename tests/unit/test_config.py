@@ -127,6 +127,10 @@ def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str
         ("algorithm.reject_low=1.1", "algorithm.reject_low", "less than or equal to 1"),
         ("algorithm.correction=tis", "algorithm", 'set algorithm.proximal to "trainer" or "actor_fwd"'),
         ("staleness.policy=correct", None, "set algorithm.correction (with algorithm.proximal) or algorithm.reject"),
+        ("weights.patience=1", "weights", 'is of use only with weights.transport = "torch"'),
+        ("weights.listen=0.0.0.0", "weights", "is of use only with"),
+        ("weights.patience=21", "weights.patience", "less than or equal to 20"),
+        ("weights.transport=nccl", "weights.transport", "torch"),
         ("prompts.replicas=2", None, "prompts.replicas must be 1: one actor owns the admission of rows"),
     ],
 )
@@ -298,6 +302,36 @@ def test_the_whole_tree_is_validated_at_once() -> None:
     with pytest.raises(ConfigError, match="somewhere: model: is missing; add it"):
         validate({}, "somewhere")
     assert isinstance(validate({"model": {"path": "m"}, "data": {"kind": "jsonl"}}, "x"), Config)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0", "::1", "localhost"])  # noqa: S104 refused
+def test_an_address_that_others_cannot_connect_to_is_refused(write: Write, listen: str) -> None:
+    text = refusal(write(), "weights.transport=torch", f"weights.listen={listen}")
+    assert f"weights.listen = '{listen}' is no IPv4 address that others can connect to" in text
+
+
+def test_modelled_engines_have_no_weights_to_send() -> None:
+    modelled = Path(__file__).parents[1] / "support" / "cluster.toml"
+    with pytest.raises(ConfigError, match=r'weights.transport = "torch" needs tensors to send, .* set "store"'):
+        load_config(modelled, ["weights.transport=torch"])
+
+
+def test_a_group_of_ranks_sends_no_weights_from_memory() -> None:
+    wide = ["trainer.backend=megatron", "trainer.megatron.ranks=2", "weights.transport=torch"]
+    with pytest.raises(ConfigError, match=r'the ranks of trainer.megatron are others .* set "store"'):
+        load_config(DEMO, wide)
+
+
+def test_weights_from_memory_survive_being_saved_and_count_as_memory(write: Write) -> None:
+    for more in ((), ("weights.listen=10.0.0.1", "weights.patience=3")):
+        config = load_config(DEMO, ["weights.transport=torch", *more])
+        assert validate(config.model_dump(mode="json"), "saved") == config
+    wide = ["model.architecture.hidden_size=512", "model.architecture.intermediate_size=4096"]
+    needs = [
+        int(next(note for note in examine(load_config(DEMO, settings)).notes if "of memory" in note).split()[4])
+        for settings in ([*wide, "weights.transport=store"], [*wide, "weights.transport=torch"])
+    ]
+    assert needs[0] < needs[1]
 
 
 def test_a_proximal_policy_needs_a_role_that_computes_it() -> None:

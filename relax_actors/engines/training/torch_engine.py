@@ -25,6 +25,7 @@ from relax_actors.engines.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.frozen import freeze
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.taking import Content
 from relax_actors.engines.training import replayed
 from relax_actors.engines.training.objective import StepObjective, check_norm
 from relax_actors.engines.training.protocol import StepResult, TrainBatch
@@ -214,6 +215,10 @@ class TorchEngine:
     def remember(self) -> None:
         """Take the weights for the base of the next delta; see the protocol."""
         self._announcer.remember()
+
+    def contents(self) -> list[Content]:
+        """The weights in memory; see `Offers`."""
+        return self._announcer.contents()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights; see the protocol."""

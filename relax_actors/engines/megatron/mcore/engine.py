@@ -32,6 +32,7 @@ from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.transformer import Chunks, padded_vocabulary
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.taking import Content
 from relax_actors.engines.training import replayed
 from relax_actors.engines.training.objective import StepObjective, check_norm
 from relax_actors.engines.training.protocol import StepResult, TrainBatch
@@ -243,6 +244,10 @@ class MegatronEngine(Whole):
         self._gathered()
         if self._rank == 0:
             self._announcer.remember()
+
+    def contents(self) -> list[Content]:
+        """The weights in memory; see `Offers`."""
+        return self._announcer.contents()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights, on rank 0; see the protocol."""
