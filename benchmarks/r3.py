@@ -2,9 +2,9 @@
 
     python benchmarks/r3.py [--backend torch|megatron|both] [--steps 50] [--json]
 
-One small Qwen3-MoE of random weights. The rollout generates in bfloat16 and records the experts; two trainers in
-float32 step on the same batches in turns, one with replay and one without. Fifty steps hold one of the comparisons that
-the one with replay makes every fifty steps.
+One small Qwen3-MoE of random weights. The rollout generates in bfloat16 and records the experts; a trainer in float32
+steps on each batch with them and without. Fifty steps hold one of the passes without replay that a run makes every fifty
+steps to measure what replay is good for.
 """
 
 from __future__ import annotations
@@ -53,22 +53,20 @@ def rolled_out(rollout: TransformersEngine, seed: int) -> TrainBatch:
 
 
 def measure(folder: Path, backend: str, steps: int) -> dict[str, float]:
-    """Both trainers on the same batches, in turns: a step of one, the same step of the other."""
-    engines = [
-        begun(config_of(folder / backend, MOE, backend=backend, router_replay=replays, token_budget=BUDGET))
-        for replays in (False, True)
-    ]
-    rollout = TransformersEngine(folder / backend / "model-config", dtype=torch.bfloat16, records_experts=True)
+    """One trainer on the same batches with and without their experts, in turns; its weights all but stand still."""
+    settings = {"backend": backend, "router_replay": True, "token_budget": BUDGET, "learning_rate": 1e-9}
+    config = config_of(folder / backend, MOE, **settings)
+    engine = begun(config)
+    rollout = TransformersEngine(config.model_path, dtype=torch.bfloat16, records_experts=True)
+    announced = folder / f"{backend}.safetensors"
+    rollout.load(0, engine.announce(announced), [announced])
     times, deltas = np.zeros((steps, 2)), np.zeros((steps, 2, 2))
     rerouted, compared = [], {}
     for step in range(steps):
-        announced = folder / f"{backend}.{step}.safetensors"
-        rollout.load(step, engines[1].announce(announced), [announced])
-        announced.unlink()
         batch = rolled_out(rollout, step)
         without = replace(batch, sequences=replace(batch.sequences, experts=None))
         for which in (step % 2, 1 - step % 2):
-            times[step, which], found = stepped(engines[which], batch if which else without, step)
+            times[step, which], found = stepped(engine, batch if which else without, step)
             deltas[step, which] = found["abs_delta"], found["k3"]
             if which:
                 rerouted.append(found["rerouted"])
