@@ -1,10 +1,10 @@
 """Router replay (R3) against none: CPU time of a step, paired, and how far the trainer is from the rollout.
 
-    python benchmarks/r3.py [--backend torch|megatron|both] [--steps 50] [--json]
+    python benchmarks/r3.py [--backend torch|megatron|both] [--steps 25] [--json]
 
 One small Qwen3-MoE of random weights. The rollout generates in bfloat16 and records the experts; a trainer in float32
-steps on each batch with them and without. Fifty steps hold one of the passes without replay that a run makes every fifty
-steps to measure what replay is good for.
+steps on each batch with them and without. One of 25 pairs holds the pass without replay that a run makes every fifty
+steps, so it is counted twice here.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--backend", choices=("torch", "megatron", "both"), default="both")
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
