@@ -223,7 +223,8 @@ class SupervisionSection(Section):
 
 class RoleSection(BaseModel):
     """[roles.<name>]: a role of the user's; keys beyond these are the class's own options. The names `reference` and
-    `actor_fwd` are roles of ours, with options `rows_together` (8) and `device` ("auto"), unless `actor` is set.
+    `actor_fwd` are roles of ours, with options `rows_together` (8), `device` ("auto") and `backend` ("torch" or
+    "megatron"), unless `actor` is set.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)

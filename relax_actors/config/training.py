@@ -63,6 +63,9 @@ class TrainerSection(PoolSection):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What forward and backward compute in; the optimizer's own weights are always float32."""
     device: str = "auto"
+    freeze: list[str] = Field(default_factory=list)
+    """Patterns of the Hugging Face names of weights that are not trained, as `model.embed_tokens.*`; `*` matches
+    anything."""
     router_replay: bool = False
     """R3, for models with experts: rollouts record which experts were chosen for every token, and the trainer and
     actor_fwd compute with these in place of their own choice, which rounding makes another one now and then."""

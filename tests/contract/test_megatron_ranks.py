@@ -147,6 +147,22 @@ def test_two_ranks_replay_the_experts_that_one_process_replays(
     assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("section", [{"pipeline_parallel": 2, "recompute": "full"}, {}], ids=["pp2", "dp2"])
+def test_two_ranks_freeze_what_one_process_freezes(
+    tmp_path: Path, group_of: Callable[..., MegatronGroup], section: dict[str, Any]
+) -> None:
+    frozen = ["model.embed_tokens.*", "model.layers.3.*"]
+    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1, freeze=frozen)))
+    group = begun(group_of(configured(tmp_path, DENSE, section, freeze=frozen)))
+    before = weights_of(group, tmp_path / "before")
+    assert trained(group, range(3)) == pytest.approx(trained(alone, range(3)), abs=5e-5)
+    after = weights_of(group, tmp_path / "after")
+    assert furthest(after, weights_of(alone, tmp_path / "alone")) < 5e-5
+    for name, tensor in after.items():
+        assert bool((tensor == before[name]).all()) == name.startswith(("model.embed_tokens", "model.layers.3."))
+
+
 def test_a_rank_that_ends_ends_all_of_them(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
     ended: list[tuple[int, int]] = []
     told = threading.Event()
@@ -246,6 +262,29 @@ def test_a_checkpoint_is_taken_by_another_layout(
     assert back.fingerprint() == group.fingerprint()
     assert trained(back, range(4, 6)) == pytest.approx(trained(group, range(4, 6)), abs=5e-5)
     assert furthest(weights_of(back, tmp_path / "a"), weights_of(group, tmp_path / "b")) < 5e-5
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_through_one_layout_after_another(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
+    """One rank, then two of tensor parallelism, then two of data parallelism: the loss curve of one rank throughout."""
+    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
+    wanted = trained(alone, range(9))
+    found: list[float] = []
+    engine: TrainingEngine = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
+    layouts: list[dict[str, Any]] = [{"tensor_parallel": 2}, {}]
+    for turn, section in enumerate([*layouts, None]):
+        found += trained(engine, range(3 * turn, 3 * turn + 3))
+        if section is None:
+            break
+        folder = tmp_path / f"checkpoint.{turn}"
+        folder.mkdir()
+        engine.save(folder)
+        fingerprint = engine.fingerprint()
+        engine = group_of(configured(tmp_path, DENSE, section))
+        engine.load(folder)
+        assert engine.fingerprint() == fingerprint
+    assert found == pytest.approx(wanted, abs=5e-5)
+    assert furthest(weights_of(engine, tmp_path / "a"), weights_of(alone, tmp_path / "b")) < 5e-5
 
 
 @pytest.mark.slow

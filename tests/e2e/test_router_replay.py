@@ -17,7 +17,6 @@ from tests.support.running import Run, wait_until
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo" / "moe.toml"
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 REPLAYED = (*(f"model.architecture.{name}={value}" for name, value in EXPERTS.items()), "trainer.router_replay=true")
-ROLES = ("roles.actor_fwd.replicas=1", "roles.reference.replicas=1")
 ALGORITHM = ("algorithm.proximal=actor_fwd", "algorithm.kl_coefficient=0.01")
 
 
@@ -32,7 +31,8 @@ def skip_without(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["torch", "megatron"])
 def test_a_run_replays_what_its_rollout_chose(make_run: Callable[..., Run], backend: str) -> None:
     skip_without(backend)
-    settings = (*REPLAYED, *ROLES, *ALGORITHM, f"trainer.backend={backend}", "trainer.checkpoint_every=100")
+    backends = [f"{where}.backend={backend}" for where in ("trainer", "roles.actor_fwd", "roles.reference")]
+    settings = (*REPLAYED, *ALGORITHM, *backends, "trainer.checkpoint_every=100")
     run = make_run("moe", *settings).start()
     found = wait_until(lambda: run.table.fetch(f"relax.{run.name}.group.1.0.trajectory", Trajectory), "trajectory", 120)
     assert found.routed_experts.shape == (found.lengths.sum(), 2, 2)

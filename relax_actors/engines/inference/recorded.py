@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,13 @@ class RecordedExperts:
         """Of each sample with so many tokens, `[prompt_len + len - 1, layers, experts_of_token] int16`."""
         shape = (len(lengths), len(self._steps), *self._prompts[0].shape[1:])
         after = np.full(shape, MISSING, np.int16)
-        for step, (alive, chosen) in enumerate(self._steps):
-            after[alive.cpu().numpy(), step] = chosen.cpu().numpy()
+        # Samples leave the batch seldom: what lies between is fetched from the device at once.
+        first = 0
+        for _, same in groupby(self._steps, lambda step: id(step[0])):
+            steps = list(same)
+            chosen = torch.stack([one for _, one in steps], 1).cpu().numpy()
+            after[steps[0][0].cpu().numpy(), first : first + len(steps)] = chosen
+            first += len(steps)
         prompts = [prompt for prompt, n in zip(self._prompts, self._samples, strict=True) for _ in range(n)]
         parts = zip(prompts, after, lengths, strict=True)
         return [np.concatenate([prompt, part[: length - 1]]) for prompt, part, length in parts]

@@ -14,7 +14,7 @@ from torch import Tensor
 from relax_actors.algorithms.corrections import mismatch_metrics
 from relax_actors.engines.experts import REROUTED, ROUTED
 
-EVERY = 20
+EVERY = 50
 UNREPLAYED = "unreplayed_"
 _MEANS = ("abs_delta", "k3")
 _TOKENS = UNREPLAYED + "tokens"

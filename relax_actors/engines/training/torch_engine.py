@@ -22,6 +22,7 @@ from relax_actors.engines import weights
 from relax_actors.engines.announcing import Announcer
 from relax_actors.engines.experts import Routers
 from relax_actors.engines.forward import Forward, MicroBatch, device_of
+from relax_actors.engines.frozen import freeze
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.sequences import Sequences
 from relax_actors.engines.taking import Content
@@ -49,6 +50,7 @@ class TorchEngine:
         self._dtype = getattr(torch, settings.dtype)
         self._forward = Forward(self._device, self._dtype, config.rollout.temperature)
         self._model = self._forward.prepare(build(config.model_path, seed=config.run.seed, device=self._device))
+        freeze(self._model, settings.freeze)
         self._routers = Routers(self._model) if settings.router_replay else None
         self._steps_to_compare = 0
         self._reference: PreTrainedModel | None = None

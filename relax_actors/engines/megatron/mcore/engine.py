@@ -23,6 +23,7 @@ from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import Conversion, Stored
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process
+from relax_actors.engines.megatron.mcore.frozen import freeze
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.parts import Part, PartTensors
 from relax_actors.engines.megatron.mcore.passes import LossOf, Passes
@@ -60,13 +61,14 @@ class MegatronEngine(Whole):
         self._architecture = Architecture.of(config.model_path)
         self._passes = Passes(config, self._architecture, layout)
         self._chunks = Chunks(config, self._architecture, layout)
+        conversion = Conversion(self._architecture, padded_vocabulary(self._architecture, layout))
+        self._weights = RankWeights(self._chunks.bare, conversion)
+        freeze(self._chunks.bare, self._weights.parameters, conversion, config.trainer.freeze)
         self._optimizer = Optimizer(config, self._chunks)
         self._replay = None
         if config.trainer.router_replay:
             recomputed = config.trainer.megatron.recompute == "full"
             self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence=layout.sequence)
-        self._conversion = Conversion(self._architecture, padded_vocabulary(self._architecture, layout))
-        self._weights = RankWeights(self._chunks.bare, self._conversion)
         self._reference: Chunks | None = None
         self._announcer = Announcer(self._gathered, remembers=config.publishes_deltas)
         self._now: dict[str, Tensor] | None = None

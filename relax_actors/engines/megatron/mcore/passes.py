@@ -15,7 +15,8 @@ from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process
-from relax_actors.engines.megatron.mcore.logprobs import completion_logprobs, here
+from relax_actors.engines.megatron.mcore.attention import Packed
+from relax_actors.engines.megatron.mcore.logprobs import completion_logprobs, here, wants
 from relax_actors.engines.megatron.mcore.parts import Part, PartTensors, parts_of
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.sequences import Sequences
@@ -87,7 +88,13 @@ class Passes:
             if replay is not None:
                 stage = next(i for i, one in enumerate(models) if one is model)
                 replay.set(stage, None if tensors.experts is None else here(tensors.experts))
-            output = model(input_ids=here(tensors.tokens), position_ids=None, attention_mask=None)
+            wants(model, here(tensors.scored))
+            output = model(
+                input_ids=here(tensors.tokens),
+                position_ids=None,
+                attention_mask=None,
+                packed_seq_params=None if tensors.packing is None else Packed(tensors.packing),
+            )
             return output, partial(loss, number, tensors)
 
         numbers = [iter(range(len(parts))) for _ in models]

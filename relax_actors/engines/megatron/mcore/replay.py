@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from relax_actors.engines.experts import Choices
+from relax_actors.errors import ConfigError
 
 TopK = Callable[..., tuple[Tensor, Tensor]]
 
@@ -69,9 +70,15 @@ class Replay:
         models: the stages.
         recomputed: whether all activations are computed again in backward.
         sequence: whether the ranks of tensor parallelism share the sequence.
+
+    Raises:
+        ConfigError: the model has no experts.
     """
 
     def __init__(self, models: Sequence[Any], *, recomputed: bool, sequence: bool) -> None:
+        if not all(hasattr(layer.mlp, "router") for model in models for layer in _layers(model)):
+            msg = "trainer.router_replay = true, but the model has no experts; leave it out"
+            raise ConfigError(msg)
         self.choices = Choices()
         self._sequence = sequence
         self._routers: list[dict[int, _Router]] = []
