@@ -54,6 +54,7 @@ class Project:
     files: tuple[str, ...] = ("docker-compose.yml",)
     name: str = field(default_factory=lambda: f"relaxtest{uuid.uuid4().hex[:8]}")
     began: float = 0.0
+    profiles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         (self.folder / "runs").mkdir()
@@ -71,15 +72,17 @@ class Project:
     def compose(self, *arguments: str, check: bool = True) -> str:
         assert COMPOSE is not None
         files = [option for name in self.files for option in ("-f", name)]
-        command = [*COMPOSE, "-p", self.name, "--project-directory", str(self.folder), *files, *arguments]
+        profiles = [option for name in self.profiles for option in ("--profile", name)]
+        command = [*COMPOSE, "-p", self.name, "--project-directory", str(self.folder), *files, *profiles, *arguments]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=240
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def up(self, *more: str) -> None:
+    def up(self, *more: str, profiles: tuple[str, ...] = ()) -> None:
         self.began = self.began or time.monotonic()
+        self.profiles = profiles or self.profiles
         self.compose("up", "-d", *more)
 
     def containers(self, service: str) -> list[str]:
