@@ -63,9 +63,9 @@ def validate(tree: dict[str, Any], source: str) -> Config:
 
 
 def make_importable(folder: Path) -> None:
-    """Let dotted paths name modules beside the configuration."""
+    """Let dotted paths name modules beside the configuration; none of these hides an installed one."""
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+        sys.path.append(str(folder))
 
 
 def _under(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -305,6 +305,19 @@ class Config(Section):
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"rows_together": 1}))
         return self
 
+    @model_validator(mode="after")
+    def _sends_tensors(self) -> Config:
+        if self.simulate is not None and self.weights.transport != "store":
+            msg = 'weights.transport = "torch" needs tensors to send, and modelled engines have none; set "store"'
+            raise ValueError(msg)
+        if self.trainer.backend == "megatron" and self.trainer.megatron.ranks > 1 and self.weights.transport != "store":
+            msg = (
+                'weights.transport = "torch" sends from the memory of the trainer\'s process, and the ranks of '
+                'trainer.megatron are others when there are more than one; set "store"'
+            )
+            raise ValueError(msg)
+        return self
+
     @property
     def folder(self) -> Path:
         """The run's folder."""

@@ -59,7 +59,8 @@ def test_five_steps_are_those_of_the_torch_engine(tmp_path: Path, architecture: 
         ours = train(megatron, batch, step, nothing).metrics
         theirs = train(torch_engine, batch, step, nothing).metrics
         assert ours.keys() == theirs.keys()
-        for name in theirs:
+        # Micro-batches are packed in torch and padded in Megatron-Core.
+        for name in theirs.keys() - {"micro_batches"}:
             assert ours[name] == pytest.approx(theirs[name], abs=1e-5 if name != "gradient_norm" else 1e-4), name
     assert ours["rejected"] > 0
     assert furthest(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5

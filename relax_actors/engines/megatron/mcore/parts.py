@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.sequences import Sequences
+from relax_actors.routing import MISSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ class PartTensors:
 
     `tokens [rows, length] int64`; `targets [rows, length] int64`, the token after each; `scored [rows, length] bool`,
     whether that is a completion's; `places [rows, width] int64`, where the token before a completion's stands;
-    `mask [rows, width] bool`, which of these there are.
+    `mask [rows, width] bool`, which of these there are; `experts [rows, length, layers, experts_of_token] int64`, those
+    to compute with, -1 for the router's own choice, if some were recorded.
     """
 
     tokens: Tensor
@@ -77,6 +81,7 @@ class PartTensors:
     scored: Tensor
     places: Tensor
     mask: Tensor
+    experts: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -99,4 +104,16 @@ class PartTensors:
             places[row, : len(completion)] = np.arange(first - 1, end - 1)
             mask[row, : len(completion)] = True
         arrays = (tokens, np.roll(tokens, -1, 1), scored, places, mask)
-        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+        experts = None
+        if sequences.experts is not None:
+            experts = torch.from_numpy(_experts(part, sequences.experts)).to(device)
+        on = [torch.from_numpy(array).to(device) for array in arrays]
+        return cls(on[0], on[1], on[2], on[3], on[4], experts)
+
+
+def _experts(part: Part, recorded: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Recorded experts of a micro-batch's tokens; a sequence's last one, and padding, have none."""
+    out = np.full((part.rows, part.length, *recorded[0].shape[1:]), MISSING, np.int64)
+    for row, index in enumerate(part.indices):
+        out[row, : len(recorded[index])] = recorded[index]
+    return out
