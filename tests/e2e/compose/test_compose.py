@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import socket
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.compose.conftest import IMAGE, Project
+from tests.e2e.compose.conftest import IMAGE, Event, Project
 from tests.support.running import wait_until
 
 MakeProject = Callable[..., Project]
@@ -92,16 +93,30 @@ def test_a_container_may_be_cut_off_and_others_come_and_go(make_project: MakePro
     at = project.await_step(at + 3, 60)
     say(f"rollout cut off for 30 s and back: step {at}")
     project.assert_ledger_holds()
-    began = time.monotonic()
+    began = time.time()
     project.up("--scale", "rollout=3", "--no-recreate")
-    made = time.monotonic()
-    wait_until(lambda: rollouts(project) == 3, "three rollouts", 60)
-    say(f"two more rollouts {made - began:.1f} s after scale made, {time.monotonic() - began:.1f} s after it at work")
+    say(f"two more rollouts, in seconds after scale: {times_of_start(project, began)}")
+    assert rollouts(project) == 3
     project.up("--scale", "rollout=1", "--no-recreate")
     wait_until(lambda: rollouts(project) == 1, "one rollout", 60)
     at = project.await_step(project.step() + 3, 60)
     say(f"scaled down: step {at}")
     project.assert_ledger_holds()
+
+
+def times_of_start(project: Project, since: float) -> dict[str, list[float]]:
+    """Seconds since then at which two more rollouts had a container, a process, and were ready to take rows."""
+
+    def both_ready(heard: list[Event]) -> bool:
+        return sum(e["kind"] == "ready" and e["time"] > since for e in heard) == 2
+
+    heard = project.events("relax.demo.event.rollout.>", both_ready, 90)
+    inspected = json.loads(project.docker("inspect", *project.containers("rollout")))
+    made = [dt.datetime.fromisoformat(f"{c['State']['StartedAt'][:26]}+00:00").timestamp() for c in inspected]
+    times = {"container": made} | {
+        kind: [e["time"] for e in heard if e["kind"] == kind] for kind in ("started", "ready")
+    }
+    return {what: [round(at - since, 1) for at in sorted(found) if at > since] for what, found in times.items()}
 
 
 def rollouts(project: Project) -> int:
