@@ -117,7 +117,7 @@ class Project:
 
     def step(self) -> int:
         """The newest version of the weights, by its file: a verb in a container would take the machine's time."""
-        names = [path.name for path in self.folder.glob("runs/demo/store/**/weights/*.safetensors")]
+        names = [path.name for path in self.folder.glob("runs/demo/store/weights/*.safetensors")]
         return max((int(n) for name in names if (n := name.split(".", 1)[0]).isdigit()), default=-1)
 
     def await_step(self, step: int, deadline: float = 120) -> int:
