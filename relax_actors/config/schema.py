@@ -171,9 +171,12 @@ class BrokerSection(Section):
     """[broker]: an embedded nats-server, or one that runs already."""
 
     url: str | None = None
-    """nats://[user:password@]host:port of a running server; one is started if not set."""
+    """nats://[user:password@]host:port of a running server, or of several of a cluster with commas between them; one
+    is started if not set."""
     credentials: Path | None = None
-    """A NATS .creds file for `url`."""
+    """A NATS .creds file for `url`, or a folder that `relax keys` wrote: every process then signs in as what it is."""
+    ca: Path | None = None
+    """Certificate of the authority of a server with TLS; `ca.pem` beside the credentials if not set."""
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
     """Port of the embedded server; 0 takes a free one."""
     max_bytes: Positive = 2 << 30

@@ -23,7 +23,7 @@ from relax_actors.messages import Weights
 if TYPE_CHECKING:
     from relax_actors.engines.transport.sending import Address
 
-NOTE = "weights_sender"
+NOTE = "note.weights_sender"
 """Where a trainer's life leaves its address in the run's bucket: announcements outlive those that made them."""
 AGAIN_SECONDS = 30.0
 """After a failure a sender is left alone for so long."""
@@ -128,7 +128,7 @@ class MemorySender:
         settings = context.config.weights
         self._sender = TorchSender(settings.listen, settings.patience)
         note = asdict(self._sender.address)
-        context.table.bridge.call(context.state.put_note(NOTE, note), CALL_DEADLINE)
+        context.table.bridge.call(context.state.put(NOTE, note), CALL_DEADLINE)
 
     def offer(self, announced: Weights) -> None:
         """Hold the weights, and let go of those before; see `Sender`."""
@@ -203,7 +203,8 @@ class MemoryReceiver:
         from relax_actors.engines.transport.sending import Address  # noqa: PLC0415
 
         table = self._context.table
-        note = table.bridge.call(self._context.state.note(NOTE), CALL_DEADLINE) or {}
+        note = table.bridge.call(self._context.state.fetch(NOTE), CALL_DEADLINE)
+        note = note if isinstance(note, dict) else {}
         host, port, token = (note.get(name) for name in ("host", "port", "token"))
         if not isinstance(host, str) or not isinstance(token, str) or not isinstance(port, int):
             return None

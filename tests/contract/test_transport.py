@@ -260,7 +260,7 @@ def events(sender: Sender) -> list[dict[str, Any]]:
 
 def note(sender: Sender, address: Address) -> None:
     body = {"host": address.host, "port": address.port, "token": address.token}
-    sender.context.table.bridge.call(sender.context.state.put_note(NOTE, body), 20)
+    sender.context.table.bridge.call(sender.context.state.put(NOTE, body), 20)
 
 
 def test_an_engine_follows_whole_sets_and_deltas_from_memory(ends: Ends) -> None:
@@ -363,7 +363,7 @@ def test_wrong_bytes_are_never_served(ends: Ends, sender: TorchSender) -> None:
 def test_an_address_that_is_none_is_told_and_the_files_are_read(ends: Ends) -> None:
     sender = ends.sender()
     table, state = sender.context.table, sender.context.state
-    table.bridge.call(state.put_note(NOTE, {"host": 7, "port": "x", "token": None}), 20)
+    table.bridge.call(state.put(NOTE, {"host": 7, "port": "x", "token": None}), 20)
     receiver = ends.receiver()
     receiver.stager.use(0)
     assert receiver.serves() == sender.cell(0).fingerprint

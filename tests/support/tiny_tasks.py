@@ -117,3 +117,13 @@ def poison_memory(completion: str, prompt: Prompt) -> float:
     while is_poison(prompt):
         taken.append(bytearray(8 << 20))
     return share_of_sevens(completion, prompt)
+
+
+class Shaped(Role):
+    """A column of the user's."""
+
+    reads = ("reward",)
+    writes = "shaped_reward"
+
+    def handle(self, row: Row) -> list[float]:
+        return [value / 2 for value in row.reward]
