@@ -38,11 +38,15 @@ class Choices:
             own: `[tokens, experts_of_token] int64`.
             recorded: the same shape and type, rows of -1 where nothing was recorded.
         """
-        known = recorded[:, :1] >= 0
-        others = (own.sort(-1).values != recorded.sort(-1).values).any(-1, keepdim=True) & known
+        self.count(own, recorded)
+        return torch.where(recorded[:, :1] >= 0, recorded, own)
+
+    def count(self, own: Tensor, recorded: Tensor) -> None:
+        """Count choices, `[..., experts_of_token] int64` both."""
+        known = recorded[..., 0] >= 0
+        others = (own.sort(-1).values != recorded.sort(-1).values).any(-1) & known
         counts = torch.stack([others.sum(), known.sum()])
         self._counts = counts if self._counts is None else self._counts + counts
-        return torch.where(known, recorded, own)
 
     def take(self) -> dict[str, float]:
         """The counts since the last time."""
@@ -69,8 +73,8 @@ class Routers:
             raise ConfigError(msg)
         self.choices = Choices()
         self._recorded: list[Tensor] | None = None
-        self._replayed: Tensor | None = None
-        self._uses = True
+        # What is chosen in place of their own, and where: `[layers, tokens, experts_of_token]`, `[layers, tokens, 1]`.
+        self._replayed: tuple[Tensor, Tensor] | None = None
         for layer, module in enumerate(modules):
             module.register_forward_hook(partial(self._chosen, layer))
 
@@ -80,9 +84,8 @@ class Routers:
             self._recorded.append(own)
         if self._replayed is None:
             return None
-        chosen = self.choices.replace(own, self._replayed[layer])
-        if not self._uses:
-            return None
+        recorded, known = self._replayed
+        chosen = torch.where(known[layer], recorded[layer], own)
         found = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
         if router.norm_topk_prob:
             found = found / found.sum(-1, keepdim=True)
@@ -102,12 +105,16 @@ class Routers:
         """Have the routers choose what was recorded, `[layers, tokens, experts_of_token] int64`, -1 for their own.
 
         Args:
-            recorded: of the tokens of every forward pass within.
+            recorded: of the tokens of the one forward pass within.
             only_count: leave the routers their own choice.
         """
-        self._replayed, self._uses = recorded, not only_count
+        self._replayed = None if only_count else (recorded, recorded[..., :1] >= 0)
+        own: list[Tensor] = []
         try:
-            yield
+            with self.recording(own):
+                yield
+            # All layers at once: on small models each operation in a hook is felt.
+            self.choices.count(torch.stack(own), recorded)
         finally:
             self._replayed = None
 

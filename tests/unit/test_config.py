@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from relax_actors.cli.check import examine
 from relax_actors.config import BUILT_IN, Config, load_config, validate
+from relax_actors.engines.megatron import presence
 from relax_actors.errors import ConfigError
 from relax_actors.roles import make_role, replicas, role_class, role_names, section_of
 
@@ -394,6 +395,20 @@ def test_the_check_says_who_computes_which_log_probs_and_where(overrides: list[s
     findings = examine(load_config(DEMO, overrides))
     assert findings.errors == ()
     assert any(note in found for found in findings.notes)
+
+
+def test_a_role_that_scores_by_megatron_needs_it_installed() -> None:
+    overrides = ["roles.reference.backend=megatron", "algorithm.kl_coefficient=0.1"]
+    errors = examine(load_config(DEMO, overrides)).errors
+    try:
+        presence.require()
+    except ConfigError:
+        (error,) = errors
+        assert error.startswith('roles.reference.backend = "megatron" needs megatron.core')
+    else:
+        assert errors == ()
+    with pytest.raises(ConfigError, match=r"roles\.reference\.backend: Input should be 'torch' or 'megatron'"):
+        make_role(load_config(DEMO, ["roles.reference.backend=sglang"]), "reference")
 
 
 def test_router_replay_needs_a_model_with_experts() -> None:

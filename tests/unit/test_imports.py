@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import resource
 import subprocess
@@ -11,6 +12,16 @@ from pathlib import Path
 
 import pytest
 
+PICKLING = {
+    "pickle",
+    "cloudpickle",
+    "dill",
+    "shelve",
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+}
 HEAVY = ("torch", "transformers", "reasoning_gym", "pyarrow", "matplotlib")
 RELAX = Path(sysconfig.get_path("scripts")) / "relax"
 
@@ -84,3 +95,16 @@ def test_help_imports_no_torch() -> None:
         )
         == []
     )
+
+
+def test_nothing_of_ours_pickles() -> None:
+    """Pickles run what they hold; among others torch's collectives of objects and its own files are pickles."""
+    folders = [Path(__file__).parents[2] / name for name in ("relax_actors", "broker")]
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.attr] if isinstance(node, ast.Attribute) else []
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names += [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            assert not PICKLING & set(names), f"{path}:{node.lineno}"
+            if isinstance(node, ast.Attribute) and node.attr in ("load", "save"):
+                assert ast.unparse(node.value) != "torch", f"{path}:{node.lineno}"
