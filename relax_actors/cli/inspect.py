@@ -16,7 +16,7 @@ from rich.tree import Tree
 from relax_actors.cli.connect import connected
 from relax_actors.cli.summary import read_ledger
 from relax_actors.errors import ConfigError
-from relax_actors.roles import replicas, role_names
+from relax_actors.supervision.pools import pool_names, specs_of
 
 WIDE = 250
 
@@ -109,10 +109,9 @@ def tree(run: str) -> None:
     machine = root.add(f"node {_state(kept.get('node'))}{lease}")
     machine.add(f"zygote {_state(node.get('zygote'))}")
     states = _children(node)
-    for role in role_names(at.config):
+    for role in pool_names(at.config):
         pool = machine.add(f"{role}, one_for_one")
-        for n in range(replicas(at.config, role)):
-            name = f"{role}.{n}"
+        for name in (spec.id for spec in specs_of(at.config, role)):
             pool.add(f"{name} {_state(states.get(name))}{_life(leases.get(name))}")
     # Elsewhere than on a terminal a line must not be cut.
     width = None if sys.stdout.isatty() else WIDE

@@ -35,16 +35,17 @@ from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import BrokerUnreachableError, RelaxError
 from relax_actors.exits import EXIT_AWAY, EXIT_CRASHED, EXIT_GAVE_UP
 from relax_actors.journal import Journal
-from relax_actors.roles import replicas, role_names, section_of
+from relax_actors.roles import role_names
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.forks import REPLY_SECONDS, Zygote
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import Status
+from relax_actors.supervision.pools import SERVER, pools_of, server_launch, specs_of
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
+from relax_actors.supervision.spec import Blame, Exit, Failure
 from relax_actors.supervision.streams import ensure_run_streams
-from relax_actors.supervision.supervisor import GiveUp, Supervisor
+from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED
 
 # Roles whose engines take seconds to import.
@@ -52,31 +53,6 @@ FORKED = ("rollout", "trainer", *OPTIONAL)
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 log = structlog.get_logger()
-
-
-def specs_of(config: Config, role: str) -> list[ChildSpec]:
-    """The actors of a role."""
-    settings = config.supervision
-    drain = section_of(config, role).deadline + settings.shutdown
-    return [
-        ChildSpec(f"{role}.{n}", shutdown=settings.shutdown, start_deadline=settings.start_deadline, drain=drain)
-        for n in range(replicas(config, role))
-    ]
-
-
-def pools_of(config: Config, source: random.Random) -> dict[str, Supervisor]:
-    """A supervisor for each role's actors, in the order of their start."""
-    settings = config.supervision
-    return {
-        role: Supervisor(
-            specs_of(config, role),
-            Strategy.ONE_FOR_ONE,
-            Limits(settings.intensity, settings.period),
-            Backoff(settings.backoff, settings.backoff_max),
-            source,
-        )
-        for role in role_names(config)
-    }
 
 
 def actor_environment(config: Config) -> dict[str, str]:
@@ -241,6 +217,8 @@ def run(folder: RunFolder) -> int:
 
     def launch(child: str) -> Launch:
         role, n = split(child)
+        if role == SERVER:
+            return server_launch(folder, n, environment)
         arguments = [str(folder.root), role, str(n)]
         command = [sys.executable, "-m", HOST, *arguments]
         launch = Launch(command, folder.log(child), folder.box(child), environment)

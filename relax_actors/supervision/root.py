@@ -17,12 +17,12 @@ from relax_actors.blackbox import Reading
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError, ConfigError
 from relax_actors.modelfolder import prepare
-from relax_actors.roles import replicas, role_names
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision.brokerhealth import BrokerHealth
 from relax_actors.supervision.herald import Herald
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.logs import rotate
+from relax_actors.supervision.pools import pool_names, specs_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
@@ -155,7 +155,7 @@ class Root:
 
     def _supervisor(self) -> Supervisor:
         settings = self.config.supervision
-        actors = sum(replicas(self.config, role) for role in role_names(self.config))
+        actors = sum(len(specs_of(self.config, pool)) for pool in pool_names(self.config))
         specs = [ChildSpec("node", shutdown=actors * (settings.shutdown + 1), start_deadline=60)]
         if self._server is not None:
             specs.insert(0, ChildSpec("broker", shutdown=10, start_deadline=60))
