@@ -1,4 +1,4 @@
-# make demo | test | test-all | megatron | sglang | chaos | fuzz | lint | bench | bench-recovery | clean
+# make demo | test | test-all | megatron | sglang | chaos | fuzz | compose-test | lint | bench | bench-recovery | clean
 PYTHON ?= python3
 VENV ?= .venv
 # Another build of torch, e.g. one for CUDA: make demo TORCH=torch
@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo megatron sglang test test-all chaos fuzz lint bench bench-recovery smollm2 clean
+.PHONY: demo megatron sglang test test-all chaos fuzz compose-test lint bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.base: pyproject.toml
@@ -71,6 +71,11 @@ COUNT ?= 1000000
 SEED ?= 0
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.chaos.fuzz --count $(COUNT) --seed $(SEED)
+
+# Trains with one container a role, and kills, cuts off and scales them; needs a Docker engine with compose.
+compose-test: $(VENV)/.test
+	docker build -f deploy/docker/Dockerfile -t relax-actors $(BUILD) .
+	$(BIN)/python -m pytest -s -rs tests/e2e/compose
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -10,6 +10,9 @@ whole set to compare; the rollout's reads it into its copy in host memory, verif
 in a run it does in the background, and then swaps. The pause is the swap alone. In the end the model that serves must
 have the trainer's fingerprint.
 
+A second process gets the same from the trainer's memory over torch.distributed, applies and verifies it as a rollout
+with `weights.transport = "torch"` does: the delta to the copy that it has, and the whole set as one that joins late.
+
 Forward and backward are in float32, since few CPUs have fast bfloat16 arithmetic; what goes out is bfloat16.
 
 Not measured: the network or disk between two machines (files lie in the page cache), and a trained model's weights,
@@ -25,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,9 +46,12 @@ from relax_actors.engines.model import tensors_of
 from relax_actors.engines.taking import Step
 from relax_actors.engines.training import Sequences, TrainBatch, train
 from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.engines.transport.receiving import TorchReceiver
+from relax_actors.engines.transport.sending import Address, TorchSender
 from relax_actors.modelfolder import prepare
 
 T = TypeVar("T")
+HERE = ("here", "late")
 RATES = ("1e-06", "1e-05")
 SECONDS = 1800.0
 
@@ -93,6 +100,46 @@ def batch_of(step: int, vocabulary: int) -> Any:
     )
 
 
+class FromMemory:
+    """The sender's end here, and a process that receives."""
+
+    def __init__(self) -> None:
+        self._sender = TorchSender("127.0.0.1", SECONDS)
+        address = json.dumps(asdict(self._sender.address))
+        command = [sys.executable, __file__, "--receive", address]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def seconds(self, version: int, sender: Announcer) -> dict[str, float]:
+        """Seconds until the receiver's two copies have what was announced last, verified, by `HERE`."""
+        self._sender.offer(sender.fingerprint(), sender.contents())
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError
+        print(json.dumps([version, sender.fingerprint()]), file=self._process.stdin, flush=True)
+        found: dict[str, float] = json.loads(self._process.stdout.readline())
+        return found
+
+    def close(self) -> None:
+        """End both."""
+        self._process.kill()
+        self._process.wait()
+        self._sender.close()
+
+
+def receive(address: Address) -> None:
+    """Bring two copies to what each line `[version, fingerprint]` names: from the version before, and from nothing."""
+    torch.set_num_threads(1)
+    receiver, follower = TorchReceiver(SECONDS), HostCopy()
+    for line in sys.stdin:
+        version, wanted = json.loads(line)
+        found = {}
+        for name, copy in zip(HERE, (follower, HostCopy()), strict=True):
+            began = time.perf_counter()
+            content = receiver.fetch(address, wanted, copy.fingerprint, 1 << 40)
+            copy.take([Step(version, wanted, [], content)])
+            found[name] = time.perf_counter() - began
+        print(json.dumps(found), flush=True)
+
+
 def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     """Step, and hand the weights over; the figures of the last step, and the longest pause of all swaps."""
     torch.set_num_threads(1)
@@ -108,6 +155,8 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     copy.take([Step(0, sender.fingerprint(), [whole])])
     rollout.stage(0, copy.tensors)
     rollout.swap()
+    memory = FromMemory()
+    memory.seconds(0, sender)
     found: dict[str, Any] = {"parameters": sum(t.numel() for t in own.values())}
     pauses = []
     for step in range(steps):
@@ -120,6 +169,8 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         if write is None:
             sys.exit(f"at rate {rate} a delta is not worth it: more than half of the whole set's bytes")
         found["delta_write_seconds"], _ = timed(lambda write=write: write(delta))
+        received = memory.seconds(step + 1, sender)
+        found["delta_memory_seconds"], found["whole_memory_seconds"] = received["here"], received["late"]
         sender.remember()
         found["whole_read_seconds"], _ = timed(lambda f=fingerprint: HostCopy().take([Step(0, f, [whole])]))
         way = [Step(step + 1, fingerprint, [delta])]
@@ -131,6 +182,7 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         found |= {"whole_bytes": sizes[0], "delta_bytes": sizes[1], "share": sizes[1] / sizes[0]}
         if weights.fingerprint(tensors_of(rollout._model).items()) != fingerprint:  # noqa: SLF001
             sys.exit(f"at rate {rate}, step {step}: the model that serves is not the one that was trained")
+    memory.close()
     return found | {"pause_ms": max(pauses)}
 
 
@@ -160,6 +212,8 @@ def report(results: dict[str, dict[str, Any]], console: Console) -> None:
         "encode and write delta, s": lambda r: f"{r['delta_encode_seconds'] + r['delta_write_seconds']:.2f}",
         "read and verify whole, s": lambda r: f"{r['whole_read_seconds']:.2f}",
         "read, apply and verify delta, s": lambda r: f"{r['delta_read_seconds']:.2f}",
+        "whole from memory and verify, s": lambda r: f"{r['whole_memory_seconds']:.2f}",
+        "delta from memory, apply and verify, s": lambda r: f"{r['delta_memory_seconds']:.2f}",
         "stage, s": lambda r: f"{r['stage_seconds']:.2f}",
         "pause of the swap, longest, ms": lambda r: f"{r['pause_ms']:.2f}",
     }
@@ -175,7 +229,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rate", help="measure only this learning rate, in this process")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--receive", help="be the process that receives from this address")
     arguments = parser.parse_args()
+    if arguments.receive:
+        receive(Address(**json.loads(arguments.receive)))
+        return
     if arguments.rate:
         with tempfile.TemporaryDirectory(prefix="weights-") as folder:
             print(json.dumps(measure(Path(folder), arguments.layers, arguments.rate, arguments.steps)))

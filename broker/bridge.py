@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
+from broker.credentials import claims_of
 from broker.errors import BrokerError, BrokerUnreachableError
 from broker.files import write_private
 
@@ -30,6 +33,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 ACK_TIMEOUT = 2.0
+CREDENTIALS = "nats.creds"
 _NOT_READY = 503
 _TRANSIENT = (
     nats.errors.TimeoutError,
@@ -42,21 +46,73 @@ _TRANSIENT = (
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a broker listens and how to sign in."""
+    """Where a broker listens and how to sign in; the URLs of a cluster's servers have commas between them."""
 
     url: str
     user: str | None = None
     password: str | None = None
     credentials: str | None = None
-    """Path of a NATS `.creds` file."""
+    """Path of a NATS `.creds` file, or of a folder with one folder a user; see `of`."""
+    ca: str | None = None
+    """Path of the authority's certificate, if the server has TLS; `ca.pem` beside the credentials if not given."""
 
     def __repr__(self) -> str:
         return f"Address({self.url})"
 
+    def of(self, user: str) -> Address:
+        """This broker as a user signs in: out of a folder of credentials his own, `<user>/nats.creds`.
+
+        Raises:
+            BrokerError: the folder holds none of his.
+        """
+        if self.credentials is None or not Path(self.credentials).is_dir():
+            return self
+        folder = Path(self.credentials)
+        for path in (folder / user / CREDENTIALS, folder / CREDENTIALS):
+            if path.is_file():
+                return replace(self, credentials=str(path))
+        msg = f"{folder} holds no credentials of {user}: no {user}/{CREDENTIALS}; make them by `relax keys`"
+        raise BrokerError(msg)
+
+    def options(self) -> dict[str, Any]:
+        """How nats-py is to sign in.
+
+        Raises:
+            BrokerError: the credentials or certificates are none.
+        """
+        options: dict[str, Any] = {"reconnect_time_wait": 0.1}
+        if self.user:
+            options |= {"user": self.user, "password": self.password}
+        if self.credentials:
+            options["user_credentials"] = self.credentials
+            if prefix := claims_of(Path(self.credentials)).inbox:
+                options["inbox_prefix"] = prefix.encode()
+        if context := self.tls():
+            options["tls"] = context
+        return options
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How to check the server's certificate, with the user's own one beside the credentials; None without TLS.
+
+        Raises:
+            BrokerError: the files are no certificates.
+        """
+        beside = Path(self.credentials).parent if self.credentials else None
+        ca = Path(self.ca) if self.ca else beside / "ca.pem" if beside else None
+        if ca is None or not (self.ca or ca.is_file()):
+            return ssl.create_default_context() if self.url.startswith("tls://") else None
+        try:
+            context = ssl.create_default_context(cafile=ca)
+            if beside is not None and (beside / "cert.pem").is_file():
+                context.load_cert_chain(beside / "cert.pem", beside / "key.pem")
+        except (OSError, ssl.SSLError) as error:
+            msg = f"the certificates beside {ca} cannot be used: {error}; make them anew by `relax keys --tls`"
+            raise BrokerError(msg) from error
+        return context
+
     def save(self, path: Path) -> None:
         """Write it readable for this user only, whole or not at all: whoever is killed here is started again."""
-        body = {"url": self.url, "user": self.user, "password": self.password, "credentials": self.credentials}
-        write_private(path, json.dumps(body))
+        write_private(path, json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Address:
@@ -73,7 +129,16 @@ class Address:
 
 
 class _Client(Client):
-    """A client whose connection outlives any message: subjects and headers need not be UTF-8 to be published."""
+    """A client whose connection outlives any message: subjects and headers need not be UTF-8 to be published.
+
+    With TLS asked for it speaks to no server that does without.
+    """
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 as there
+        if initial_connection and "tls" in self.options and not info.get("tls_required"):
+            msg = "nats: the server does without TLS, which these credentials ask for"
+            raise nats.errors.Error(msg)
+        await super()._process_info(info, initial_connection)
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
@@ -86,6 +151,10 @@ class _Client(Client):
             return await super()._process_headers(headers)
         except ValueError:
             return None
+
+
+def _is_refusal(text: str) -> bool:
+    return any(word in text.lower() for word in ("authorization", "authentication expired"))
 
 
 class Bridge:
@@ -108,6 +177,7 @@ class Bridge:
         """Called now and then while the broker is waited for: who waits for it does not hang."""
         self._name = name
         self._closing = False
+        self._refused_at, self._refusal = float("-inf"), ""
         self._thread = threading.Thread(target=self._run_loop, name="bridge", daemon=True)
         self._thread.start()
         self.nc: Client
@@ -115,6 +185,8 @@ class Bridge:
         try:
             self.call(self._connect(deadline), deadline + 1)
         except BaseException:
+            with suppress(BrokerError, nats.errors.Error):
+                self.call(self._close(), 3)
             self._stop_loop()
             raise
 
@@ -124,15 +196,14 @@ class Bridge:
 
     async def _connect(self, deadline: float) -> None:
         last = ""
-        options: dict[str, Any] = {"reconnect_time_wait": 0.1}
-        if self.address.user:
-            options |= {"user": self.address.user, "password": self.address.password}
-        if self.address.credentials:
-            options["user_credentials"] = self.address.credentials
 
         async def on_error(error: Exception) -> None:
             nonlocal last
-            last = f"{type(error).__name__}: {error}"
+            # What comes after a refusal is only the end of the connection.
+            last = last if _is_refusal(last) else f"{type(error).__name__}: {error}"
+            if "permissions violation" in str(error).lower():
+                self._refused_at, self._refusal = time.monotonic(), str(error)
+                log.error("broker_refuses", error=str(error))
             log.debug("broker_error", error=str(error))
 
         async def on_disconnect() -> None:
@@ -148,7 +219,7 @@ class Bridge:
         # nats-py tries for ever by itself: the deadline is ours.
         self.nc = _Client()
         connecting = self.nc.connect(
-            self.address.url,
+            self.address.url.split(","),
             name=self._name,
             connect_timeout=2,
             allow_reconnect=True,
@@ -156,13 +227,13 @@ class Bridge:
             error_cb=on_error,
             disconnected_cb=on_disconnect,
             reconnected_cb=on_reconnect,
-            **options,
+            **self.address.options(),
         )
         try:
             await asyncio.wait_for(connecting, deadline)
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
             text = last or f"{type(error).__name__}: {error}"
-            if "authorization" in text.lower():
+            if _is_refusal(text):
                 msg = f"broker {self.address.url} refuses these credentials ({text}); mend broker.url or .credentials"
                 raise BrokerError(msg) from error
             msg = (
@@ -202,6 +273,7 @@ class Bridge:
 
         Raises:
             BrokerUnreachableError: no answer before the deadline.
+            BrokerError: these credentials do not allow it.
         """
         start = time.monotonic()
         warned = 0.0
@@ -212,6 +284,9 @@ class Bridge:
                 # 503: JetStream is there but not ready yet, as just after a restart.
                 if isinstance(error, APIError) and error.code != _NOT_READY:
                     raise
+                if self._refused_at > start:
+                    msg = f"broker {self.address.url} refuses to {what}: {self._refusal}; see `relax keys`"
+                    raise BrokerError(msg) from error
                 waited = time.monotonic() - start
                 if deadline is not None and waited > deadline:
                     msg = f"broker {self.address.url} did not answer to {what} within {deadline:g} s"

@@ -48,6 +48,8 @@ class RunState:
         self._bridge = bridge
         self._kv = bucket
         self._bucket: str = bucket._name  # noqa: SLF001 nats-py has no public name for it
+        if bridge.address.credentials is not None:
+            bucket._direct = False  # noqa: SLF001 see `broker.access`
 
     async def _get(self, key: str) -> tuple[Any, int]:
         async def get() -> tuple[Any, int]:
@@ -137,7 +139,29 @@ class RunState:
 
         return await self._bridge.persist(attempt, f"advance {key}")
 
-    async def renew_lease(self, role: str, n: int, state: dict[str, Any], ttl: float) -> None:
+    async def fetch(self, key: str) -> Any:
+        """What was put under a key; None if nothing was, or it is no JSON."""
+        return (await self._get(key))[0]
+
+    async def put(self, key: str, value: Any) -> None:
+        """Put plain data under a key."""
+        data = json.dumps(value).encode()
+        await self._bridge.persist(lambda: self._kv.put(key, data), f"write {key}")
+
+    async def claim_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> bool:
+        """Take a lease that nobody holds; False if somebody does, oneself it may be: an answer can be lost."""
+        key, data = f"lease.{role}.{n}", json.dumps(state).encode()
+
+        async def create() -> bool:
+            try:
+                await self._kv.create(key, data, msg_ttl=max(1.0, float(int(ttl))))
+            except KeyWrongLastSequenceError:
+                return False
+            return True
+
+        return await self._bridge.persist(create, f"claim {key}")
+
+    async def renew_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> None:
         """Say that an actor lives, and what it does; forgotten after `ttl` seconds (whole, at least 1)."""
         key = f"lease.{role}.{n}"
         await self._bridge.js.publish(
@@ -146,7 +170,7 @@ class RunState:
             msg_ttl=max(1.0, float(int(ttl))),
         )
 
-    async def drop_lease(self, role: str, n: int) -> None:
+    async def drop_lease(self, role: str, n: int | str) -> None:
         """End a lease in order."""
         await self._kv.delete(f"lease.{role}.{n}")
 

@@ -60,7 +60,8 @@ class Table:
         self.store = store
         self.author = author
         self.patience = PATIENCE
-        self._direct = direct
+        # Who may ask for a message as it is may have it published anywhere (`broker.access`): users may not.
+        self._direct = direct and bridge.address.credentials is None
 
     def encode(self, subject: str, value: Any) -> bytes:
         """Encode a cell for a subject; its large arrays are in the store when this returns.
@@ -200,13 +201,20 @@ class Table:
             return None
         with suppress(CodecError):
             return self.read(last.data, expected, subject=last.subject)
-        for _, cell in reversed(await self.snapshot_async([every])):
+        numbers = [cell.step for cell in await self.cells_async(every)]
+        for number in sorted(numbers, reverse=True):
+            cell = await self.get_async(self.subjects.numbered(kind, number), direct=False)
             with suppress(CodecError):
-                return self.read(cell.data, expected, subject=cell.subject)
+                if cell is not None:
+                    return self.read(cell.data, expected, subject=cell.subject)
         return None
 
     def written(self, filter_subject: str) -> list[str]:
         """Subjects of the cells that a filter matches."""
+        return self.bridge.call(self.written_async(filter_subject), CALL_DEADLINE)
+
+    async def written_async(self, filter_subject: str) -> list[str]:
+        """As `written`."""
         # nats-py asks for the first page of subjects only.
         js, endpoint = self.bridge.js, f"$JS.API.STREAM.INFO.{self.subjects.table_stream}"
 
@@ -215,20 +223,21 @@ class Table:
             reply = await js._api_request(endpoint, wanted, timeout=LIST_SECONDS)  # noqa: SLF001
             return list(reply["state"].get("subjects") or {}), int(reply.get("total", 0))
 
-        async def work() -> list[str]:
-            found: list[str] = []
-            while True:
-                more, total = await self.bridge.persist(partial(page, len(found)), f"list {filter_subject}")
-                found += more
-                if not more or len(found) >= total:
-                    return found
-
-        return self.bridge.call(work(), CALL_DEADLINE)
+        found: list[str] = []
+        while True:
+            more, total = await self.bridge.persist(partial(page, len(found)), f"list {filter_subject}")
+            found += more
+            if not more or len(found) >= total:
+                return found
 
     def cells(self, filter_subject: str) -> list[CellId]:
         """The cells that a filter matches; a subject that is none of the run's cells is left out."""
+        return self.bridge.call(self.cells_async(filter_subject), CALL_DEADLINE)
+
+    async def cells_async(self, filter_subject: str) -> list[CellId]:
+        """As `cells`."""
         found = []
-        for subject in self.written(filter_subject):
+        for subject in await self.written_async(filter_subject):
             with suppress(SubjectError):
                 found.append(self.subjects.parse(subject))
         return found

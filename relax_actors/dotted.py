@@ -28,9 +28,9 @@ def load(path: str, setting: str) -> object:
         return getattr(module, name)
     except AttributeError:
         close = _close(name, dir(module))
-        msg = (
-            f"{setting} = {path!r}: module {module_name} has no {name!r}{close or '; define it there or mend the name'}"
-        )
+        where = getattr(module, "__file__", None) or "built in"
+        remedy = close or "; define it there, or mend the name; an installed module goes before one of the same name"
+        msg = f"{setting} = {path!r}: module {module_name} ({where}) has no {name!r}{remedy}"
         raise ConfigError(msg) from None
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.routing import expanded
+
 Array = NDArray[Any]
 
 
@@ -92,6 +94,9 @@ class Trajectory:
     `prompt_tokens [prompt_len] int32`; `lengths [n] int32`; `tokens [total] int32`; `logprobs [total] float32`, natural
     log, of the softmax at the sampling temperature (top-p narrows the choice, not these numbers); `versions [total]
     int32`, the version that wrote each token; `texts`, `finish_reasons` one a sample; `fingerprint` of the weights.
+    With trainer.router_replay the experts that were chosen, as `relax_actors.routing` keeps them, uint8 or int16:
+    `prompt_experts [1 or n, prompt_len - 1, layers, top_k]` for the prompt's tokens but the last, and `routed_experts
+    [total, layers, top_k]` for the token before each generated one, in the pass that gave that one.
     """
 
     prompt_tokens: Array
@@ -102,6 +107,8 @@ class Trajectory:
     texts: list[str]
     finish_reasons: list[str]
     fingerprint: str
+    prompt_experts: Array | None = None
+    routed_experts: Array | None = None
 
     def __post_init__(self) -> None:
         flat = (self.prompt_tokens, self.lengths, self.tokens, self.versions)
@@ -121,6 +128,29 @@ class Trajectory:
         if {len(self.tokens), len(self.logprobs), len(self.versions)} != {total}:
             msg = f"arrays of {len(self.tokens)}, {len(self.logprobs)}, {len(self.versions)} do not hold {total} tokens"
             raise ValueError(msg)
+        self._check_experts(n, total)
+
+    def _check_experts(self, n: int, total: int) -> None:
+        """Raise ValueError unless the arrays of experts are both there and fit the tokens, or neither is."""
+        prompt, routed = self.prompt_experts, self.routed_experts
+        if prompt is None and routed is None:
+            return
+        if prompt is None or routed is None or {prompt.dtype, routed.dtype} - {np.dtype("u1"), np.dtype("i2")}:
+            msg = "a trajectory has prompt_experts and routed_experts, of uint8 or int16, or neither"
+            raise ValueError(msg)
+        shapes = [(rows, max(0, len(self.prompt_tokens) - 1), *routed.shape[1:]) for rows in (1, n)]
+        if routed.ndim != 3 or len(routed) != total or prompt.shape not in shapes:  # noqa: PLR2004
+            msg = f"experts {list(prompt.shape)} and {list(routed.shape)} do not fit {total} tokens of {n} samples"
+            raise ValueError(msg)
+
+    @property
+    def experts(self) -> list[Array] | None:
+        """What was chosen for each sample's tokens but the last, `[prompt_len + len - 1, layers, top_k] int16`."""
+        if self.prompt_experts is None or self.routed_experts is None:
+            return None
+        prompts, routed = expanded(self.prompt_experts), expanded(self.routed_experts)
+        parts = np.split(routed, np.cumsum(self.lengths)[:-1])
+        return [np.concatenate([prompts[min(i, len(prompts) - 1)], part]) for i, part in enumerate(parts)]
 
     @property
     def samples(self) -> list[Sample]:

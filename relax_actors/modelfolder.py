@@ -14,6 +14,15 @@ from relax_actors.tokenizer import make_character_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
+class MoeFacts:
+    """Of a model with experts: `layers` that have some, how many these have, and how many of them a token gets."""
+
+    layers: int
+    experts: int
+    experts_of_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What can be known of a model without building it."""
 
@@ -21,6 +30,7 @@ class ModelFacts:
     context_length: int
     vocabulary: int
     model_type: str
+    moe: MoeFacts | None = None
 
 
 def prepare(config: Config, folder: Path) -> None:
@@ -63,6 +73,7 @@ def measure(folder: Path) -> ModelFacts:
             context_length=int(body["max_position_embeddings"]),
             vocabulary=int(body["vocab_size"]),
             model_type=str(body["model_type"]),
+            moe=_moe(body),
         )
     except FileNotFoundError as error:
         msg = f"model.path {folder} is no model folder: it has no config.json"
@@ -71,6 +82,16 @@ def measure(folder: Path) -> ModelFacts:
         msg = f"{path} is no config of a language model: {type(error).__name__} {error}"
         raise ConfigError(msg) from error
     return facts
+
+
+def _moe(body: dict[str, Any]) -> MoeFacts | None:
+    experts = int(body.get("num_experts") or body.get("num_local_experts") or 0)
+    of_token = int(body.get("num_experts_per_tok") or 0)
+    if not experts or not of_token:
+        return None
+    every, dense = int(body.get("decoder_sparse_step") or 1), body.get("mlp_only_layers") or []
+    layers = [layer for layer in range(int(body["num_hidden_layers"])) if (layer + 1) % every == 0]
+    return MoeFacts(len([x for x in layers if x not in dense]), experts, of_token)
 
 
 def _stored_parameters(folder: Path) -> int:

@@ -126,6 +126,11 @@ class RunFolder:
         make_importable(Path(body["import_path"]))
         return validate(body["config"], str(self.config))
 
+    @property
+    def import_path(self) -> str:
+        """Folder in which the run's dotted paths are found."""
+        return str((self.saved() or {}).get("import_path", ""))
+
     def saved(self) -> dict[str, Any] | None:
         """What `save_config` wrote, or None."""
         if not self.config.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -16,6 +17,7 @@ from broker.store import Store
 from broker.streams import ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
 from broker.table import Table
+from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, Run
 
 
@@ -68,6 +70,22 @@ def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator
 @pytest.fixture
 def table(bridge: Bridge, make_table: MakeTable) -> Table:
     return make_table(bridge)
+
+
+@pytest.fixture
+def make_guarded(tmp_path: Path) -> Iterator[MakeGuarded]:
+    """Make servers with credentials of their own; they are not up yet."""
+    made: list[Guarded] = []
+
+    def make(settings: list[str]) -> Guarded:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            made.append(Guarded(tmp_path / f"keys{len(made)}", probe.getsockname()[1], settings))
+        return made[-1]
+
+    yield make
+    for guarded in made:
+        guarded.stop()
 
 
 settings.register_profile("relax", deadline=None)

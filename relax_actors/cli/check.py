@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from relax_actors.actor import COLUMNS, Role
 from relax_actors.cli.placement import placed, scored
 from relax_actors.config import Config, load_config
+from relax_actors.config.placement import OPTIONAL
 from relax_actors.config.schema import DataSection
 from relax_actors.engines.megatron import architecture, layout, presence
 from relax_actors.engines.sglang import presence as sglang
@@ -21,6 +24,7 @@ from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import make_role
 from relax_actors.roles.prompts import PromptMaker, open_data
 from relax_actors.roles.rollout import stop_id
+from relax_actors.routing import compact
 from relax_actors.tokenizer import Tokenizer
 
 SAMPLE = 200
@@ -74,6 +78,7 @@ def examine(config: Config) -> Findings:
         attempt(lambda: placed(config))
         if facts:
             found = facts[0]
+            attempt(lambda: _router_replay(config, found))
             attempt(lambda: _data(config, config.data, "data", folder, found))
             if config.eval is not None:
                 held_out = config.eval
@@ -83,11 +88,16 @@ def examine(config: Config) -> Findings:
 
 
 def _megatron(config: Config, folder: Path) -> Iterator[str]:
-    if config.trainer.backend != "megatron":
+    roles = [name for name in OPTIONAL if name in config.roles]
+    users = [f"roles.{name}" for name in roles if config.roles[name].options.get("backend") == "megatron"]
+    users += ["trainer"] * (config.trainer.backend == "megatron")
+    if not users:
         return
-    presence.require()
+    presence.require(users[0])
     fields = json.loads((folder / "config.json").read_text())
     architecture.check(fields)
+    if config.trainer.backend != "megatron":
+        return
     found = layout.Layout.of(config.trainer.megatron)
     layout.check(found, fields)
     if found.ranks > 1:
@@ -103,6 +113,23 @@ def _sglang(config: Config) -> Iterator[str]:
         return
     sglang.require()
     yield f"{config.rollout.replicas} inference servers, about {SERVER_BYTES >> 20} MiB each besides the model"
+
+
+def _router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
+    if not config.trainer.router_replay:
+        return
+    if config.simulate is not None:
+        msg = "trainer.router_replay = true, but modelled engines choose no experts; leave it out"
+        raise ConfigError(msg)
+    if facts.moe is None:
+        msg = (
+            f"trainer.router_replay = true, but the model ({facts.model_type}) has no experts: its config.json has no "
+            "num_experts or no num_experts_per_tok; leave it out"
+        )
+        raise ConfigError(msg)
+    moe = facts.moe
+    size = moe.layers * moe.experts_of_token * compact(np.array([moe.experts - 1])).itemsize
+    yield f"the experts chosen for every token are recorded and replayed: {size} bytes a token of a trajectory"
 
 
 def _roles(config: Config) -> Iterator[str]:
@@ -184,6 +211,8 @@ def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
     bases, copy = (BASES_BYTES, COPY_BYTES) if config.publishes_deltas else (0, 0)
     following = config.rollout.replicas + (config.roles["actor_fwd"].replicas if "actor_fwd" in config.roles else 0)
     fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
+    # What is given out from memory must not change as training goes on: a copy, unless there is one for deltas.
+    bases = bases or (ENGINE_BYTES // 2 if config.weights.transport == "torch" else 0)
     engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
     model = facts.parameters * (TRAINER_BYTES + reference + bases + engines)
     process = PROCESS_BYTES if config.simulate is None else MODELLED_BYTES

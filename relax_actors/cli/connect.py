@@ -17,6 +17,7 @@ from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
+from relax_actors.roles.access import OPERATOR
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 
@@ -68,7 +69,7 @@ def connected(run: str) -> Iterator[Connected]:
         server = Server(folder.broker, limits)
         address = server.start()
     try:
-        bridge = Bridge(address, "reader", REACH_SECONDS)
+        bridge = Bridge(address.of(OPERATOR), "reader", REACH_SECONDS)
         try:
             subjects = Subjects(config.run.name)
             table = Table(bridge, subjects, store, "reader", direct=config.broker.replicas == 1)

@@ -16,7 +16,8 @@ from relax_actors.cli.connect import Connected
 from relax_actors.engines.sglang import launch
 from relax_actors.errors import ConfigError
 from relax_actors.journal import Journal
-from relax_actors.supervision.pools import SERVER, pool_names
+from relax_actors.roles import role_names
+from relax_actors.supervision.pools import SERVER
 
 NODE, ROOT, BROKER, ANY = "node", "root", "broker", "any"
 # What leads to the process of those that have no lease.
@@ -148,7 +149,7 @@ def _damage(path: Path, way: Damage, source: random.Random) -> None:
 
 def _check(at: Connected, target: str) -> None:
     role, _, n = target.partition("/")
-    names = [*pool_names(at.config), ANY, NODE, BROKER]
+    names = [*role_names(at.config), *([SERVER] if at.config.owns_servers else []), ANY, NODE, BROKER]
     if role not in names or (n and not n.isdigit()):
         msg = f"{target!r} is no target of chaos; choose among {', '.join(names)}, or <role>/<number>"
         raise ConfigError(msg)

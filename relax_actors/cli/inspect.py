@@ -15,9 +15,11 @@ from rich.tree import Tree
 
 from relax_actors.cli.connect import connected
 from relax_actors.cli.summary import read_ledger
+from relax_actors.config import Config
 from relax_actors.errors import ConfigError
-from relax_actors.supervision.pools import pool_names, specs_of
+from relax_actors.roles import replicas, role_names
 
+SUPERVISION = ("node.", "root.", "owner.")
 WIDE = 250
 
 
@@ -26,8 +28,7 @@ def status(run: str, *, as_json: bool) -> None:
     with connected(run) as at:
         ledger = read_ledger(at.table, at.config)
         leases = at.table.bridge.call(at.state.leases(), 10)
-    for supervisor in ("node.0", "root.0"):
-        leases.pop(supervisor, None)
+    leases = {name: lease for name, lease in leases.items() if not name.startswith(SUPERVISION)}
     account = ledger.account()
     last = ledger.batches[max(ledger.batches)] if ledger.batches else None
     body = {
@@ -98,24 +99,43 @@ def tree(run: str) -> None:
     """Print the supervision tree with the state of each actor and what it does."""
     with connected(run) as at:
         leases = at.table.bridge.call(at.state.leases(), 10)
-    node = leases.pop("node.0", {})
-    kept = _children(leases.pop("root.0", {})) if at.live else {}
+    machines = {key[5:]: leases.pop(key) for key in sorted(leases, key=_order) if key.startswith("node.")}
+    kept = {key[5:]: _children(leases.pop(key)) for key in list(leases) if key.startswith("root.")}
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
     if at.config.broker.url is None:
-        root.add(f"broker, embedded {_state(kept.get('broker'))}")
+        root.add(f"broker, embedded {_state(kept.get('0', {}).get('broker') if at.live else None)}")
     else:
         root.add(escape(f"broker {at.table.bridge.address.url}"))
-    lease = escape(f", lease for {_since(node)}") if node else ", [red]no lease[/]"
-    machine = root.add(f"node {_state(kept.get('node'))}{lease}")
-    machine.add(f"zygote {_state(node.get('zygote'))}")
-    states = _children(node)
-    for role in pool_names(at.config):
-        pool = machine.add(f"{role}, one_for_one")
-        for name in (spec.id for spec in specs_of(at.config, role)):
-            pool.add(f"{name} {_state(states.get(name))}{_life(leases.get(name))}")
+    for number in machines or ["0"]:
+        state = kept.get(number, {}).get("node") if at.live else None
+        _add_node(root, at.config, number, state, machines.get(number, {}), leases)
     # Elsewhere than on a terminal a line must not be cut.
     width = None if sys.stdout.isatty() else WIDE
     Console(width=width).print(root, highlight=False)
+
+
+def _add_node(
+    root: Tree, config: Config, number: str, state: Any, node: dict[str, Any], leases: dict[str, Any]
+) -> None:
+    """The actors of a node as it tells them; without a lease those that the run should have."""
+    name = ("node" if number == "0" else f"node {number}") + (f" {str(node['name'])[:80]}" if "name" in node else "")
+    lease = escape(f", lease for {_since(node)}") if node else ", [red]no lease[/]"
+    machine = root.add(f"{escape(name)} {_state(state)}{lease}")
+    if not node or node.get("zygote") is not None:
+        machine.add(f"zygote {_state(node.get('zygote'))}")
+    states = _children(node)
+    due = states if node else [f"{role}.{n}" for role in role_names(config) for n in range(replicas(config, role))]
+    pools: dict[str, Tree] = {}
+    for child in due:
+        role = child.rpartition(".")[0]
+        if role not in pools:
+            pools[role] = machine.add(escape(f"{role[:80]}, one_for_one"))
+        pools[role].add(f"{escape(child[:90])} {_state(states.get(child))}{_life(leases.get(child))}")
+
+
+def _order(name: str) -> tuple[str, int]:
+    role, _, n = name.rpartition(".")
+    return role, int(n) if n.isdigit() else -1
 
 
 def _state(state: Any) -> str:

@@ -31,6 +31,7 @@ def up(
     settings: Overrides = None,
     json: Annotated[bool, typer.Option("--json", help="print the result as one last line of JSON")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no live progress")] = False,
+    roles: Annotated[str | None, typer.Option(help="only these here, e.g. prompts,trainer; see `relax node`")] = None,
 ) -> None:
     """Train: start a run, or resume it where it stood.
 
@@ -38,7 +39,32 @@ def up(
     """
     from relax_actors.cli.up import up as run_up
 
-    raise typer.Exit(run_up(config, settings or [], as_json=json, quiet=quiet))
+    here = None if roles is None else [role for role in roles.split(",") if role]
+    raise typer.Exit(run_up(config, settings or [], as_json=json, quiet=quiet, roles=here))
+
+
+@app.command()
+def node(
+    broker: Annotated[str, typer.Option(help="nats://host:port of the run's broker")],
+    role: Annotated[list[str], typer.Option(help="role=number, e.g. rollout=2; may be given again")],
+    store: Annotated[Path, typer.Option(help="the run's store, as it is seen here; {run} stands for its name")],
+    settings: Overrides = None,
+    run: Annotated[str | None, typer.Option(help="name of the run; that of the credentials if not given")] = None,
+    credentials: Annotated[Path | None, typer.Option(help="a folder of `relax keys`, or a .creds file")] = None,
+    ca: Annotated[Path | None, typer.Option(help="certificate of the broker's authority")] = None,
+    folder: Annotated[Path | None, typer.Option(help="the run's folder, as it is seen here; that above STORE")] = None,
+    work: Annotated[Path | None, typer.Option(help="folder of this node alone, for logs")] = None,
+    name: Annotated[str | None, typer.Option(help="of this node; that of the machine if not given")] = None,
+    code: Annotated[Path | None, typer.Option(help="where the run's own modules are found here")] = None,
+) -> None:
+    """Join a run from anywhere with some actors; SIGTERM leaves it in order.
+
+    Exit code 0 when the run is over or the node was told to leave, 1 when an actor cannot be kept up, 2 for a mistake.
+    """
+    from relax_actors.cli.node import Joining, join
+
+    place = Joining(broker, credentials, ca, run, name, work)
+    raise typer.Exit(join(place, role, store, folder, code, settings or []))
 
 
 @app.command()
@@ -76,6 +102,32 @@ def tail(
     from relax_actors.cli.watch import tail as run_tail
 
     run_tail(subject, run, history=history, count=count)
+
+
+@app.command()
+def monitor(
+    run: Annotated[str | None, typer.Argument(help="run name, or its folder", metavar="[RUN]")] = None,
+    broker: Annotated[str | None, typer.Option(help="nats://host:port of a run elsewhere")] = None,
+    credentials: Annotated[Path | None, typer.Option(help="a folder of `relax keys`, or an observer's .creds")] = None,
+    ca: Annotated[Path | None, typer.Option(help="certificate of the broker's authority")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="write for TensorBoard into this folder")] = None,
+    prometheus: Annotated[str | None, typer.Option(help="serve /metrics at [HOST:]PORT")] = None,
+    count: Annotated[int, typer.Option(help="end after so many messages; 0 ends with the run")] = 0,
+) -> None:
+    """Show a run live, heard through its broker alone: reward, loss, KL, staleness, rows, actors, events."""
+    from relax_actors.cli.monitor import locate
+    from relax_actors.cli.monitor import monitor as run_monitor
+    from relax_actors.cli.sinks import Sink
+    from relax_actors.cli.sinks.prometheus import Prometheus
+    from relax_actors.cli.sinks.tensorboard import TensorBoard
+
+    name, address = locate(run, broker, credentials, ca)
+    sinks: list[Sink] = []
+    if tensorboard is not None:
+        sinks.append(TensorBoard(tensorboard))
+    if prometheus is not None:
+        sinks.append(Prometheus(prometheus))
+    run_monitor(name, address, sinks, count=count)
 
 
 @app.command()
@@ -117,6 +169,34 @@ def scale(
 
     for role, number in run_scale(run, roles).items():
         typer.echo(f"{role}: {number} actors")
+
+
+@app.command()
+def keys(
+    run: Annotated[str, typer.Argument(help="a configuration, a run's name, or its folder", metavar="RUN")],
+    folder: Annotated[Path, typer.Argument(help="where to write them", metavar="DIR")],
+    settings: Overrides = None,
+    tls: Annotated[bool, typer.Option("--tls", help="also a certificate authority, and certificates")] = False,
+    mutual: Annotated[bool, typer.Option("--mutual", help="as --tls; the server asks clients for theirs too")] = False,
+    host: Annotated[list[str] | None, typer.Option(help="name or address of the server, for its certificate")] = None,
+    days: Annotated[float | None, typer.Option(help="refuse the credentials after so many days")] = None,
+    renew: Annotated[bool, typer.Option("--renew", help="have all credentials refused that were given before")] = False,
+    listen: Annotated[str, typer.Option(help="where the server listens")] = "0.0.0.0:4222",
+    websocket: Annotated[int | None, typer.Option(help="port of the server for WebSocket clients")] = None,
+    store: Annotated[Path | None, typer.Option(help="where the server keeps its files; DIR/server/store")] = None,
+    cluster: Annotated[str | None, typer.Option(help="names of a cluster's servers, e.g. nats-1,nats-2,nats-3")] = None,
+    http: Annotated[int | None, typer.Option(help="port of the server's figures, which anybody may read")] = None,
+) -> None:
+    """Make credentials for each role, an operator and an observer, and the configuration of their server.
+
+    Run again it makes the users anew, and keeps the server's own keys.
+    """
+    from relax_actors.cli.keys import Settings, make_keys
+
+    servers = tuple((cluster or "").split(",")) if cluster else ()
+    chosen = Settings(tls or mutual, mutual, tuple(host or ()), days, renew, listen, websocket, store, servers, http)
+    for line in make_keys(run, folder, settings or [], chosen):
+        typer.echo(line)
 
 
 @quarantine.command("list")

@@ -20,6 +20,8 @@ from relax_actors.cli.render import printable
 BARS = "▁▂▃▄▅▆▇█"
 STALE_SECONDS = 5.0
 MOST_ACTORS = 4096
+MOST_STEPS = 10**9
+MEASURED = ("loss", "kl", "k3", "grad_norm", "clipped")
 ROWS = ("in_flight", "trained", "dropped", "quarantined")
 NOTABLE = (
     "fault",
@@ -39,7 +41,10 @@ NOTABLE = (
 
 @dataclass(slots=True)
 class Progress:
-    """What is known of a run by listening; `take` is fed with messages of the log."""
+    """What is known of a run by listening; `take` is fed with messages of the log.
+
+    `steps` is 0 as long as it is not known how many there will be.
+    """
 
     run: str
     steps: int
@@ -52,6 +57,8 @@ class Progress:
     restarts: int = 0
     evals: dict[int, float] = field(default_factory=dict)
     events: deque[str] = field(default_factory=lambda: deque(maxlen=5))
+    finished: bool = False
+    measured: dict[str, str] = field(default_factory=dict)
     notice: str = ""
     """What the whole run waits for, if it does."""
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
@@ -72,6 +79,8 @@ class Progress:
 
     def _event(self, body: dict[str, Any]) -> None:
         kind = body["kind"]
+        if kind == "finished":
+            self.finished = True
         if kind == "restarted":
             self.restarts += 1
         if kind == "evaluated":
@@ -83,21 +92,25 @@ class Progress:
             self.events.append(printable(line))
 
     def _evaluated(self, version: Any, reward: Any) -> None:
-        if 0 <= int(version) <= self.steps:
+        if 0 <= int(version) <= (self.steps or MOST_STEPS):
             self.evals[int(version)] = _finite(reward)
 
     def _metric(self, body: dict[str, Any]) -> None:
+        if body.get("kind") == "run":
+            self.steps = max(0, min(int(body["steps"]), MOST_STEPS))
+            return
         if body.get("kind") == "step":
             step, reward, at = int(body["step"]), _finite(body["reward"]), _finite(body["time"])
-            if 0 <= step < self.steps:
+            if 0 <= step < (self.steps or MOST_STEPS):
                 self.step, self.reward = step + 1, reward
                 self.rewards.append(reward)
                 self.figures = {name: _short(body.get(name, 0)) for name in ("age", "span")}
+                self.measured = {name: f"{_finite(body[name]):.4g}" for name in MEASURED if name in body}
                 self.step_times.append((at, self.step))
             return
         self.seen[f"{body.get('role')}.{body.get('n')}"[:80]] = time.monotonic()
         if body.get("role") == "prompts":
-            self.ledger = {name: _short(body.get(name, 0)) for name in ROWS}
+            self.ledger = {name: _short(body.get(name, 0)) for name in (*ROWS, "lead")}
         if "eval_version" in body:
             self._evaluated(body["eval_version"], body["eval_reward"])
 
@@ -119,14 +132,15 @@ class Progress:
     def seconds_left(self) -> float | None:
         """At the present pace, None while there is none."""
         pace = self.steps_per_second
-        return (self.steps - self.step) / pace if pace > 0 else None
+        return (self.steps - self.step) / pace if pace > 0 and self.steps else None
 
     def line(self) -> str:
         """One plain line, for output that is no terminal."""
         left = self.seconds_left
         return (
-            f"step {self.step}/{self.steps} reward {self.reward:.3f} in_flight {self.ledger.get('in_flight', 0)} "
-            f"age {self.figures.get('age', 0)} actors {self.alive} restarts {self.restarts} "
+            f"step {self.step}/{self.steps or '?'} reward {self.reward:.3f} "
+            f"in_flight {self.ledger.get('in_flight', 0)} age {self.figures.get('age', 0)} "
+            f"actors {self.alive} restarts {self.restarts} "
             f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {self.notice}" if self.notice else "")
         )
 
@@ -137,9 +151,9 @@ class Progress:
         left = self.seconds_left
         pace = f"{self.steps_per_second:.1f} steps/s"
         time_left = "?" if left is None else f"{left:.0f} s left"
-        bar = ProgressBar(total=self.steps, completed=self.step, width=40)
+        bar = ProgressBar(total=self.steps or None, completed=self.step, width=40)
         steps = Table.grid(padding=(0, 1))
-        steps.add_row(bar, f"{self.step} of {self.steps}, {pace}, {time_left}")
+        steps.add_row(bar, f"{self.step} of {self.steps or '?'}, {pace}, {time_left}")
         grid.add_row("step", steps)
         grid.add_row("reward", f"{sparkline(list(self.rewards), 48)} {self.reward:.3f}")
         if self.evals:
@@ -147,7 +161,10 @@ class Progress:
             grid.add_row("held out", "  ".join(f"v{version}: {value:.3f}" for version, value in shown))
         rows = " ".join(f"{name} {self.ledger.get(name, 0)}" for name in ROWS)
         grid.add_row("rows", rows)
-        grid.add_row("staleness", f"age {self.figures.get('age', 0)}, span {self.figures.get('span', 0)}")
+        if self.measured:
+            grid.add_row("training", "  ".join(f"{name} {value}" for name, value in self.measured.items()))
+        age, span = (self.figures.get(name, 0) for name in ("age", "span"))
+        grid.add_row("staleness", f"lead {self.ledger.get('lead', 0)}, age {age}, span {span}")
         grid.add_row("actors", f"{self.alive} alive, {self.restarts} restarts")
         if self.notice:
             grid.add_row("waiting", Text(self.notice, style="yellow"))

@@ -20,9 +20,10 @@ from rich.table import Table as RichTable
 
 from broker.bridge import Address, Bridge
 from broker.files import write_private
+from broker.lease import RunState
 from broker.pull import Follower
 from broker.store import Store
-from broker.streams import wait_for_stream
+from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.cli.check import require
@@ -30,11 +31,14 @@ from relax_actors.cli.progress import Progress
 from relax_actors.cli.summary import Curves, Summary, draw, summarise
 from relax_actors.config import Config, load_config
 from relax_actors.errors import CodecError, RelaxError
+from relax_actors.journal import Journal
 from relax_actors.messages import Checkpoint, Evaluation
+from relax_actors.roles.access import OPERATOR
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
 from relax_actors.supervision.root import Root
 from relax_actors.supervision.spec import Failure
+from relax_actors.supervision.streams import publish_run
 
 log = structlog.get_logger()
 POLL_SECONDS = 0.25
@@ -63,7 +67,7 @@ class Watcher(threading.Thread):
         while not self.halt.is_set() and not self.finished:
             bridge: Bridge | None = None
             try:
-                bridge = Bridge(self._root.address, "watcher", deadline=WAIT_SECONDS)
+                bridge = Bridge(self._root.address.of(OPERATOR), "watcher", deadline=WAIT_SECONDS)
                 self._watch(bridge)
             except Exception as error:  # noqa: BLE001 nobody else would see that the run is finished
                 log.warning("watcher_failed", error=f"{type(error).__name__}: {error}")
@@ -79,6 +83,7 @@ class Watcher(threading.Thread):
         subjects = Subjects(config.run.name)
         table = Table(bridge, subjects, Store(config.store_path), "watcher", direct=config.broker.replicas == 1)
         bridge.call(wait_for_stream(bridge, subjects.log_stream, WAIT_SECONDS), WAIT_SECONDS + 1)
+        journal = Journal(bridge, subjects, "run", 0)
         self.progress = Progress(config.run.name, config.run.steps)
         following = bridge.submit(self._follow(bridge, subjects))
         display = Live(self.progress, console=self._console, refresh_per_second=4) if self._live else None
@@ -101,6 +106,7 @@ class Watcher(threading.Thread):
                 # What the table says counts, not what was heard: a metric may be lost.
                 if asking is None and (self.progress.step >= config.run.steps or now - asked > ASK_SECONDS):
                     asked = now
+                    journal.metric({"kind": "run", "steps": config.run.steps})
                     asking = _Asking(table, config)
                     asking.start()
                 if asking is not None and not asking.is_alive():
@@ -108,9 +114,18 @@ class Watcher(threading.Thread):
                         self.result = summarise(
                             table, config, seconds=now - self.began, restarts=self.progress.restarts
                         )
+                        self._tell_all(bridge)
                         self.finished = True
                     asking = None
         following.cancel()
+
+    def _tell_all(self, bridge: Bridge) -> None:
+        """Let the nodes elsewhere end too."""
+        config = self._root.config
+        bucket = bridge.call(ensure_bucket(bridge, Subjects(config.run.name), config.broker.replicas), ASK_SECONDS)
+        told = publish_run(RunState(bridge, bucket), config, self._root.import_path, finished=True)
+        bridge.call(told, ASK_SECONDS)
+        Journal(bridge, Subjects(config.run.name), "run", 0).event("finished", steps=config.run.steps)
 
     def _notice(self, bridge: Bridge, now: float) -> None:
         """Say what the whole run waits for."""
@@ -154,7 +169,7 @@ def _is_finished(table: Table, config: Config) -> bool:
     return False
 
 
-def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
+def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool, roles: list[str] | None = None) -> int:
     """The verb; gives the exit code."""
     logs.configure()
     console = Console(stderr=as_json)
@@ -164,7 +179,7 @@ def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool) -> int:
         _show(console, done, folder, as_json=as_json)
         return 0
     require(config)
-    root = Root(config, str(path.resolve().parent))
+    root = Root(config, str(path.resolve().parent), roles)
     log_to(folder)
     live = console.is_terminal and not quiet
     watcher = Watcher(root, console, live=live, lines=not quiet)

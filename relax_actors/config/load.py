@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import sys
 import tomllib
@@ -40,6 +41,14 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     return validate(tree, str(path))
 
 
+def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> Config:
+    """Validate a tree with overrides applied to a copy of it; see `load_config` for the errors."""
+    own: dict[str, Any] = copy.deepcopy(tree)
+    for override in overrides:
+        _apply(own, override)
+    return validate(own, source)
+
+
 def validate(tree: dict[str, Any], source: str) -> Config:
     """Validate a tree of settings.
 
@@ -54,9 +63,9 @@ def validate(tree: dict[str, Any], source: str) -> Config:
 
 
 def make_importable(folder: Path) -> None:
-    """Let dotted paths name modules beside the configuration."""
+    """Let dotted paths name modules beside the configuration; none of these hides an installed one."""
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+        sys.path.append(str(folder))
 
 
 def _under(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +74,14 @@ def _under(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     return tree | sections
 
 
-_PATHS = (("model", "path"), ("data", "path"), ("eval", "data", "path"), ("broker", "credentials"), ("store", "path"))
+_PATHS = (
+    ("model", "path"),
+    ("data", "path"),
+    ("eval", "data", "path"),
+    ("broker", "credentials"),
+    ("broker", "ca"),
+    ("store", "path"),
+)
 
 
 def _resolve_paths(tree: dict[str, Any], base: Path) -> None:

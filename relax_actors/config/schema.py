@@ -184,9 +184,12 @@ class BrokerSection(Section):
     """[broker]: an embedded nats-server, or one that runs already."""
 
     url: str | None = None
-    """nats://[user:password@]host:port of a running server; one is started if not set."""
+    """nats://[user:password@]host:port of a running server, or of several of a cluster with commas between them; one
+    is started if not set."""
     credentials: Path | None = None
-    """A NATS .creds file for `url`."""
+    """A NATS .creds file for `url`, or a folder that `relax keys` wrote: every process then signs in as what it is."""
+    ca: Path | None = None
+    """Certificate of the authority of a server with TLS; `ca.pem` beside the credentials if not set."""
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
     """Port of the embedded server; 0 takes a free one."""
     max_bytes: Positive = 2 << 30
@@ -233,7 +236,8 @@ class SupervisionSection(Section):
 
 class RoleSection(BaseModel):
     """[roles.<name>]: a role of the user's; keys beyond these are the class's own options. The names `reference` and
-    `actor_fwd` are roles of ours, with options `rows_together` (8) and `device` ("auto"), unless `actor` is set.
+    `actor_fwd` are roles of ours, with options `rows_together` (8), `device` ("auto") and `backend` ("torch" or
+    "megatron"), unless `actor` is set.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -313,6 +317,19 @@ class Config(Section):
             raise ValueError(msg)
         if self.run.deterministic and self.rollout.rows_together != 1:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"rows_together": 1}))
+        return self
+
+    @model_validator(mode="after")
+    def _sends_tensors(self) -> Config:
+        if self.simulate is not None and self.weights.transport != "store":
+            msg = 'weights.transport = "torch" needs tensors to send, and modelled engines have none; set "store"'
+            raise ValueError(msg)
+        if self.trainer.backend == "megatron" and self.trainer.megatron.ranks > 1 and self.weights.transport != "store":
+            msg = (
+                'weights.transport = "torch" sends from the memory of the trainer\'s process, and the ranks of '
+                'trainer.megatron are others when there are more than one; set "store"'
+            )
+            raise ValueError(msg)
         return self
 
     @property

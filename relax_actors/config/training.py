@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -62,6 +63,12 @@ class TrainerSection(PoolSection):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What forward and backward compute in; the optimizer's own weights are always float32."""
     device: str = "auto"
+    freeze: list[str] = Field(default_factory=list)
+    """Patterns of the Hugging Face names of weights that are not trained, as `model.embed_tokens.*`; `*` matches
+    anything."""
+    router_replay: bool = False
+    """R3, for models with experts: rollouts record which experts were chosen for every token, and the trainer and
+    actor_fwd compute with these in place of their own choice, which rounding makes another one now and then."""
     checkpoint_every: Positive = 50
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     warm_start: WarmStartSection | None = None
@@ -125,3 +132,26 @@ class WeightsSection(Section):
     and leads to the same bits; actors that generate then keep a copy of the weights in memory."""
     full_every: Positive = 16
     """Versions after which all weights are written again, at the latest; one that joins late reads so many files."""
+    transport: Literal["store", "torch"] = "store"
+    """How actors get them: from the files in the store, or, while they can, from the trainer's memory over
+    torch.distributed (gloo). The files are written all the same, and read whenever the other way fails."""
+    listen: str = "127.0.0.1"
+    """IPv4 address of the trainer's machine that `transport = "torch"` listens on; nothing is encrypted."""
+    patience: Annotated[float, Field(gt=0, le=20)] = 10.0
+    """Seconds after which an actor reads the file instead, with `transport = "torch"`."""
+
+    @model_validator(mode="after")
+    def _transport(self) -> WeightsSection:
+        fields = type(self).model_fields
+        idle = [name for name in ("listen", "patience") if getattr(self, name) != fields[name].default]
+        if self.transport == "store" and idle:
+            msg = f'weights.{idle[0]} is of use only with weights.transport = "torch"; set that, or remove it'
+            raise ValueError(msg)
+        try:
+            unusable = IPv4Address(self.listen).is_unspecified
+        except ValueError:
+            unusable = True
+        if unusable:
+            msg = f"weights.listen = {self.listen!r} is no IPv4 address that others can connect to; name one"
+            raise ValueError(msg)
+        return self

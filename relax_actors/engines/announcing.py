@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from relax_actors.engines import deltas, weights
+from relax_actors.engines.taking import Content
 
 WORTH_IT = 0.5
 """A delta that is longer than this part of the whole is not worth the work of applying it."""
@@ -28,10 +29,11 @@ class Announcer:
         self._now: dict[str, Tensor] | None = None
         self._fingerprint: str | None = None
         self._base: tuple[str, dict[str, Tensor]] | None = None
+        self._delta: Content | None = None
 
     def changed(self) -> None:
         """The model's weights are others now."""
-        self._now = self._fingerprint = None
+        self._now = self._fingerprint = self._delta = None
 
     @property
     def _tensors(self) -> dict[str, Tensor]:
@@ -62,7 +64,15 @@ class Announcer:
 
     def _write_delta(self, delta: dict[str, Tensor], base: str, path: Path) -> str:
         weights.save(delta, path, base)
+        self._delta = Content(base, delta)
         return self.fingerprint()
+
+    def contents(self) -> list[Content]:
+        """The weights in memory, in tensors that no later step changes: a delta if that was written, and all."""
+        # What is remembered for the next delta is a copy already.
+        now = self._tensors if self._remembers else {name: t.clone() for name, t in self._tensors.items()}
+        whole = Content(None, now)
+        return [whole] if self._delta is None else [self._delta, whole]
 
     def remember(self) -> None:
         """Take the weights as they are now for what the next delta is to."""

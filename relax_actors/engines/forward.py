@@ -7,6 +7,7 @@ give the same bits, in whichever process; cut differently they differ by roundin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.engines.experts import Routers, laid_out
 from relax_actors.engines.packing import ATTENTION, Packing
 from relax_actors.engines.sequences import Sequences
 
@@ -34,7 +36,8 @@ class MicroBatch:
     """Sequences laid end to end, longest first as `micro_batches` gives them.
 
     `tokens [1, total] int64`; `scored [completion_tokens] int64`, the place in `tokens` before each completion's token;
-    `places [completion_tokens] int64`, its place in `[batch * width]`; `completion_mask [batch, width] bool`.
+    `places [completion_tokens] int64`, its place in `[batch * width]`; `completion_mask [batch, width] bool`;
+    `experts [moe_layers, total, experts_of_token] int64`, those to compute with, if some were recorded.
     """
 
     tokens: Tensor
@@ -42,6 +45,7 @@ class MicroBatch:
     scored: Tensor
     places: Tensor
     completion_mask: Tensor
+    experts: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -69,19 +73,24 @@ class Forward:
 
     def part(self, sequences: Sequences, indices: Sequence[int]) -> MicroBatch:
         """Some of the sequences as a micro-batch."""
-        pieces, scored, lengths, completions, at = [], [], [], [], 0
+        pieces, scored, lengths, completions, places, at = [], [], [], [], [], 0
         for index in indices:
             prompt, completion = sequences.prompts[index], sequences.completions[index]
             pieces += [prompt, completion]
             scored.append(np.arange(at + len(prompt), at + len(prompt) + len(completion)) - 1)
             lengths.append(len(prompt) + len(completion))
             completions.append(len(completion))
+            places.append(slice(at, at + lengths[-1]))
             at += lengths[-1]
         mask = np.arange(max(completions)) < np.array(completions)[:, None]
         tokens = np.concatenate(pieces).astype(np.int64)[None]
         arrays = (tokens, np.concatenate(scored), np.flatnonzero(mask), mask)
         on = [torch.from_numpy(array).to(self.device) for array in arrays]
-        return MicroBatch(on[0], Packing.of(lengths, self.device), *on[1:])
+        experts = None
+        if sequences.experts is not None:
+            recorded = laid_out([sequences.experts[index] for index in indices], places, at)
+            experts = torch.from_numpy(recorded).to(self.device)
+        return MicroBatch(on[0], Packing.of(lengths, self.device), on[1], on[2], on[3], experts)
 
     def padded(self, arrays: Sequence[NDArray[Any]], indices: Sequence[int], width: int) -> Tensor:
         """Values of the completions' tokens as a micro-batch has them, `[batch, width] float32`."""
@@ -90,9 +99,28 @@ class Forward:
             out[row, : len(arrays[index])] = arrays[index]
         return torch.from_numpy(out).to(self.device)
 
-    def logprobs(self, model: PreTrainedModel, part: MicroBatch, temperature: float | None = None) -> Tensor:
-        """Log-probs of the completions' tokens, `[batch, width] float32`, 0 behind their ends."""
-        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
+    def logprobs(
+        self,
+        model: PreTrainedModel,
+        part: MicroBatch,
+        temperature: float | None = None,
+        *,
+        routers: Routers | None = None,
+        only_count: bool = False,
+    ) -> Tensor:
+        """Log-probs of the completions' tokens, `[batch, width] float32`, 0 behind their ends.
+
+        Args:
+            model: that `prepare` prepared.
+            part: the micro-batch.
+            temperature: by which logits are divided, if it is not the run's.
+            routers: of the model, where the micro-batch's experts are to be replayed.
+            only_count: have them choose for themselves, and only count where that is something else.
+        """
+        replaying: AbstractContextManager[None] = nullcontext()
+        if routers is not None and part.experts is not None:
+            replaying = routers.replaying(part.experts, only_count=only_count)
+        with replaying, torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
             logits = model(
                 input_ids=part.tokens,
                 position_ids=part.packing.positions,
@@ -107,7 +135,12 @@ class Forward:
 
     @torch.no_grad()
     def score(
-        self, model: PreTrainedModel, sequences: Sequences, token_budget: int, progress: Callable[[], None]
+        self,
+        model: PreTrainedModel,
+        sequences: Sequences,
+        token_budget: int,
+        progress: Callable[[], None],
+        routers: Routers | None = None,
     ) -> list[NDArray[Any]]:
         """Log-probs of each completion, `[len] float32`, in micro-batches of up to `token_budget` tokens.
 
@@ -118,7 +151,7 @@ class Forward:
         for indices in micro_batches(sequences.lengths, token_budget=token_budget):
             part = self.part(sequences, indices)
             if part.width:
-                scored = self.logprobs(model, part).cpu().numpy()
+                scored = self.logprobs(model, part, routers=routers).cpu().numpy()
                 for row, index in enumerate(indices):
                     found[index] = scored[row, : len(sequences.completions[index])].copy()
             progress()

@@ -30,11 +30,12 @@ class HostCopy:
         tensors, base = self.tensors, self.fingerprint
         self.version, self.fingerprint, self.tensors = None, "", {}
         for step in way:
-            applies_to = {weights.base_of(shard) for shard in step.shards}
+            content = step.content
+            applies_to = {content.base} if content else {weights.base_of(shard) for shard in step.shards}
             if applies_to == {None}:
-                tensors = weights.load(step.shards)
+                tensors = _read(step)
             elif applies_to == {base}:
-                deltas.apply(tensors, weights.load(step.shards))
+                deltas.apply(tensors, _read(step))
             else:
                 wanted = sorted(map(str, applies_to))
                 here = base or "nothing"
@@ -46,3 +47,7 @@ class HostCopy:
             msg = f"weights {last.version} have fingerprint {found}, announced was {last.fingerprint}; not loaded"
             raise StoreError(msg)
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, tensors
+
+
+def _read(step: Step) -> dict[str, Tensor]:
+    return weights.load(step.shards) if step.content is None else dict(step.content.tensors)

@@ -24,11 +24,13 @@ ATTENTION = "sdpa_packed"
 class Packing:
     """Where the tokens of sequences lie that were laid end to end.
 
-    `places [total] int64`: index of each token in `[sequences * longest]`; `positions [1, total] int64`: its own in it.
+    `places [total] int64`: index of each token in `[sequences * longest]`; `positions [1, total] int64`: its own in it;
+    `ends [sequences + 1] int32`: 0 and where each sequence ends.
     """
 
     places: Tensor
     positions: Tensor
+    ends: Tensor
     sequences: int
     longest: int
 
@@ -38,8 +40,9 @@ class Packing:
         longest = max(lengths)
         positions = np.concatenate([np.arange(length) for length in lengths])
         places = positions + np.repeat(np.arange(len(lengths)) * longest, lengths)
-        on = torch.from_numpy(places).to(device), torch.from_numpy(positions)[None].to(device)
-        return cls(*on, len(lengths), longest)
+        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        on = [torch.from_numpy(array).to(device) for array in (places, positions, ends)]
+        return cls(on[0], on[1][None], on[2], len(lengths), longest)
 
     def spread(self, packed: Tensor) -> Tensor:
         """`[1, heads, total, dim]` as `[sequences, heads, longest, dim]`, zeros in between."""

@@ -11,10 +11,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Prompts with completions, one entry a sample: `prompts[i] [prompt_len] int32`, `completions[i] [len] int32`."""
+    """Prompts with completions, one entry a sample: `prompts[i] [prompt_len] int32`, `completions[i] [len] int32`.
+
+    `experts[i] [prompt_len + len - 1, moe_layers, experts_of_token] int16` are those to compute with, -1 for the
+    router's own choice; None if that is it everywhere.
+    """
 
     prompts: Sequence[NDArray[Any]]
     completions: Sequence[NDArray[Any]]
+    experts: Sequence[NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -29,6 +34,7 @@ class Sequences:
         found, start = [], 0
         for count in counts:
             end = start + count
-            found.append(Sequences(self.prompts[start:end], self.completions[start:end]))
+            experts = None if self.experts is None else self.experts[start:end]
+            found.append(Sequences(self.prompts[start:end], self.completions[start:end], experts))
             start = end
         return found

@@ -1,8 +1,9 @@
-"""A torch model whose weights come by version: prepared beside those in use, verified, and swapped in between uses."""
+"""Torch models whose weights come by version: prepared beside those in use, verified, and swapped in between uses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,31 +15,30 @@ from relax_actors.engines.model import build, check_fit
 from relax_actors.engines.taking import Step
 
 
-class ServedModel:
-    """A model folder's architecture; weights come by `load`, or by `stage` and `swap`.
+class Served(ABC):
+    """Some parameters; what they hold comes by `load`, or by `stage` and `swap`.
 
     Args:
-        path: model folder.
-        device: torch device.
-        dtype: of the weights here.
         follows: whether further versions are to come: memory for the next one is kept.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        *,
-        follows: bool = True,
-    ) -> None:
-        self._device = torch.device(device)
-        self._model = build(path, dtype=dtype, device=self._device)
-        self._model.train(mode=False)
+    def __init__(self, *, follows: bool) -> None:
         self._version: int | None = None
         self._staged: tuple[int, dict[str, Tensor]] | None = None
         self._follows = follows
         self._spare: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def _parameters(self) -> Mapping[str, Tensor]:
+        """The parameters, by names of its own."""
+
+    @abstractmethod
+    def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+        """Weights in Hugging Face names as the parameters of these names have them.
+
+        Raises:
+            ConfigError: they are not those of the model.
+        """
 
     @property
     def version(self) -> int | None:
@@ -51,10 +51,10 @@ class ServedModel:
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Prepare weights beside those in use; see `TakesWeights`."""
-        known = check_fit(self._model, tensors, f"version {version}")
+        known, fitted = self._parameters(), self._fitted(version, tensors)
         spare, self._spare = self._spare, {}
         staged = {}
-        for name, tensor in tensors.items():
+        for name, tensor in fitted:
             staged[name] = spare[name] if name in spare else torch.empty_like(known[name].data)
             staged[name].copy_(tensor)
         self._staged = version, staged
@@ -66,7 +66,7 @@ class ServedModel:
             msg = "no weights are staged; nothing can be swapped"
             raise StoreError(msg)
         version, tensors = staged
-        known = self._model.state_dict(keep_vars=True)
+        known = self._parameters()
         # What was in use takes the next version: giving its memory back would take longer than all else here.
         self._spare = {name: known[name].data for name in tensors} if self._follows else {}
         for name, tensor in tensors.items():
@@ -94,4 +94,37 @@ class ServedModel:
         return self._version
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        """Let go of what is kept for further weights; the rest ends with the process."""
+        self._staged, self._spare = None, {}
+
+
+class ServedModel(Served):
+    """A model folder's architecture in transformers.
+
+    Args:
+        path: model folder.
+        device: torch device.
+        dtype: of the weights here.
+        follows: whether further versions are to come: memory for the next one is kept.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        follows: bool = True,
+    ) -> None:
+        super().__init__(follows=follows)
+        self._device = torch.device(device)
+        self._model = build(path, dtype=dtype, device=self._device)
+        self._model.train(mode=False)
+
+    def _parameters(self) -> Mapping[str, Tensor]:
+        known: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        return known
+
+    def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+        check_fit(self._model, tensors, f"version {version}")
+        return tensors.items()

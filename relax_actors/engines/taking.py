@@ -9,12 +9,24 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """What a file of weights holds, in memory: whole tensors, or a delta to those of fingerprint `base`."""
+
+    base: str | None
+    tensors: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """The files of one announced version: whole tensors, or a delta to the version before it on the way."""
+    """The files of one announced version: whole tensors, or a delta to the version before it on the way.
+
+    `content` is what came of it from the sender's memory; the files are then not read.
+    """
 
     version: int
     fingerprint: str
     shards: Sequence[Path]
+    content: Content | None = None
 
 
 class WeightsCopy(Protocol):
@@ -23,6 +35,10 @@ class WeightsCopy(Protocol):
     @property
     def version(self) -> int | None:
         """Version of what is here, None if nothing is."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of what is here, empty if nothing is."""
 
     @property
     def tensors(self) -> Mapping[str, Any]:

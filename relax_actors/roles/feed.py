@@ -31,7 +31,7 @@ class Feed:
         self._context, self._engine, self._reader = context, engine, reader
         self._budget, self._in_order = config.trainer.token_budget, config.run.deterministic
         self._early = config.trainer.stream
-        self._step, self._rows, self._fed = -1, StepRows([], [], []), 0
+        self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
         """Time in the engine, for the step under way and in this life."""
         self.early_seconds = 0.0
@@ -75,7 +75,7 @@ class Feed:
     def _begin(self, step: int) -> None:
         if self._fed:
             self._engine.discard()
-        self._step, self._rows, self._fed = step, StepRows([], [], []), 0
+        self._step, self._rows, self._fed = step, self._reader.empty(), 0
         self.seconds = self.early_seconds = 0.0
 
     def _parts(self) -> list[range]:
@@ -102,7 +102,7 @@ class Feed:
         settle()
         with self._context.turn(), self._measured():
             result = self._engine.step(self._step, self._context.progress)
-        self._fed, self._rows = 0, StepRows([], [], [])
+        self._fed, self._rows = 0, self._reader.empty()
         return result
 
     def _compute(self, parts: list[range]) -> None:

@@ -16,6 +16,7 @@ from relax_actors.messages import Shard, Weights
 from relax_actors.roles.evaluator import is_evaluated, last_evaluated
 from relax_actors.roles.reading import fetch_own, put_own
 from relax_actors.roles.start import Start, is_whole
+from relax_actors.roles.transport import sender_of
 
 # Columns that outlive their rows: what was quarantined, and what became of it.
 KEPT = ("quarantined", "requeued", "readmitted")
@@ -38,6 +39,7 @@ class Publisher:
         # What the engine's next delta is to, and the announcements by version as far as they were read.
         self._base: Weights | None = None
         self._cells: dict[int, Weights] = {}
+        self._sender = sender_of(context, engine)
         self._start: Start | None = Start(context) if "reference" in context.config.roles else None
 
     def announce(self, version: int) -> None:
@@ -61,6 +63,7 @@ class Publisher:
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(cancel_futures=True)
+        self._sender.close()
 
     def _announce(self, version: int) -> None:
         context, table = self._context, self._context.table
@@ -68,6 +71,8 @@ class Publisher:
         known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
             cell = self._write(version)
+            # Before it is announced: who hears of it asks at once.
+            self._sender.offer(cell)
             known = put_own(context, subject, cell)
             if known is None:
                 self._go_on_from(cell)
@@ -126,6 +131,7 @@ class Publisher:
 
     def _go_on_from(self, cell: Weights) -> None:
         self._latest = self._base = self._cells[cell.version] = cell
+        self._sender.offer(cell)
         self._engine.remember()
 
     def restore(self, version: int) -> None:

@@ -19,6 +19,7 @@ from relax_actors.messages import Prompt, Trajectory
 from relax_actors.modelfolder import measure
 from relax_actors.roles.rows import Limits
 from relax_actors.roles.staging import Stager
+from relax_actors.routing import shared_prompt
 from relax_actors.tokenizer import Tokenizer
 
 TELL_SECONDS = 0.25
@@ -37,7 +38,8 @@ def make_engine(context: Context) -> InferenceEngine:
 
     set_up(config.run)
     if backend == "transformers":
-        return TransformersEngine(path, device_of(config.rollout.device))
+        device = device_of(config.rollout.device)
+        return TransformersEngine(path, device, records_experts=config.trainer.router_replay)
     if backend == "sglang":
         return make_sglang(context)
     msg = f"rollout.backend {backend!r} is not known"
@@ -54,12 +56,17 @@ def make_sglang(context: Context) -> InferenceEngine:
     rollout, settings = config.rollout, config.rollout.sglang
     elsewhere = None
     if settings.urls:
+        if context.n >= len(settings.urls):
+            msg = f"rollout.sglang.urls has none for {context.role}.{context.n}; a node that joins cannot use them"
+            raise ConfigError(msg)
         key = "" if settings.api_key_file is None else settings.api_key_file.read_text().strip()
         elsewhere = ServerRecord(settings.urls[context.n], key, "elsewhere")
+    facts = measure(config.model_path)
     engine = SglangEngine(
         lambda: elsewhere or ServerRecord.load(path),
         FromTensors(settings.tensor_parallel) if settings.weights == "tensors" else FromDisk(path.with_suffix("")),
-        measure(config.model_path).context_length,
+        facts.context_length,
+        moe=facts.moe if config.trainer.router_replay else None,
         rows=rollout.rows_together,
         patience=config.supervision.start_deadline,
         stall=rollout.deadline / 2,
@@ -131,7 +138,7 @@ class Rollout(Role):
             self._model_seconds += time.thread_time() - began
             self._tell(len(requests), generated, time.monotonic() - at)
             for i, prompt, samples in zip(members, prompts, generated, strict=True):
-                found[i] = self._trajectory(prompt, samples)
+                found[i] = self._trajectory(prompt, samples, is_trained=not rows[i].is_eval)
         return [found[i] for i in range(len(rows))]
 
     def _prompt(self, row: Row) -> Prompt:
@@ -165,8 +172,10 @@ class Rollout(Role):
             min_tokens=settings.min_tokens,
         )
 
-    def _trajectory(self, prompt: Prompt, samples: list[Generation]) -> Trajectory:
+    def _trajectory(self, prompt: Prompt, samples: list[Generation], *, is_trained: bool) -> Trajectory:
         self._tokens += sum(len(s.tokens) for s in samples)
+        routed = [s.routed_experts for s in samples if s.routed_experts is not None] if is_trained else []
+        experts = shared_prompt(routed, len(prompt.tokens)) if routed else (None, None)
         return Trajectory(
             prompt_tokens=prompt.tokens,
             lengths=np.array([len(s.tokens) for s in samples], np.int32),
@@ -176,6 +185,8 @@ class Rollout(Role):
             texts=[self._tokenizer.decode(s.tokens) for s in samples],
             finish_reasons=[s.finish_reason.value for s in samples],
             fingerprint=self._stager.serving.fingerprint if self._stager.serving else "",
+            prompt_experts=experts[0],
+            routed_experts=experts[1],
         )
 
     def metrics(self) -> dict[str, float]:
@@ -186,6 +197,7 @@ class Rollout(Role):
             "model_cpu_seconds": round(self._model_seconds, 3),
             "version": -1 if version is None else version,
             "swap_seconds": round(self._stager.swap_seconds, 6),
+            "weights_from_memory": self._stager.from_memory,
         }
 
     def close(self) -> None:

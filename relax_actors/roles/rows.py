@@ -18,6 +18,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages import Advantage, Dropped, DropReason, Prompt, Quarantined, Trajectory
 from relax_actors.modelfolder import measure
 from relax_actors.roles.reading import read_column, read_logprobs
+from relax_actors.routing import expanded, flaw
 
 PROXIMAL, REFERENCE = "actor_fwd", "reference"
 """Columns of log-probs, `[total] float32`: the proximal policy's, where algorithm.proximal asks for it, and the KL's
@@ -42,6 +43,7 @@ class Limits:
         self._vocabulary = facts.vocabulary
         self._context, self._budget = facts.context_length, config.trainer.token_budget
         self._max_tokens, self._steps = config.rollout.max_tokens, config.run.steps
+        self._moe = facts.moe if config.trainer.router_replay else None
 
     def of_prompt(self, prompt: Prompt) -> str:
         """Why a prompt cannot be generated from; empty if it can."""
@@ -67,7 +69,7 @@ class Limits:
             return "the prompt or a sample has no tokens"
         if (longest := len(prompt) + int(lengths.max())) > min(self._context, self._budget):
             return f"a sequence has {longest} tokens, more than the context or trainer.token_budget"
-        return self._of_tokens(trajectory, step)
+        return self._of_tokens(trajectory, step) or self._of_experts(trajectory)
 
     def _of_tokens(self, trajectory: Trajectory, step: int) -> str:
         logprobs = trajectory.logprobs
@@ -78,6 +80,16 @@ class Limits:
         return self._foreign(trajectory.prompt_tokens, "the prompt's tokens") or self._foreign(
             trajectory.tokens, "the samples' tokens"
         )
+
+    def _of_experts(self, trajectory: Trajectory) -> str:
+        moe, prompt, routed = self._moe, trajectory.prompt_experts, trajectory.routed_experts
+        if moe is None:
+            return ""
+        if prompt is None or routed is None:
+            return "its rollout has not recorded experts, which trainer.router_replay replays"
+        if routed.shape[1:] != (moe.layers, moe.experts_of_token):
+            return f"experts are {list(routed.shape)}, not of {moe.layers} layers and {moe.experts_of_token} a token"
+        return next((why for part in (prompt, routed) if (why := flaw(expanded(part), moe.experts))), "")
 
     def _foreign(self, tokens: Array, what: str) -> str:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocabulary:
@@ -94,6 +106,8 @@ class StepRows:
     advantages: list[Advantage]
     scores: dict[str, list[Array]] = field(default_factory=dict)
     """Columns of log-probs, each `[total] float32` a row."""
+    replays: bool = False
+    """Whether engines are to compute with the recorded experts."""
 
     def add(self, index: int, columns: Columns) -> None:
         """Take in one more row."""
@@ -118,7 +132,7 @@ class StepRows:
         """Some of the rows."""
         cut = slice(rows.start, rows.stop)
         scores = {name: arrays[cut] for name, arrays in self.scores.items()}
-        return StepRows(self.ids[cut], self.trajectories[cut], self.advantages[cut], scores)
+        return StepRows(self.ids[cut], self.trajectories[cut], self.advantages[cut], scores, self.replays)
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -137,7 +151,7 @@ class StepRows:
                 logprobs.append(sample.logprobs)
         values = np.concatenate([a.values for a in self.advantages]).astype(np.float32)
         return TrainBatch(
-            Sequences(prompts, completions),
+            Sequences(prompts, completions, experts_of(self.trajectories) if self.replays else None),
             logprobs,
             values,
             proximal_logprobs=self._by_sample(PROXIMAL),
@@ -182,15 +196,20 @@ class StepReader:
 
     def __init__(self, table: Table, config: Config) -> None:
         self._table, self._staleness, self._limits = table, config.staleness, Limits(config)
+        self._replays = config.trainer.router_replay
         wanted = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
             REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
         }
         self.columns = tuple(name for name, wants in wanted.items() if wants)
 
+    def empty(self) -> StepRows:
+        """No rows yet."""
+        return StepRows([], [], [], {name: [] for name in self.columns}, self._replays)
+
     def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, Lost]:
         """The rows that can be trained, and how those end that cannot."""
-        rows, lost = StepRows([], [], [], {name: [] for name in self.columns}), {}
+        rows, lost = self.empty(), {}
         for index, columns in zip(indices, self._columns(step, indices), strict=True):
             fate = self._fate(columns, step)
             if fate is None:
@@ -205,7 +224,7 @@ class StepReader:
         Raises:
             ConfigError: one is lost.
         """
-        rows = StepRows([], [], [], {name: [] for name in self.columns})
+        rows = self.empty()
         for index, columns in zip(indices, self._columns(step, indices), strict=True):
             if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
                 msg = f"step {step} cannot be replayed: row {index} is lost ({error}); restore the store's folder"
@@ -237,6 +256,14 @@ class StepReader:
             for columns, found in zip(known, read_logprobs(self._table, rows, name, trajectories), strict=True):
                 columns[name] = found
         return known
+
+
+def experts_of(trajectories: Sequence[Trajectory]) -> list[Array] | None:
+    """Recorded experts of all samples, `[prompt_len + len - 1, layers, experts_of_token] int16` each; None if not all
+    have some.
+    """
+    found = [trajectory.experts for trajectory in trajectories]
+    return None if None in found else [chosen for row in found if row is not None for chosen in row]
 
 
 def lost_row(error: RelaxError) -> Dropped | Quarantined:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,16 +20,22 @@ from relax_actors.engines.scoring import ScoringEngine
 from relax_actors.engines.sequences import Sequences
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
-from relax_actors.roles.rows import Limits
+from relax_actors.roles.rows import Limits, experts_of
 from relax_actors.roles.staging import Stager
 
+Backend = Literal["torch", "megatron"]
 
-def make_engine(config: Config, device: str, *, follows: bool) -> ScoringEngine:
-    """The scoring engine that goes with the run's trainer."""
+
+def make_engine(config: Config, device: str, backend: Backend, *, follows: bool) -> ScoringEngine:
+    """The scoring engine of a role."""
     from relax_actors.engines.kernels import set_up  # noqa: PLC0415 only the process that scores pays for torch
     from relax_actors.engines.scoring.torch_engine import TorchScorer  # noqa: PLC0415
 
     set_up(config.run)
+    if backend == "megatron":
+        from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: PLC0415
+
+        return MegatronScorer(config, device, follows=follows)
     return TorchScorer(config, device, follows=follows)
 
 
@@ -43,8 +49,12 @@ class Scorer(Role):
     linger = 0.003
 
     device: str = "auto"
+    backend: Backend = "torch"
+    """What computes: the model in transformers, or in Megatron-Core, each in one process an actor."""
 
     follows_weights: ClassVar[bool]
+    replays: ClassVar = False
+    """Whether it computes with the experts that the rollout recorded, where trainer.router_replay is set."""
 
     @classmethod
     def options(cls) -> dict[str, tuple[Any, Any]]:
@@ -57,7 +67,7 @@ class Scorer(Role):
 
     def setup(self) -> None:
         """Build the engine; its weights come when they are announced."""
-        self._engine = make_engine(self.context.config, self.device, follows=self.follows_weights)
+        self._engine = make_engine(self.context.config, self.device, self.backend, follows=self.follows_weights)
         self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
         self._stager.start()
         self._limits = Limits(self.context.config)
@@ -87,7 +97,9 @@ class Scorer(Role):
         self.use_weights(max(int(t.versions.max()) for t in trajectories))
         samples = [(t.prompt_tokens, s.tokens) for t in trajectories for s in t.samples]
         began = time.thread_time()
-        scored = self._engine.score(Sequences([p for p, _ in samples], [c for _, c in samples]), self.progress)
+        experts = experts_of(trajectories) if self.replays and self.context.config.trainer.router_replay else None
+        sequences = Sequences([p for p, _ in samples], [c for _, c in samples], experts)
+        scored = self._engine.score(sequences, self.progress)
         self._model_seconds += time.thread_time() - began
         self._tokens += sum(map(len, scored))
         ends = accumulate((len(t.lengths) for t in trajectories), initial=0)
@@ -127,6 +139,7 @@ class ActorFwd(Scorer):
 
     writes: ClassVar = "actor_fwd"
     follows_weights: ClassVar = True
+    replays: ClassVar = True
 
     def use_weights(self, least: int) -> None:
         """The newest that are ready."""

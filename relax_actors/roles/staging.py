@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from broker.errors import StoreError
 from relax_actors.actor import Context
-from relax_actors.engines.taking import Step, TakesWeights, WeightsCopy
-from relax_actors.errors import ActorError, CodecError, RowError
+from relax_actors.engines.taking import TakesWeights, WeightsCopy
+from relax_actors.errors import ActorError, RowError
 from relax_actors.messages import Weights
+from relax_actors.roles.transport import announced_of, receiver_of
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -42,6 +43,7 @@ class Stager:
         self._copy = self._empty()
         # How long announced weights may be missing: the trainer mends that, when it is through with its step.
         self._patience = context.config.trainer.deadline
+        self._receiver = receiver_of(context, follows=follows)
         self._keeps = follows and context.config.publishes_deltas
         # Held while the copy changes and the engine stages.
         self._preparing = threading.Lock()
@@ -56,6 +58,11 @@ class Stager:
         self.serving: Weights | None = None
         self.swap_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="stager", daemon=True) if follows else None
+
+    @property
+    def from_memory(self) -> int:
+        """Versions that came from the trainer's memory."""
+        return self._receiver.received
 
     def start(self) -> None:
         """Begin to prepare what is announced."""
@@ -101,7 +108,7 @@ class Stager:
         """Serve just that version; False if it or its files are gone."""
         if self.serving is not None and self.serving.version == version:
             return True
-        announced = self._announced(version)
+        announced = announced_of(self._context.table, version)
         if announced is None:
             return False
         with self._preparing:
@@ -139,6 +146,7 @@ class Stager:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(2)
+        self._receiver.close()
 
     def _require_announced(self, least: int) -> None:
         newest = self._context.table.fetch_last("weights", Weights)
@@ -146,13 +154,6 @@ class Stager:
             at = "none" if newest is None else newest.version
             msg = f"the row demands weights {least} or newer, the newest announced is {at}"
             raise RowError(msg)
-
-    def _announced(self, version: int) -> Weights | None:
-        """What was announced of a version; a cell that is not the trainer's is none: it writes its own in its place."""
-        table = self._context.table
-        with suppress(CodecError):
-            return table.fetch(table.subjects.numbered("weights", version), Weights)
-        return None
 
     def _serves(self, least: int) -> bool:
         if self._ready is not None:
@@ -221,10 +222,7 @@ class Stager:
         """
         files = self._files(target)
         try:
-            way = self._way(target, copy.version)
-            if way:
-                copy.take(way)
-            if way is not None:
+            if self._receiver.bring(copy, target):
                 with self._changed:
                     # Two are alive at most: what the engine has staged, and this one.
                     self._known.pop(target.version, None)
@@ -257,28 +255,6 @@ class Stager:
             with suppress(OSError):
                 if _identity(path) == identity:
                     path.unlink()
-
-    def _way(self, target: Weights, here: int | None) -> list[Step] | None:
-        """The files from what is here, or from the last whole set, to a version; None if some are gone."""
-        table = self._context.table
-        way: list[Step] = []
-        cell: Weights | None = target
-        while cell is not None and cell.version != here:
-            shards = [table.store.path(shard.path) for shard in cell.shards]
-            if not all(shard.exists() for shard in shards):
-                return None
-            way.insert(0, Step(cell.version, cell.fingerprint, shards))
-            # A delta that was lost may have been written again as a whole set.
-            if cell.base_version is None or _is_whole(shards[0]):
-                return way
-            cell = self._announced(cell.base_version)
-        return way if cell is not None else None
-
-
-def _is_whole(shard: Path) -> bool:
-    from relax_actors.engines.weights import base_of  # noqa: PLC0415 only those whose weights are torch's pay for it
-
-    return base_of(shard) is None
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Tells the run what its root sees and does: events of the broker and the node, and a lease with their states."""
+"""Tells the run what a root sees and does: events of the broker and the node, and a lease with their states."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class Herald(threading.Thread):
         address: the broker.
         config: the run's.
         states: gives the states of the root's children.
+        number: of the root's node.
     """
 
-    def __init__(self, address: Address, config: Config, states: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, address: Address, config: Config, states: Callable[[], dict[str, Any]], number: int = 0) -> None:
         super().__init__(name="herald", daemon=True)
-        self._address, self._config, self._states = address, config, states
+        self._address, self._config, self._states, self._number = address, config, states, number
         self._events: queue.SimpleQueue[tuple[str, str, dict[str, Any]]] = queue.SimpleQueue()
         self._halt = threading.Event()
 
@@ -67,7 +68,7 @@ class Herald(threading.Thread):
 
     def _tell(self, bridge: Bridge) -> None:
         subjects = Subjects(self._config.run.name)
-        journal = Journal(bridge, subjects, "root", 0, patience=None)
+        journal = Journal(bridge, subjects, "root", self._number, patience=None)
         began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)
         state: RunState | None = None
         while not self._halt.wait(BEAT_SECONDS):
@@ -81,6 +82,6 @@ class Herald(threading.Thread):
                     bucket = bridge.call(ensure_bucket(bridge, subjects, self._config.broker.replicas), CONNECT_SECONDS)
                     state = RunState(bridge, bucket)
                 lease = {"pid": os.getpid(), "since": began, "children": self._states()}
-                bridge.call(state.renew_lease("root", 0, lease, ttl), CONNECT_SECONDS)
+                bridge.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
             except (BrokerError, nats.errors.Error) as error:
                 log.debug("lease_not_renewed", error=str(error))

@@ -63,7 +63,8 @@ class Host:
         if self.settings.memory_mib is not None:
             bound_memory(self.settings.memory_mib)
         role = make_role(self.config, self.role_name)
-        bridge = Bridge(Address.load(self.folder.address), f"{self.role_name}.{self.n}", deadline=30.0)
+        address = Address.load(self.folder.address).of(self.role_name)
+        bridge = Bridge(address, f"{self.role_name}.{self.n}", deadline=30.0)
         subjects = Subjects(self.config.run.name)
         bucket = bridge.call(ensure_bucket(bridge, subjects, self.config.broker.replicas), 30)
         state = RunState(bridge, bucket)
@@ -74,7 +75,7 @@ class Host:
         journal = Journal(bridge, subjects, self.role_name, self.n)
         role.context = Context(
             config=self.config,
-            folder=self.folder,
+            folder=RunFolder(self.config.folder),
             role=self.role_name,
             n=self.n,
             incarnation=incarnation,
@@ -88,7 +89,7 @@ class Host:
         device = self.config.placement.device_of(self.role_name)
         if device is not None:
             patience = self.config.placement.patience
-            self.turns = Turns(self.folder.device(device), role.context, patience)
+            self.turns = Turns(role.context.folder.device(device), role.context, patience)
             role.context.turn = self.turns
         stop = functools.partial(bridge.loop.call_soon_threadsafe, self._stop)
 

@@ -7,6 +7,7 @@ import random
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from urllib.parse import unquote
 
 import structlog
@@ -17,14 +18,17 @@ from relax_actors.blackbox import Reading
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError, ConfigError
 from relax_actors.modelfolder import prepare
+from relax_actors.roles.access import OPERATOR
 from relax_actors.runfolder import RunFolder
+from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.brokerhealth import BrokerHealth
 from relax_actors.supervision.herald import Herald
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.logs import rotate
-from relax_actors.supervision.pools import pool_names, specs_of
+from relax_actors.supervision.pools import children_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
+from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
@@ -42,8 +46,8 @@ MAY_CHANGE = (
 REACH_SECONDS = 5.0
 
 
-class _Observer:
-    """Tells the log of the root, and the run, what happens to its two children; the node tells of the others."""
+class SupervisionLog:
+    """Tells the log of a root, and the run, what happens to its children; the node tells of the others."""
 
     def __init__(self) -> None:
         self.herald: Herald | None = None
@@ -86,12 +90,16 @@ class Root:
     Args:
         config: the run's.
         import_path: folder in which dotted paths are found.
+        roles: those whose actors run here; all if None, else the others come with `relax node`.
     """
 
-    def __init__(self, config: Config, import_path: str) -> None:
+    def __init__(self, config: Config, import_path: str, roles: list[str] | None = None) -> None:
         # Absolute from here on: other processes read it from other working directories.
         section = config.run.model_copy(update={"folder": config.folder.resolve()})
         self.config = config = config.model_copy(update={"run": section})
+        self.import_path = import_path
+        node = whole(config, roles)
+        self._actors = children_of(config, node)
         self.folder = RunFolder(config.folder)
         self._lock = self.folder.lock()
         self._server: Server | None = None
@@ -102,11 +110,12 @@ class Root:
             self.address = self._prepare_broker()
             prepare(config, config.model_path)
             self.folder.save_config(config, import_path)
+            node.save(self.folder)
             self.folder.report.unlink(missing_ok=True)
         except BaseException:
             self._lock.close()
             raise
-        self._observer = _Observer()
+        self._observer = SupervisionLog()
         pools, log_file = {"run": self._supervisor()}, self.folder.log("root")
         self.tree = ProcessTree(
             pools, self._launch, self._observer, config.supervision.heartbeat, partial(rotate, log_file)
@@ -145,18 +154,26 @@ class Root:
             except BrokerError as error:
                 raise ConfigError(str(error)) from error
         else:
-            address = address_of(broker.url, str(broker.credentials) if broker.credentials else None)
+            address = address_of(broker.url, broker.credentials, broker.ca)
             try:
-                Bridge(address, "check", REACH_SECONDS).close()
+                self._make_streams(address.of(OPERATOR))
             except BrokerError as error:
                 raise ConfigError(str(error)) from error
         address.save(self.folder.address)
         return address
 
+    def _make_streams(self, address: Address) -> None:
+        """Make what the run needs of a broker that is not ours: its other users may not."""
+        bridge = Bridge(address, "root", REACH_SECONDS)
+        try:
+            state = bridge.call(ensure_run_streams(bridge, self.config), 60)
+            bridge.call(publish_run(state, self.config, self.import_path), 30)
+        finally:
+            bridge.close()
+
     def _supervisor(self) -> Supervisor:
         settings = self.config.supervision
-        actors = sum(len(specs_of(self.config, pool)) for pool in pool_names(self.config))
-        specs = [ChildSpec("node", shutdown=actors * (settings.shutdown + 1), start_deadline=60)]
+        specs = [ChildSpec("node", shutdown=len(self._actors) * (settings.shutdown + 1), start_deadline=60)]
         if self._server is not None:
             specs.insert(0, ChildSpec("broker", shutdown=10, start_deadline=60))
         limits = Limits(settings.intensity, settings.period)
@@ -185,7 +202,7 @@ class Root:
 
     def run(self) -> Failure | None:
         """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
-        self._observer.herald = herald = Herald(self.address, self.config, self.tree.states)
+        self._observer.herald = herald = Herald(self.address.of(OPERATOR), self.config, self.tree.states)
         herald.start()
         try:
             report = self.tree.run()
@@ -202,14 +219,15 @@ class Root:
         return Failure(report.child, report.reason, f"see {self.folder.log(report.child)}")
 
 
-def address_of(url: str, credentials: str | None) -> Address:
+def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
     """An address from `nats://[user:password@]host:port`."""
+    own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     head, at, host = url.rpartition("@")
     if not at:
-        return Address(url, credentials=credentials)
+        return Address(url, credentials=own, ca=authority)
     scheme, _, account = head.partition("://")
     user, _, password = account.partition(":")
-    return Address(f"{scheme}://{host}", unquote(user), unquote(password), credentials)
+    return Address(f"{scheme}://{host}", unquote(user), unquote(password), own, authority)
 
 
 def _differences(old: object, new: object, at: str = "") -> list[str]:

@@ -23,6 +23,12 @@ RANKS = (
     "supervision.intensity=50",
     "supervision.ack_wait=1",
 )
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+REPLAYED = (
+    *(f"model.architecture.{name}={value}" for name, value in EXPERTS.items()),
+    "trainer.router_replay=true",
+    "trainer.megatron.expert_parallel=2",
+)
 
 
 def rank_of(run: Run, rank: int) -> int | None:
@@ -39,9 +45,10 @@ def rank_of(run: Run, rank: int) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_killed_ranks_change_nothing(tmp_path: Path, make_run: Callable[..., Run]) -> None:
-    alone = make_run("calm", *RANKS).complete()["weights_fingerprint"]
-    run = make_run("killed", *RANKS).start()
+@pytest.mark.parametrize("more", [(), REPLAYED], ids=["dense", "experts replayed"])
+def test_killed_ranks_change_nothing(tmp_path: Path, make_run: Callable[..., Run], more: tuple[str, ...]) -> None:
+    alone = make_run("calm", *RANKS, *more).complete()["weights_fingerprint"]
+    run = make_run("killed", *RANKS, *more).start()
     for cell, rank in (("weights.0", 1), ("batch.2", 0), ("weights.4", 1), ("batch.6", None)):
         wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
         if rank is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
 
 from relax_actors.messages import Trajectory, Weights
 from tests.chaos.test_crash_equivalence import ON_POLICY, kill_at, written
-from tests.support.faults import story_of
+from tests.support.faults import hit, story_of
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -40,3 +41,33 @@ def test_killed_with_deltas_a_run_ends_with_the_weights_of_one_without(make_run:
     assert served <= {cell.fingerprint for cell in announced.values() if cell is not None}
     story = story_of(run)
     assert story.of("replay_diverged") == story.of("weights_corrupt") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_killed_with_weights_from_memory_a_run_ends_with_the_weights_of_one_by_files(make_run: MakeRun) -> None:
+    by_files = make_run("files", *SMALL_STEPS).complete()["weights_fingerprint"]
+    run = make_run("memory", *SMALL_STEPS, "weights.transport=torch", "weights.patience=2").start()
+    kill_at(run, "rollout.0", "weights.2")
+    kill_at(run, "trainer.0", "weights.3")  # as the rollout asks for it
+    kill_at(run, "trainer.0", "batch.4")
+    table = run.table
+    # Of the trainer's third life: one that is only starting has more time than one that stops.
+    wait_until(
+        lambda: [
+            version
+            for version in range(5, 7)
+            if (cell := table.fetch(table.subjects.numbered("weights", version), Weights)) and cell.incarnation > 2
+        ],
+        "weights of the third life",
+        120,
+    )
+    hit(run, "trainer.0", signal.SIGSTOP)  # until its supervisor has seen enough
+    kill_at(run, "rollout.0", "weights.7")
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == by_files
+    story = story_of(run)
+    assert story.of("replay_diverged") == story.of("weights_corrupt") == []
+    assert max(metric.get("weights_from_memory", 0) for metric in story.metrics) > 0

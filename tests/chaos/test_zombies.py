@@ -104,7 +104,7 @@ def test_a_trainer_that_wakes_up_after_its_successor_took_over_gives_way(
         # The node knew the zombie only, and starts a third life; the second gives way to it.
         wait_until(lambda: successor.poll() is not None, "end of the successor", 60)
     crashes = [e for e in story_of(run).of("crashed") if e["role"] == "trainer"]
-    assert len(crashes) == 1, crashes
+    assert len(crashes) == 1, [(c["reason"], c["traceback"]) for c in crashes]
     assert GIVES_WAY in crashes[0]["reason"] + crashes[0]["traceback"]
     wait_until(lambda: is_over(run) or last_batch(run) > STEPS - 3, "last steps", 120)
     if not is_over(run):

@@ -20,7 +20,7 @@ from relax_actors.engines.megatron.calls import RankError
 from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.training import TrainingEngine, train
 from relax_actors.errors import ConfigError
-from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, skip_if_missing
+from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed, skip_if_missing
 
 skip_if_missing()
 
@@ -48,6 +48,15 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "tp2_recompute": (DENSE, {"tensor_parallel": 2, "recompute": "full"}),
 }
+REPLAYED: dict[str, dict[str, Any]] = {
+    "dp2": {},
+    "tp2_sp": {"tensor_parallel": 2, "sequence_parallel": True},
+    "pp2_recompute": {"pipeline_parallel": 2, "recompute": "full"},
+    "pp2_vpp2_recompute": {"pipeline_parallel": 2, "virtual_pipeline": 2, "recompute": "full"},
+    "cp2": {"context_parallel": 2},
+    "ep2": {"expert_parallel": 2},
+    "tp2_sp_ep2": {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2, "expert_tensor_parallel": 1},
+}
 ALWAYS = ("tp2",)
 
 
@@ -68,13 +77,11 @@ def group_of() -> Iterator[Callable[..., MegatronGroup]]:
         group.close()
 
 
-def configured(tmp_path: Path, model: dict[str, Any], section: dict[str, Any], ranks: int = 2) -> Config:
-    return config_of(
-        tmp_path,
-        model,
-        algorithm=ALGORITHM,
-        trainer={"learning_rate": 1e-3, "megatron": {"ranks": ranks, **section}},
-    )
+def configured(
+    tmp_path: Path, model: dict[str, Any], section: dict[str, Any], ranks: int = 2, **trainer: Any
+) -> Config:
+    settings = {"learning_rate": 1e-3, "megatron": {"ranks": ranks, **section}, **trainer}
+    return config_of(tmp_path, model, algorithm=ALGORITHM, trainer=settings)
 
 
 def trained(engine: TrainingEngine, steps: range) -> list[float]:
@@ -119,6 +126,41 @@ def test_two_ranks_train_what_one_process_trains(
         assert ours["rejected"] == theirs["rejected"]
     assert progress
     assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "tp2_sp" else pytest.param(name, marks=pytest.mark.slow) for name in REPLAYED]
+)
+def test_two_ranks_replay_the_experts_that_one_process_replays(
+    tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str
+) -> None:
+    alone = begun(MegatronEngine(configured(tmp_path, MOE, {}, ranks=1, router_replay=True)))
+    group = begun(group_of(configured(tmp_path, MOE, REPLAYED[name], router_replay=True)))
+    for step in range(STEPS):
+        batch = routed(batch_of(step), step)
+        ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
+        assert ours.keys() == theirs.keys()
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=5e-5)
+        assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-3)
+        assert ours["rerouted"] == pytest.approx(theirs["rerouted"], abs=0.01)
+        assert ours["rerouted"] > 0.5  # of experts drawn at random few are the routers' own
+    assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", [{"pipeline_parallel": 2, "recompute": "full"}, {}], ids=["pp2", "dp2"])
+def test_two_ranks_freeze_what_one_process_freezes(
+    tmp_path: Path, group_of: Callable[..., MegatronGroup], section: dict[str, Any]
+) -> None:
+    frozen = ["model.embed_tokens.*", "model.layers.3.*"]
+    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1, freeze=frozen)))
+    group = begun(group_of(configured(tmp_path, DENSE, section, freeze=frozen)))
+    before = weights_of(group, tmp_path / "before")
+    assert trained(group, range(3)) == pytest.approx(trained(alone, range(3)), abs=5e-5)
+    after = weights_of(group, tmp_path / "after")
+    assert furthest(after, weights_of(alone, tmp_path / "alone")) < 5e-5
+    for name, tensor in after.items():
+        assert bool((tensor == before[name]).all()) == name.startswith(("model.embed_tokens", "model.layers.3."))
 
 
 def test_a_rank_that_ends_ends_all_of_them(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
@@ -220,6 +262,29 @@ def test_a_checkpoint_is_taken_by_another_layout(
     assert back.fingerprint() == group.fingerprint()
     assert trained(back, range(4, 6)) == pytest.approx(trained(group, range(4, 6)), abs=5e-5)
     assert furthest(weights_of(back, tmp_path / "a"), weights_of(group, tmp_path / "b")) < 5e-5
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_through_one_layout_after_another(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
+    """One rank, then two of tensor parallelism, then two of data parallelism: the loss curve of one rank throughout."""
+    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
+    wanted = trained(alone, range(9))
+    found: list[float] = []
+    engine: TrainingEngine = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
+    layouts: list[dict[str, Any]] = [{"tensor_parallel": 2}, {}]
+    for turn, section in enumerate([*layouts, None]):
+        found += trained(engine, range(3 * turn, 3 * turn + 3))
+        if section is None:
+            break
+        folder = tmp_path / f"checkpoint.{turn}"
+        folder.mkdir()
+        engine.save(folder)
+        fingerprint = engine.fingerprint()
+        engine = group_of(configured(tmp_path, DENSE, section))
+        engine.load(folder)
+        assert engine.fingerprint() == fingerprint
+    assert found == pytest.approx(wanted, abs=5e-5)
+    assert furthest(weights_of(engine, tmp_path / "a"), weights_of(alone, tmp_path / "b")) < 5e-5
 
 
 @pytest.mark.slow

@@ -16,9 +16,11 @@ from relax_actors.blackbox import Reading
 from relax_actors.config import load_config, validate
 from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
+from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.node import Reporter, Watched, pools_of
+from relax_actors.supervision.node import Watched, pools_of
 from relax_actors.supervision.processes import ProcessTree
+from relax_actors.supervision.reporter import Reporter
 from relax_actors.supervision.spec import Exit, Failure
 from relax_actors.supervision.supervisor import GiveUp
 from tests.support.running import TINY
@@ -47,10 +49,10 @@ def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
     body = folder.load_config().model_dump(mode="json")
     body["reward"]["replicas"] = 2
     folder.change_config(validate(body, "test"))
-    pools = {"reward": pools_of(config, random.Random(1))["reward"]}
+    pools = {"reward": pools_of(config, whole(config), random.Random(1))["reward"]}
     recorder = Recorder()
     tree = ProcessTree(pools, lambda child: Launch(python(WAITS), tmp_path / child), recorder, 60.0)
-    watched = Watched(folder, seen, tree)
+    watched = Watched(folder, seen, whole(config), tree)
     running = Running(tree, recorder)
     try:
         running.until("ready", "reward.0")
@@ -63,5 +65,5 @@ def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.2, 10.0])
 def test_an_actor_too_many_has_its_roles_deadline_to_finish(seconds: float) -> None:
     config = load_config(TINY, [f"reward.deadline={seconds}"])
-    (child,) = pools_of(config, random.Random(1))["reward"].children.values()
+    (child,) = pools_of(config, whole(config), random.Random(1))["reward"].children.values()
     assert child.spec.drain == seconds + config.supervision.shutdown

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from nats.aio.msg import Msg
+from nats.js.api import RawStreamMsg
+from nats.js.errors import NotFoundError
+from numpy.typing import NDArray
 
-from broker.codec import plain_value
+from broker.codec import TensorRef, encode, plain_value
 from broker.lease import RunState
 from broker.pull import StandingPull, give_back
+from broker.store import digest
 from broker.streams import ensure_bucket, ensure_consumer, pool_spec
 from broker.subjects import RowId
 from broker.table import Table
@@ -23,7 +28,7 @@ from relax_actors.config import load_config
 from relax_actors.errors import ActorError
 from relax_actors.journal import Journal
 from relax_actors.mailbox import Mailbox
-from relax_actors.messages import Prompt
+from relax_actors.messages import Dropped, Prompt
 from relax_actors.pump import Job, PoolPump, Watch
 from relax_actors.runfolder import RunFolder
 from relax_actors.turns import Turns
@@ -90,6 +95,53 @@ def test_a_message_that_comes_again_after_its_row_was_purged_is_not_handled(
 
     jobs = {job.row for job in table.bridge.call(join(), 20) if job is not None}
     assert jobs == {living}
+
+
+@pytest.mark.parametrize("uri", ["../secret", "{outside}", "link/secret"])
+def test_a_reference_out_of_the_store_drops_its_row_and_is_told(
+    table: Table, pump: PoolPump, tmp_path: Path, uri: str
+) -> None:
+    """Though what lies there is just what the reference says."""
+    tokens = np.arange(8, dtype=np.int32)
+    outside = table.store.root.parent / "secret"
+    outside.write_bytes(tokens.tobytes())
+    table.store.root.mkdir(exist_ok=True)
+    (table.store.root / "link").symlink_to(outside.parent)
+    uri = uri.format(outside=outside)
+
+    def elsewhere(array: NDArray[Any]) -> TensorRef:
+        return TensorRef(uri, 0, array.nbytes, "int32", array.shape, digest(array.view(np.uint8)))
+
+    row = RowId(2, 0)
+    data = encode(Prompt("1>", tokens, "", {}, seed=0, min_version=0), "stranger.0#1", elsewhere)
+    table.put_encoded([(table.cell(row, "prompt"), data)])
+
+    async def handle() -> str:
+        stream, bridge = table.subjects.table_stream, table.bridge
+        await ensure_consumer(bridge, stream, pool_spec("counts", [table.subjects.column("prompt")], 60.0, 100))
+        pull = StandingPull(bridge, stream, "counts", 8)
+        await pull.start()
+        await pump._process(await pull.next(8, 10))
+        await pull.close()
+
+        async def event() -> RawStreamMsg:
+            return await bridge.js.get_last_msg(
+                table.subjects.log_stream, table.subjects.event("counts", 0, "row_dropped")
+            )
+
+        for _ in range(100):
+            with suppress(NotFoundError):
+                return str((await event()).data)
+            await asyncio.sleep(0.05)
+        return "no event"
+
+    said = table.bridge.call(handle(), 30)
+    dropped = table.fetch(table.cell(row, "dropped"), Dropped)
+    assert dropped is not None
+    assert dropped.reason == "lost_segment"
+    assert "points outside the store" in dropped.detail
+    assert "points outside the store" in said
+    assert table.get(table.cell(row, "count")) is None
 
 
 class Looks(Counts):

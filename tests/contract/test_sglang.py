@@ -19,11 +19,13 @@ import pytest
 import torch
 
 from relax_actors.engines import weights
+from relax_actors.engines.experts import Routers
 from relax_actors.engines.inference import Generation, GenerationRequest
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
 from relax_actors.engines.model import build, copy_into, tensors_of
 from relax_actors.errors import ActorError, EngineError, StoreError
 from relax_actors.messages import FinishReason
+from relax_actors.modelfolder import measure
 from relax_actors.supervision.janitor import MEMORY, members
 from tests.support.running import wait_until
 from tests.support.sglang_servers import (
@@ -330,14 +332,26 @@ def test_with_seeds_a_row_gives_the_same_bits_again_whatever_happened_to_its_ser
     assert len({tuple(sample.tokens.tolist()) for sample in found[0]}) == 6
 
 
-def test_a_model_with_experts_gives_the_same_log_probs(tmp_path: Path) -> None:
-    kept = Kept(config_of(tmp_path / "run", MOE))
+def test_a_model_with_experts_gives_the_same_log_probs_and_tells_the_experts(tmp_path: Path) -> None:
+    kept = Kept(config_of(tmp_path / "run", MOE, trainer={"router_replay": True}))
+    model = build(kept.config.model_path)
+    copy_into(model, tensors(kept), "test")
+    routers = Routers(model)
     try:
-        with engine_of(kept) as engine:
+        with engine_of(kept, moe=measure(kept.config.model_path).moe) as engine:
             engine.load(3, *shards(kept, tmp_path))
-            check_logprobs(kept, pairs(REQUESTS, engine.generate(REQUESTS, nothing)), {3: 1.0}, 5e-5)
+            made = pairs(REQUESTS, engine.generate(REQUESTS, nothing))
+            check_logprobs(kept, made, {3: 1.0}, 5e-5)
     finally:
         kept.close()
+    for request, sample in made:
+        chosen: list[torch.Tensor] = []
+        sequence = torch.tensor([[*request.tokens.tolist(), *sample.tokens.tolist()]])[:, :-1]
+        with torch.no_grad(), routers.recording(chosen):
+            model(sequence)
+        expected = torch.stack(chosen, 1).view(sequence.shape[1], len(chosen), -1).numpy()
+        assert sample.routed_experts is not None
+        np.testing.assert_array_equal(np.sort(sample.routed_experts, -1), np.sort(expected, -1))
 
 
 def test_nothing_is_left_of_a_server_whose_keeper_and_supervisor_are_killed(tmp_path: Path) -> None:

@@ -299,18 +299,18 @@ def test_a_file_that_the_trainer_wrote_anew_meanwhile_is_left_alone(
     path = sender.context.table.store.path(sender.cell(1).shards[0].path)
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
-    find = receiver.stager._way
+    find = receiver.stager._receiver.way
 
     def with_a_trainer_beside(target: Weights, here: int | None) -> Any:
         way = find(target, here)
         sender.publisher.look_after()
         return way
 
-    monkeypatch.setattr(receiver.stager, "_way", with_a_trainer_beside)
+    monkeypatch.setattr(receiver.stager._receiver, "way", with_a_trainer_beside)
     path.unlink()  # is missed, and written anew before it is removed as damaged
     assert not receiver.stager._look_for_newer()
     assert path.exists()
-    monkeypatch.setattr(receiver.stager, "_way", find)
+    monkeypatch.setattr(receiver.stager._receiver, "way", find)
     path.unlink()
     path.write_bytes(damaged)
     assert not receiver.stager._look_for_newer()

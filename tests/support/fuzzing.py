@@ -38,6 +38,8 @@ def samples() -> dict[str, Any]:
             texts=["12", "34"],
             finish_reasons=["stop", "length"],
             fingerprint="f" * 32,
+            prompt_experts=np.array([[[[0, 3]], [[2, 1]]]], np.uint8),
+            routed_experts=np.array([[[0, 3]], [[2, 1]], [[255, 255]], [[1, 0]], [[3, 2]]], np.uint8),
         ),
         "reward": messages.Reward(np.array([0.5, 1.0], np.float32)),
         "advantage": messages.Advantage(np.array([-0.7, 0.7], np.float32), 0.75),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,18 @@ def batch_of(seed: int, samples: int = 12) -> TrainBatch:
     ]
     advantages = random.standard_normal(samples).astype(np.float32)
     return TrainBatch(sequences, old, advantages, samples=[4] * (samples // 4))
+
+
+def routed(batch: TrainBatch, seed: int, missing: float = 0.2) -> TrainBatch:
+    """A batch with experts of `MOE` drawn at random for its tokens, in no order, and none for a share of them."""
+    random = np.random.default_rng(seed)
+    layers, experts, top_k = MOE["num_hidden_layers"], MOE["num_experts"], MOE["num_experts_per_tok"]
+
+    def drawn(tokens: int) -> Any:
+        every = np.broadcast_to(np.arange(experts, dtype=np.int16), (tokens, layers, experts))
+        chosen = random.permuted(every, axis=-1)[..., :top_k]
+        return np.where(random.random((tokens, 1, 1)) < missing, np.int16(-1), chosen)
+
+    sequences = batch.sequences
+    recorded = [drawn(length - 1) for length in sequences.lengths]
+    return replace(batch, sequences=replace(sequences, experts=recorded))

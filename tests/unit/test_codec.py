@@ -47,8 +47,9 @@ SHARDS = st.builds(messages.Shard, st.text(), INTEGERS, st.text())
 def trajectories(draw: st.DrawFn) -> messages.Trajectory:
     lengths = draw(st.lists(st.integers(0, 5), max_size=4))
     total = sum(lengths)
+    prompt = draw(arrays.arrays(np.int32, st.integers(0, 5)))
     return messages.Trajectory(
-        prompt_tokens=draw(arrays.arrays(np.int32, st.integers(0, 5))),
+        prompt_tokens=prompt,
         lengths=np.array(lengths, np.int32),
         tokens=draw(arrays.arrays(np.int32, total)),
         logprobs=draw(arrays.arrays(np.float32, total)),
@@ -56,6 +57,19 @@ def trajectories(draw: st.DrawFn) -> messages.Trajectory:
         texts=draw(st.lists(st.text(), min_size=len(lengths), max_size=len(lengths))),
         finish_reasons=[draw(st.sampled_from(list(messages.FinishReason))) for _ in lengths],
         fingerprint=draw(st.text()),
+        **draw(st.just({}) | experts_of(len(prompt), lengths)),
+    )
+
+
+def experts_of(prompt_tokens: int, lengths: list[int]) -> st.SearchStrategy[dict[str, Any]]:
+    before = max(0, prompt_tokens - 1)
+    kinds = st.sampled_from([np.dtype("u1"), np.dtype("i2")])
+    shapes = st.sampled_from([(1, before, 2, 3), (len(lengths), before, 2, 3)])
+    return st.fixed_dictionaries(
+        {
+            "prompt_experts": arrays.arrays(kinds, shapes),
+            "routed_experts": arrays.arrays(kinds, (sum(lengths), 2, 3)),
+        }
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,8 +33,6 @@ Write = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a configuration lets modules beside it be imported; keep that to the test."""
-    import sys
-
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -127,6 +127,10 @@ def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str
         ("algorithm.reject_low=1.1", "algorithm.reject_low", "less than or equal to 1"),
         ("algorithm.correction=tis", "algorithm", 'set algorithm.proximal to "trainer" or "actor_fwd"'),
         ("staleness.policy=correct", None, "set algorithm.correction (with algorithm.proximal) or algorithm.reject"),
+        ("weights.patience=1", "weights", 'is of use only with weights.transport = "torch"'),
+        ("weights.listen=0.0.0.0", "weights", "is of use only with"),
+        ("weights.patience=21", "weights.patience", "less than or equal to 20"),
+        ("weights.transport=nccl", "weights.transport", "torch"),
         ("prompts.replicas=2", None, "prompts.replicas must be 1: one actor owns the admission of rows"),
     ],
 )
@@ -300,6 +304,36 @@ def test_the_whole_tree_is_validated_at_once() -> None:
     assert isinstance(validate({"model": {"path": "m"}, "data": {"kind": "jsonl"}}, "x"), Config)
 
 
+@pytest.mark.parametrize("listen", ["0.0.0.0", "::1", "localhost"])  # noqa: S104 refused
+def test_an_address_that_others_cannot_connect_to_is_refused(write: Write, listen: str) -> None:
+    text = refusal(write(), "weights.transport=torch", f"weights.listen={listen}")
+    assert f"weights.listen = '{listen}' is no IPv4 address that others can connect to" in text
+
+
+def test_modelled_engines_have_no_weights_to_send() -> None:
+    modelled = Path(__file__).parents[1] / "support" / "cluster.toml"
+    with pytest.raises(ConfigError, match=r'weights.transport = "torch" needs tensors to send, .* set "store"'):
+        load_config(modelled, ["weights.transport=torch"])
+
+
+def test_a_group_of_ranks_sends_no_weights_from_memory() -> None:
+    wide = ["trainer.backend=megatron", "trainer.megatron.ranks=2", "weights.transport=torch"]
+    with pytest.raises(ConfigError, match=r'the ranks of trainer.megatron are others .* set "store"'):
+        load_config(DEMO, wide)
+
+
+def test_weights_from_memory_survive_being_saved_and_count_as_memory(write: Write) -> None:
+    for more in ((), ("weights.listen=10.0.0.1", "weights.patience=3")):
+        config = load_config(DEMO, ["weights.transport=torch", *more])
+        assert validate(config.model_dump(mode="json"), "saved") == config
+    wide = ["model.architecture.hidden_size=512", "model.architecture.intermediate_size=4096"]
+    needs = [
+        int(next(note for note in examine(load_config(DEMO, settings)).notes if "of memory" in note).split()[4])
+        for settings in ([*wide, "weights.transport=store"], [*wide, "weights.transport=torch"])
+    ]
+    assert needs[0] < needs[1]
+
+
 def test_a_proximal_policy_needs_a_role_that_computes_it() -> None:
     config = load_config(DEMO, ["algorithm.proximal=actor_fwd"])
     (error,) = examine(config).errors
@@ -360,6 +394,28 @@ def test_the_check_says_who_computes_which_log_probs_and_where(overrides: list[s
     findings = examine(load_config(DEMO, overrides))
     assert findings.errors == ()
     assert any(note in found for found in findings.notes)
+
+
+def test_router_replay_needs_a_model_with_experts() -> None:
+    (error,) = examine(load_config(DEMO, ["trainer.router_replay=true"])).errors
+    assert "the model (qwen3) has no experts" in error
+    moe = ["model_type=qwen3_moe", "num_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=32"]
+    overrides = [f"model.architecture.{setting}" for setting in moe]
+    findings = examine(load_config(DEMO, [*overrides, "trainer.router_replay=true"]))
+    assert findings.errors == ()
+    assert any("recorded and replayed: 6 bytes a token" in note for note in findings.notes)
+
+
+def test_a_module_beside_the_configuration_hides_no_installed_one(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('this is not the one that is meant')")
+    (tmp_path / "beside_it.py").write_text("import json; here = json.dumps(1)")
+    code = (
+        "import sys; from pathlib import Path; from relax_actors.config import load_config\n"
+        f"load_config(Path({str(write())!r})); sys.modules.pop('json', None)\n"
+        "import beside_it, json; print(json.__file__)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert str(tmp_path) not in found.stdout
 
 
 def test_log_probs_that_a_role_of_the_users_reads_are_not_idle(write: Write, tmp_path: Path) -> None:

@@ -18,6 +18,11 @@ def test_the_page_of_settings_is_made_from_the_schema_as_it_is() -> None:
     assert (ROOT / "docs" / "config.md").read_text() == page()
 
 
+def test_the_page_of_subjects_is_made_from_the_code_as_it_is() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_subjects.py"))["page"]
+    assert (ROOT / "docs" / "subjects.md").read_text() == page()
+
+
 def test_the_readme_shows_the_example_role_as_it_is() -> None:
     readme = (ROOT / "README.md").read_text()
     code = (ROOT / "examples" / "custom_role" / "length_penalty.py").read_text()

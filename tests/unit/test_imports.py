@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -58,17 +58,22 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
         relax_actors.Rolle  # noqa: B018
 
 
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.skipif(not RELAX.exists(), reason=f"the package is not installed: there is no {RELAX}")
 @pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["check", "--help"], ["status", "--help"]])
 def test_help_comes_at_once(arguments: list[str]) -> None:
     took = []
     for _ in range(3):
-        began = time.monotonic()
+        began = cpu_of_children()
         done = subprocess.run([str(RELAX), *arguments], capture_output=True, text=True, timeout=60, check=False)
-        took.append(time.monotonic() - began)
+        took.append(cpu_of_children() - began)
         assert done.returncode == 0, done.stderr
         assert "Usage: relax" in done.stdout
-    assert min(took) < 2.0
+    assert min(took) < 1.2  # seconds of CPU: others may use the machine
 
 
 def test_help_imports_no_torch() -> None:

@@ -172,7 +172,35 @@ def test_a_row_that_cannot_be_true_is_told_why(limits: Limits, change: dict[str,
     assert limits.of_row(good, samples()["advantage"], 5) == ""
     advantage = Advantage(np.array(change.pop("advantage", [1.0, -1.0])), 0.5)
     fields = {name: getattr(good, name) for name in Trajectory.__dataclass_fields__}
+    fields |= {"prompt_experts": None, "routed_experts": None}
     assert why in limits.of_row(Trajectory(**(fields | change)), advantage, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, ""),
+        ({"prompt_experts": None, "routed_experts": None}, "has not recorded experts"),
+        (
+            {"prompt_experts": np.zeros((1, 2, 2, 2), np.uint8), "routed_experts": np.zeros((5, 2, 2), np.uint8)},
+            "experts are [5, 2, 2], not of 1 layers and 2 a token",
+        ),
+        ({"routed_experts": np.full((5, 1, 2), 4, np.uint8)}, "an expert is not from 0 to 3"),
+        ({"prompt_experts": np.full((1, 2, 1, 2), 1, np.int16)}, "an expert is chosen twice"),
+        ({"prompt_experts": np.full((1, 2, 1, 2), [0, -1], np.int16)}, "some of its experts only"),
+    ],
+)
+def test_experts_that_no_router_of_the_model_chose_are_told(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    body = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    body |= {"num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 13, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(body | {"model_type": "qwen3_moe"}))
+    tree = {"model": {"path": str(tmp_path)}, "data": {"kind": "jsonl"}, "rollout": {"max_tokens": 6}}
+    limits = Limits(validate(tree | {"trainer": {"router_replay": True}}, "t"))
+    good = samples()["trajectory"]
+    fields = {name: getattr(good, name) for name in Trajectory.__dataclass_fields__}
+    found = limits.of_trajectory(Trajectory(**(fields | change)), 5)
+    assert (why in found) if why else found == ""
+    assert Limits(validate(tree, "t")).of_trajectory(Trajectory(**(fields | change)), 5) == ""
 
 
 @given(st.lists(SEEDS, max_size=30))

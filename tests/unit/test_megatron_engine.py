@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,36 @@ def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, architecture
         assert a.metrics == b.metrics
     assert a.metrics["kl"] > 0
     assert other.fingerprint() == one.fingerprint()
+
+
+def test_a_checkpoint_of_several_buckets_is_taken_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    from relax_actors.engines.megatron.mcore import optimizer
+
+    small = partial(optimizer.DistributedDataParallelConfig, overlap_grad_reduce=True, bucket_size=500)
+    monkeypatch.setattr(optimizer, "DistributedDataParallelConfig", small)
+    config = config_of(tmp_path, DENSE, trainer={"token_budget": 10_000})
+
+    def goes_on(folder: Path) -> bool:
+        one = started(config)
+        (buffer,) = one._optimizer.models[0].buffers
+        assert len(buffer.buckets) > 3
+        for step in range(2):
+            train(one, batch_of(step), step, nothing)
+        folder.mkdir()
+        one.save(folder)
+        other = MegatronEngine(config)
+        other.load(folder)
+        for step in range(2, 4):
+            train(one, batch_of(step), step, nothing)
+            train(other, batch_of(step), step, nothing)
+        return one.fingerprint() == other.fingerprint()
+
+    assert goes_on(tmp_path / "mended")
+    name = "sharded_param_state_fully_reshardable"
+    monkeypatch.setattr(DistributedOptimizer, name, getattr(DistributedOptimizer, name).__wrapped__)
+    assert not goes_on(tmp_path / "as it is")
 
 
 def test_a_checkpoint_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,13 @@ def test_every_sequence_is_computed_once(section: dict[str, int], lengths: list[
     parts = [part for share in shares for part in share]
     for part in parts:
         assert part.length % layout.multiple == 0
-        assert len(part.indices) <= part.rows
-        assert all(lengths[i] <= part.length for i in part.indices)
+        assert part.packed == (layout.context == 1)
+        if part.packed:
+            assert part.rows == 1
+            assert sum(lengths[i] for i in part.indices) <= part.length
+        else:
+            assert len(part.indices) <= part.rows
+            assert all(lengths[i] <= part.length for i in part.indices)
         # Only what lengths must be a multiple of may go beyond the budget.
         assert part.rows * (part.length - layout.multiple) < BUDGET
     if layout.virtual > 1:
@@ -58,9 +63,33 @@ def test_a_sequence_is_laid_out_with_the_places_that_score_it() -> None:
     sequences = Sequences(
         [np.array([5, 6], np.int32), np.array([7], np.int32)], [np.array([1, 2, 3], np.int32), np.array([4], np.int32)]
     )
-    found = PartTensors.of(Part([1, 0], 3, 6), sequences, torch.device("cpu"))
+    found = PartTensors.of(Part([1, 0], 3, 6, packed=False), sequences, torch.device("cpu"))
     assert found.tokens.tolist() == [[7, 4, 0, 0, 0, 0], [5, 6, 1, 2, 3, 0], [0] * 6]
     assert found.scored.int().tolist() == [[1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0] * 6]
     assert found.targets[found.scored].tolist() == [4, 1, 2, 3]
-    assert found.places.tolist() == [[0, 0, 0], [1, 2, 3], [0, 0, 0]]
+    assert found.places.tolist() == [[0, 0, 0], [7, 8, 9], [0, 0, 0]]
     assert found.mask.int().tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0]]
+    assert found.packing is None
+
+
+def test_packed_sequences_lie_end_to_end() -> None:
+    experts = [np.full((4, 1, 2), 7, np.int16), np.full((1, 1, 2), 8, np.int16)]
+    sequences = Sequences(
+        [np.array([5, 6], np.int32), np.array([7], np.int32)],
+        [np.array([1, 2, 3], np.int32), np.array([4], np.int32)],
+        experts,
+    )
+    found = PartTensors.of(Part([0, 1], 1, 8), sequences, torch.device("cpu"))
+    assert found.tokens.tolist() == [[5, 6, 1, 2, 3, 7, 4, 0]]
+    assert found.scored.int().tolist() == [[0, 1, 1, 1, 0, 1, 0, 0]]
+    assert found.targets[found.scored].tolist() == [1, 2, 3, 4]
+    assert found.places.tolist() == [[1, 2, 3], [5, 0, 0]]
+    assert found.mask.int().tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert found.experts is not None
+    assert found.experts[0, :, 0, 0].tolist() == [7, 7, 7, 7, -1, 8, -1, -1]
+    assert found.packing is not None
+    assert found.packing.ends.tolist() == [0, 5, 7, 8]
+    assert found.packing.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 0]]
+    empty = PartTensors.of(Part([], 1, 2), sequences, torch.device("cpu"))
+    assert empty.mask.tolist() == [[False]]
+    assert not empty.scored.any()

@@ -25,7 +25,7 @@ from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.engines.sglang.samples import Sample
 from relax_actors.errors import ConfigError, EngineError
 from relax_actors.messages import FinishReason
-from relax_actors.modelfolder import ModelFacts
+from relax_actors.modelfolder import ModelFacts, MoeFacts
 from relax_actors.supervision.janitor import MEMORY, members, segments
 from tests.support.running import wait_until
 
@@ -208,18 +208,31 @@ def test_a_record_is_private_and_read_as_it_was_written(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize(("experts", "dtype"), [(256, np.uint8), (257, np.int16)])
-def test_routed_experts_are_decoded_or_refused(experts: int, dtype: Any) -> None:
-    chosen = np.random.default_rng(0).integers(0, experts, (9, 3, 2)).astype("<i4")
-    chosen[0, 0, 0] = experts - 1
+def test_routed_experts_are_decoded_or_refused() -> None:
+    moe = MoeFacts(layers=3, experts=300, experts_of_token=2)
+    first = np.random.default_rng(0).integers(0, 299, (9, 3))
+    chosen = np.stack([first, first + 1], -1).astype("<i4")
     text = base64.b64encode(chosen.tobytes()).decode()
-    found = routed_experts(text, 9, 3, 2, experts)
-    assert found.dtype == dtype
+    found = routed_experts(text, 9, moe)
+    assert found.dtype == np.int16
     np.testing.assert_array_equal(found, chosen)
-    with pytest.raises(EngineError, match=r"not \[8, 3, 2\]"):
-        routed_experts(text, 8, 3, 2, experts)
-    with pytest.raises(EngineError, match=f"a layer has {experts - 1}"):
-        routed_experts(text, 9, 3, 2, experts - 1)
+    for wrong, tokens, why in (
+        (text, 8, r"not \[8, 3, 2\]"),
+        ("", 9, r"not \[9, 3, 2\]"),
+        (base64.b64encode(np.full((9, 3, 2), 5, "<i4").tobytes()).decode(), 9, "chosen twice"),
+    ):
+        with pytest.raises(EngineError, match=why):
+            routed_experts(wrong, tokens, moe)
+
+
+def test_a_sample_tells_the_experts_that_its_last_request_told() -> None:
+    sample = Sample(request(max_tokens=3), 0, MoeFacts(layers=1, experts=4, experts_of_token=2))
+    sample.begin()
+    told = chunk([5, 6, 8], 3, {"type": "length"}, [("3:a", 0, 3)])
+    chosen = np.array([[[0, 1]], [[2, 3]], [[1, 3]], [[0, 2]]], "<i4")
+    told["meta_info"]["routed_experts"] = base64.b64encode(chosen.tobytes()).decode()
+    sample.take(told, 3, NAMED)
+    np.testing.assert_array_equal(sample.result().routed_experts, chosen)
 
 
 def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segments(tmp_path: Path) -> None:

@@ -42,13 +42,16 @@ class GenerationRequest:
 class Generation:
     """One sample: `tokens [len] int32`, the stop token included; `logprobs [len] float32`; `versions [len] int32`.
 
-    Log-probs are natural, of the softmax at the request's temperature over the whole vocabulary.
+    Log-probs are natural, of the softmax at the request's temperature over the whole vocabulary. `routed_experts
+    [prompt_len + len - 1, moe_layers, experts_of_token]`, integers, are the experts that were chosen for each token but
+    the last, in the order of the router's weights or in any, -1 where it is not known; of engines that record them.
     """
 
     tokens: NDArray[Any]
     logprobs: NDArray[Any]
     versions: NDArray[Any]
     finish_reason: FinishReason
+    routed_experts: NDArray[Any] | None = None
 
 
 class InferenceEngine(TakesWeights, Protocol):

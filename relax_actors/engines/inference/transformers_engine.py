@@ -8,6 +8,7 @@ token, and a prompt is read once for its whole group. On small models it also ha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
+from relax_actors.engines.experts import Routers
 from relax_actors.engines.inference.protocol import Generation, GenerationRequest, Refresh
+from relax_actors.engines.inference.recorded import RecordedExperts
 from relax_actors.engines.model import context_length
 from relax_actors.engines.served import ServedModel
 from relax_actors.messages import FinishReason
@@ -30,10 +33,22 @@ class TransformersEngine(ServedModel):
         path: model folder.
         device: torch device.
         dtype: what it computes in.
+        records_experts: whether generations tell which experts were chosen.
+
+    Raises:
+        ConfigError: they are to, and the model has no router that is known.
     """
 
-    def __init__(self, path: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        records_experts: bool = False,
+    ) -> None:
         super().__init__(path, device, dtype)
+        self._routers = Routers(self._model) if records_experts else None
         pad = self._model.config.pad_token_id
         self._pad = 0 if pad is None else int(pad)
 
@@ -49,44 +64,53 @@ class TransformersEngine(ServedModel):
         """Generate all samples as one batch; see the protocol."""
         version = self.require_weights()
         batch = _Batch(requests, self._pad, self._device)
-        cache, logits = self._read_prompts(batch)
+        experts = RecordedExperts([r.samples for r in requests]) if self._routers is not None else None
+        cache, logits, chosen = self._read(batch.prompts, batch.prompt_mask)
+        cache.batch_repeat_interleave(batch.repeats)
+        # Each prompt is read once for all of its samples.
+        logits = logits.repeat_interleave(batch.repeats_tensor, dim=0)
+        if experts is not None and chosen is not None:
+            experts.prompts(chosen, [len(r.tokens) for r in requests])
         while True:
             progress()
             tokens = batch.take(logits, version)
             if batch.finished:
-                return batch.results()
+                return batch.results(experts)
             if (keep := batch.shrink()) is not None:
                 cache.batch_select_indices(keep)
                 tokens = tokens[keep]
             if refresh is not None and refresh():
                 version = self.require_weights()
                 # Keys and values of other weights would make log-probs that no version has.
-                cache, logits = self._read(batch.so_far(), batch.mask)
-                continue
-            logits = self._model(
-                input_ids=tokens[:, None],
-                attention_mask=batch.mask,
-                position_ids=batch.positions[:, None],
-                past_key_values=cache,
-            ).logits[:, -1]
+                cache, logits, chosen = self._read(batch.so_far(), batch.mask)
+            else:
+                logits, chosen = self._pass(tokens[:, None], batch.mask, batch.positions[:, None], cache)
+            if experts is not None and chosen is not None:
+                experts.step(chosen[:, -1], batch.alive)
 
-    def _read_prompts(self, batch: _Batch) -> tuple[DynamicCache, Tensor]:
-        """Read each prompt once for all of its samples."""
-        cache, logits = self._read(batch.prompts, batch.prompt_mask)
-        cache.batch_repeat_interleave(batch.repeats)
-        return cache, logits.repeat_interleave(batch.repeats_tensor, dim=0)
-
-    def _read(self, tokens: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor]:
-        """Keys and values of tokens padded on the left, and the logits after the last one, `[batch, vocab]`."""
+    def _read(self, tokens: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor, Tensor | None]:
+        """Keys and values of tokens padded on the left, and what `_pass` gives."""
         cache = DynamicCache(config=self._model.config)
-        out = self._model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
-            past_key_values=cache,
-            logits_to_keep=1,
-        )
-        return cache, out.logits[:, -1]
+        return cache, *self._pass(tokens, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
+
+    def _pass(
+        self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
+    ) -> tuple[Tensor, Tensor | None]:
+        """The logits after the last token, `[batch, vocab]`, and the experts chosen for each, if they are recorded.
+
+        These are `[batch, tokens, layers, experts_of_token] int64`.
+        """
+        chosen: list[Tensor] = []
+        with self._routers.recording(chosen) if self._routers is not None else nullcontext():
+            out = self._model(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                logits_to_keep=1,
+            )
+        experts = torch.stack(chosen, 1).view(*tokens.shape, len(chosen), -1) if chosen else None
+        return out.logits[:, -1], experts
 
 
 class _Batch:
@@ -164,6 +188,11 @@ class _Batch:
         return logprobs.masked_fill(early & stops, float("-inf"))
 
     @property
+    def alive(self) -> Tensor:
+        """Numbers of the samples that are in the batch."""
+        return self._alive
+
+    @property
     def finished(self) -> bool:
         """Whether no sample goes on."""
         return not bool(self._going.any())
@@ -183,11 +212,12 @@ class _Batch:
         prompts = self.prompts.repeat_interleave(self.repeats_tensor, dim=0)[self._alive]
         return torch.cat([prompts, self._tokens[self._alive, : self._step].long()], dim=1)
 
-    def results(self) -> list[list[Generation]]:
+    def results(self, experts: RecordedExperts | None) -> list[list[Generation]]:
         """The samples, request by request."""
         tokens, logprobs = self._tokens.cpu().numpy(), self._logprobs.cpu().numpy()
         versions = self._versions.cpu().numpy()
         lengths, stopped = self._lengths.tolist(), self._stopped.tolist()
+        routed = experts.results(lengths) if experts is not None else [None] * len(lengths)
         out, i = [], 0
         for request in self._requests:
             group = []
@@ -195,7 +225,7 @@ class _Batch:
                 n = lengths[i]
                 reason = FinishReason.STOP if stopped[i] else FinishReason.LENGTH
                 found, scores, wrote = (array[i, :n].copy() for array in (tokens, logprobs, versions))
-                group.append(Generation(found, scores, wrote, reason))
+                group.append(Generation(found, scores, wrote, reason, routed[i]))
                 i += 1
             out.append(group)
         return out

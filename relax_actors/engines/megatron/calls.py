@@ -17,7 +17,8 @@ _KINDS: dict[str, type[Exception]] = {
 
 def plain_sequences(sequences: Sequences) -> dict[str, Any]:
     """Sequences as a message."""
-    return {"prompts": list(sequences.prompts), "completions": list(sequences.completions)}
+    experts = None if sequences.experts is None else list(sequences.experts)
+    return {"prompts": list(sequences.prompts), "completions": list(sequences.completions), "experts": experts}
 
 
 def plain_batch(batch: TrainBatch) -> dict[str, Any]:

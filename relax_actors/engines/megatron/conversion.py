@@ -119,6 +119,21 @@ class Conversion:
         if not model.tied:
             yield (OUTPUT,)
 
+    def names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """The names of the Hugging Face tensors of one of the `entries`."""
+        key = keys[0]
+        if key in _TOP:
+            return (_TOP[EMBEDDING] if self.architecture.tied and key == OUTPUT else _TOP[key],)
+        layer, part = _parsed(key)
+        one = f"model.layers.{layer}."
+        if part == QKV:
+            return tuple(f"{one}self_attn.{name}_proj.weight" for name in "qkv")
+        if part == "mlp." + FC1:
+            return tuple(f"{one}mlp.{name}_proj.weight" for name in ("gate", "up"))
+        if match := _EXPERT.fullmatch(part):
+            return (f"{one}mlp.experts.{'gate_up' if match[2] == FC1 else 'down'}_proj",)
+        return (one + _SAME[part],)
+
     def from_hugging_face(self, key: str, source: Mapping[str, Tensor]) -> Tensor:
         """The whole tensor of a key.
 
@@ -171,24 +186,24 @@ class Conversion:
 
     def to_hugging_face(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """The Hugging Face tensors of one of the `entries`, by name."""
+        yield from zip(self.names(keys), self._apart(keys, wholes), strict=True)
+
+    def _apart(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[Tensor]:
         model, key, whole = self.architecture, keys[0], wholes[0]
-        if key in _TOP:
-            yield _TOP[key], whole if key == FINAL_NORM else whole[: model.vocabulary]
-            return
-        layer, part = _parsed(key)
-        one = f"model.layers.{layer}."
-        if part == QKV:
+        part = key if key in _TOP else _parsed(key)[1]
+        if part in (EMBEDDING, OUTPUT):
+            yield whole[: model.vocabulary]
+        elif part == QKV:
             queries = model.heads // model.groups
             groups = whole.reshape(model.groups, queries + 2, model.head_width, model.hidden)
-            for name, tensor in zip("qkv", torch.split(groups, [queries, 1, 1], 1), strict=True):
-                yield f"{one}self_attn.{name}_proj.weight", tensor.reshape(-1, model.hidden)
+            for tensor in torch.split(groups, [queries, 1, 1], 1):
+                yield tensor.reshape(-1, model.hidden)
         elif part == "mlp." + FC1:
-            for name, tensor in zip(("gate", "up"), whole.chunk(2), strict=True):
-                yield f"{one}mlp.{name}_proj.weight", tensor
-        elif match := _EXPERT.fullmatch(part):
-            yield f"{one}mlp.experts.{'gate_up' if match[2] == FC1 else 'down'}_proj", torch.stack(wholes)
+            yield from whole.chunk(2)
+        elif _EXPERT.fullmatch(part):
+            yield torch.stack(wholes)
         else:
-            yield one + _SAME[part], whole
+            yield whole
 
 
 def _parsed(key: str) -> tuple[int, str]:

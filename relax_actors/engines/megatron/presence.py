@@ -9,8 +9,11 @@ from relax_actors.errors import ConfigError
 NEEDED = ("megatron.core", "psutil")
 
 
-def require() -> None:
+def require(user: str = "trainer") -> None:
     """Refuse to go on without Megatron-Core.
+
+    Args:
+        user: the section whose `backend` it is.
 
     Raises:
         ConfigError: it is not installed; names the command that installs it.
@@ -18,7 +21,7 @@ def require() -> None:
     missing = [name for name in NEEDED if not _is_there(name)]
     if missing:
         msg = (
-            f'trainer.backend = "megatron" needs {", ".join(missing)}, which is not installed; run `make megatron`, '
+            f'{user}.backend = "megatron" needs {", ".join(missing)}, which is not installed; run `make megatron`, '
             "or pip install 'relax-actors[megatron]'"
         )
         raise ConfigError(msg)

@@ -1,4 +1,4 @@
-"""Messages between an engine and its ranks over sockets: plain data and arrays, each with its length before it."""
+"""Messages between an engine and its ranks, and among these: plain data and arrays in msgpack, never pickled."""
 
 from __future__ import annotations
 
@@ -14,8 +14,26 @@ _ARRAY = 1
 _LENGTH = struct.Struct("<Q")
 
 
+def encode(message: Any) -> bytes:
+    """A message as bytes.
+
+    Raises:
+        TypeError: it holds something that is neither plain data nor an array.
+    """
+    data: bytes = msgpack.packb(message, default=_packed, use_bin_type=True)
+    return data
+
+
+def decode(data: bytes) -> Any:
+    """The message of such bytes; tuples come as lists."""
+    return msgpack.unpackb(data, ext_hook=_unpacked, raw=False, strict_map_key=False, max_ext_len=len(data) or 1)
+
+
 class Channel:
-    """One end of a stream socket. A message is whole or the other end is gone: EOFError."""
+    """One end of a stream socket, on which each message has its length before it.
+
+    A message is whole or the other end is gone: EOFError.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -26,7 +44,7 @@ class Channel:
         Raises:
             EOFError: the other end is gone.
         """
-        data = msgpack.packb(message, default=_packed, use_bin_type=True)
+        data = encode(message)
         try:
             self.connection.sendall(_LENGTH.pack(len(data)) + data)
         except OSError as error:
@@ -39,7 +57,7 @@ class Channel:
             EOFError: the other end is gone.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return msgpack.unpackb(self._exactly(length), ext_hook=_unpacked, raw=False, max_ext_len=length or 1)
+        return decode(self._exactly(length))
 
     def _exactly(self, length: int) -> bytes:
         data = bytearray(length)

@@ -24,11 +24,12 @@ class DigestCopy:
 
     def __init__(self) -> None:
         self.version: int | None = None
+        self.fingerprint = ""
         self.tensors: dict[str, bytes] = {}
 
     def take(self, way: Sequence[Step]) -> None:
         """Read the last version of a way, and verify it; see `WeightsCopy`."""
-        self.version, self.tensors = None, {}
+        self.version, self.fingerprint, self.tensors = None, "", {}
         last = way[-1]
         try:
             data = b"".join(shard.read_bytes() for shard in last.shards)
@@ -38,7 +39,7 @@ class DigestCopy:
         if (found := xxhash.xxh3_128_hexdigest(data)) != last.fingerprint:
             msg = f"weights {last.version} have fingerprint {found}, announced was {last.fingerprint}; not loaded"
             raise StoreError(msg)
-        self.version, self.tensors = last.version, {"digest": data}
+        self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, {"digest": data}
 
 
 class ModelledInference:

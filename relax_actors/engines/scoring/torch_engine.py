@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from relax_actors.config import Config
+from relax_actors.engines.experts import Routers
 from relax_actors.engines.forward import Forward, device_of
 from relax_actors.engines.sequences import Sequences
 from relax_actors.engines.served import ServedModel
@@ -32,8 +33,9 @@ class TorchScorer(ServedModel):
         self._forward = Forward(self._device, dtype, config.rollout.temperature)
         self._forward.prepare(self._model)
         self._token_budget = config.trainer.token_budget
+        self._routers = Routers(self._model) if config.trainer.router_replay else None
 
     def score(self, sequences: Sequences, progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Log-probs of each completion; see the protocol."""
         self.require_weights()
-        return self._forward.score(self._model, sequences, self._token_budget, progress)
+        return self._forward.score(self._model, sequences, self._token_budget, progress, self._routers)

@@ -46,6 +46,8 @@ def server_arguments(config: Config, facts: ModelFacts, port: int, *, cuda: bool
         values["max-total-tokens"] = max(tokens, facts.context_length)
     if settings.memory_fraction is not None:
         values["mem-fraction-static"] = settings.memory_fraction
+    if config.trainer.router_replay:
+        flags.append("enable-return-routed-experts")
     if config.run.deterministic:
         flags.append("enable-deterministic-inference")
     found = [part for name, value in values.items() for part in (f"--{name}", str(value))]

@@ -31,6 +31,7 @@ from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.streams import Streams
 from relax_actors.engines.taking import Step
 from relax_actors.errors import ActorError, EngineError
+from relax_actors.modelfolder import MoeFacts
 
 LOOK_SECONDS, TICK_SECONDS = 0.1, 0.01
 NAMES = 64
@@ -50,6 +51,7 @@ class SglangEngine:
         rows: generated at once, at most.
         patience: seconds that a server is waited for.
         stall: seconds without a token after which a server of our own is killed.
+        moe: of the model, if the experts that it chooses are to be told.
         keeps_partial: whether a sample goes on from what it has when its server was lost; else it begins anew, so that
             its numbers do not depend on that.
         progress: told that work goes on while the server is waited for.
@@ -65,11 +67,12 @@ class SglangEngine:
         rows: int,
         patience: float,
         stall: float,
+        moe: MoeFacts | None = None,
         keeps_partial: bool = True,
         progress: Callable[[], None] = lambda: None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._find, self._loader, self._context_length = find, loader, context_length
+        self._find, self._loader, self._context_length, self._moe = find, loader, context_length, moe
         self._patience, self._stall, self._keeps_partial = patience, stall, keeps_partial
         self._progress, self._stopping = progress, stopping
         self._concurrency = Concurrency(rows)
@@ -245,7 +248,7 @@ class SglangEngine:
         if self._serving is None:
             msg = "no verified weights are loaded; nothing can be generated"
             raise StoreError(msg)
-        groups = [[Sample(request, i) for i in range(request.samples)] for request in requests]
+        groups = [[Sample(request, i, self._moe) for i in range(request.samples)] for request in requests]
         self._running = [sample for group in groups for sample in group]
         try:
             losses = 0

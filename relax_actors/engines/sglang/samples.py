@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax_actors.engines.inference.protocol import Generation, GenerationRequest
 from relax_actors.engines.sglang.arguments import stream_interval
+from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.errors import EngineError
 from relax_actors.messages import FinishReason
+from relax_actors.modelfolder import MoeFacts
 
 ONE_TOKEN = 1e-6
 """As top-p: the likeliest token alone, with its log-prob at the request's temperature."""
@@ -25,11 +28,14 @@ class Sample:
     Args:
         request: the prompt and how to sample from it.
         number: which of its samples.
+        moe: of the model, if the experts that it chooses are to be told.
     """
 
-    def __init__(self, request: GenerationRequest, number: int) -> None:
+    def __init__(self, request: GenerationRequest, number: int, moe: MoeFacts | None = None) -> None:
         self.finish_reason: FinishReason | None = None
+        self.moe = moe
         self._request = request
+        self._experts: NDArray[Any] | None = None
         state = np.random.SeedSequence([request.seed, number]).generate_state(1, np.uint64)
         self._seed = int(state[0]) >> 1
         self._tokens: list[int] = []
@@ -107,6 +113,9 @@ class Sample:
         self._date(meta.get("weight_versions") or [], named)
         if reason["type"] != "abort":
             self.finish_reason = FinishReason(reason["type"])
+            if self.moe is not None:
+                # The last request has read all that came before it.
+                self._experts = routed_experts(meta.get("routed_experts") or "", len(self.prompt) - 1, self.moe)
         elif reason.get("status_code"):
             msg = f"the server gave a request up: {reason.get('message')}"
             raise EngineError(msg)
@@ -134,4 +143,5 @@ class Sample:
             np.array(self._logprobs, np.float32),
             np.array(self._versions, np.int32),
             self.finish_reason,
+            self._experts,
         )

@@ -72,6 +72,7 @@ class Streams:
             "input_ids": [sample.prompt for sample in samples],
             "sampling_params": [sample.parameters() for sample in samples],
             "return_logprob": True,
+            "return_routed_experts": samples[0].moe is not None,
             "stream": True,
         }
         for sample in samples:

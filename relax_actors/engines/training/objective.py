@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from torch import Tensor
 from relax_actors.algorithms.corrections import kept_sequences, mismatch_metrics, ratio_quantiles, token_weights
 from relax_actors.algorithms.losses import kl_estimate, policy_loss, reduce_loss
 from relax_actors.config.training import AlgorithmSection
+from relax_actors.engines.training.replayed import shares
 
 PER_TOKEN = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entropy_proxy", "weight", "bounded")
 """Figures that micro-batches give as sums over tokens and a step reports as means."""
@@ -141,4 +143,18 @@ class StepObjective:
         means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
         rest = {name: value for name, value in measured.items() if name not in ("trained", "sequences")}
         loss = {"loss": measured["loss"] * self.factor(measured)}
-        return rest | means | loss | ratio_quantiles(self.log_ratios)
+        return shares(rest) | means | loss | ratio_quantiles(self.log_ratios)
+
+
+def check_norm(norm: float) -> None:
+    """Refuse to step on gradients that are not finite.
+
+    Raises:
+        FloatingPointError: they are not.
+    """
+    if not math.isfinite(norm):
+        msg = (
+            f"gradient norm is {norm}: the loss diverged; start a run of another name with a lower "
+            "trainer.learning_rate or a tighter clip"
+        )
+        raise FloatingPointError(msg)

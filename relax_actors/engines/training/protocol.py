@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
 from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.taking import Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,17 @@ class TrainingEngine(Protocol):
 
     def export(self, folder: Path) -> None:
         """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
+
+
+@runtime_checkable
+class Offers(Protocol):
+    """An engine whose weights can be given out from memory."""
+
+    def contents(self) -> Sequence[Content]:
+        """What `announce` or `delta` wrote last, the shortest first, and always all weights as they are now.
+
+        In tensors by Hugging Face names that no later step changes, on any device.
+        """
 
 
 def train(engine: TrainingEngine, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,14 @@ from relax_actors.algorithms.schedules import rate_of
 from relax_actors.config.schema import Config
 from relax_actors.engines import weights
 from relax_actors.engines.announcing import Announcer
-from relax_actors.engines.forward import Forward, device_of
+from relax_actors.engines.experts import Routers
+from relax_actors.engines.forward import Forward, MicroBatch, device_of
+from relax_actors.engines.frozen import freeze
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.sequences import Sequences
-from relax_actors.engines.training.objective import StepObjective
+from relax_actors.engines.taking import Content
+from relax_actors.engines.training import replayed
+from relax_actors.engines.training.objective import StepObjective, check_norm
 from relax_actors.engines.training.protocol import StepResult, TrainBatch
 
 OPTIMIZER = "optimizer.safetensors"
@@ -47,6 +50,9 @@ class TorchEngine:
         self._dtype = getattr(torch, settings.dtype)
         self._forward = Forward(self._device, self._dtype, config.rollout.temperature)
         self._model = self._forward.prepare(build(config.model_path, seed=config.run.seed, device=self._device))
+        freeze(self._model, settings.freeze)
+        self._routers = Routers(self._model) if settings.router_replay else None
+        self._steps_to_compare = 0
         self._reference: PreTrainedModel | None = None
         self._announcer = Announcer(self._announced, remembers=config.publishes_deltas)
         self._optimizer = self._new_optimizer(settings.learning_rate)
@@ -111,16 +117,32 @@ class TorchEngine:
 
         def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
             part = forward.part(batch.sequences, indices)
-            return objective.loss(
-                forward.logprobs(self._model, part),
-                forward.padded(batch.old_logprobs, indices, part.width),
+            rollout = forward.padded(batch.old_logprobs, indices, part.width)
+            compared = self._without_replay(part, rollout)
+            logprobs = forward.logprobs(self._model, part, routers=self._routers)
+            if self._routers is not None:
+                compared |= self._routers.choices.take()
+            loss, measured = objective.loss(
+                logprobs,
+                rollout,
                 torch.from_numpy(np.array(batch.advantages[indices])).to(self._device),
                 part.completion_mask,
                 actor_fwd=forward.padded(proximal, indices, part.width) if proximal is not None else None,
                 reference=forward.padded(reference, indices, part.width) if reference is not None else None,
             )
+            return loss, measured | compared
 
         self._add_gradients(batch.sequences.lengths, loss_of, progress)
+
+    @torch.no_grad()
+    def _without_replay(self, part: MicroBatch, rollout: Tensor) -> dict[str, float]:
+        """What the first micro-batch of a step gives without replay, at some steps."""
+        if self._routers is None or part.experts is None or self._parts or self._steps_to_compare:
+            return {}
+        self._steps_to_compare = replayed.EVERY
+        logprobs = self._forward.logprobs(self._model, part, routers=self._routers, only_count=True)
+        choices = replayed.unreplayed(self._routers.choices.take())
+        return replayed.without_replay(logprobs, rollout, part.completion_mask) | choices
 
     def discard(self) -> None:
         """Forget gradients; see the protocol."""
@@ -137,6 +159,7 @@ class TorchEngine:
         rate = rate_of(self._config, step)
         self._set_rate(rate)
         measured = self._optimise(objective.factor)
+        self._steps_to_compare = max(0, self._steps_to_compare - 1)
         progress()
         return StepResult(objective.figures(measured) | {"learning_rate": rate})
 
@@ -171,12 +194,7 @@ class TorchEngine:
                 if parameter.grad is not None:
                     parameter.grad.mul_(by)
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.clip_norm))
-        if not math.isfinite(norm):
-            msg = (
-                f"gradient norm is {norm}: the loss diverged; start a run of another name with a lower "
-                "trainer.learning_rate or a tighter clip"
-            )
-            raise FloatingPointError(msg)
+        check_norm(norm)
         self._optimizer.step()
         self._announcer.changed()
         self.discard()
@@ -197,6 +215,10 @@ class TorchEngine:
     def remember(self) -> None:
         """Take the weights for the base of the next delta; see the protocol."""
         self._announcer.remember()
+
+    def contents(self) -> list[Content]:
+        """The weights in memory; see `Offers`."""
+        return self._announcer.contents()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights; see the protocol."""

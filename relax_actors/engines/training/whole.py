@@ -63,6 +63,7 @@ def joined(parts: Sequence[TrainBatch]) -> TrainBatch:
         Sequences(
             [p for part in parts for p in part.sequences.prompts],
             [c for part in parts for c in part.sequences.completions],
+            _chained([part.sequences.experts for part in parts]),
         ),
         [logprobs for part in parts for logprobs in part.old_logprobs],
         np.concatenate([part.advantages for part in parts]),

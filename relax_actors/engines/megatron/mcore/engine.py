@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import numpy as np
 import torch
 import transformers
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
-from torch import Tensor, distributed
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
 from relax_actors.algorithms.losses import add_metrics, sft_loss
@@ -25,18 +23,20 @@ from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import Conversion, Stored
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process
-from relax_actors.engines.megatron.mcore.logprobs import completion_logprobs, here
+from relax_actors.engines.megatron.mcore.frozen import freeze
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
-from relax_actors.engines.megatron.mcore.parts import Part, PartTensors, parts_of
+from relax_actors.engines.megatron.mcore.parts import Part, PartTensors
+from relax_actors.engines.megatron.mcore.passes import LossOf, Passes
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
+from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.transformer import Chunks, padded_vocabulary
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.sequences import Sequences
-from relax_actors.engines.training.objective import StepObjective
+from relax_actors.engines.taking import Content
+from relax_actors.engines.training import replayed
+from relax_actors.engines.training.objective import StepObjective, check_norm
 from relax_actors.engines.training.protocol import StepResult, TrainBatch
 from relax_actors.engines.training.whole import Whole
-
-LossOf = Callable[[int, PartTensors, Tensor], tuple[Tensor, dict[str, float]]]
 
 
 class MegatronEngine(Whole):
@@ -55,15 +55,20 @@ class MegatronEngine(Whole):
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config, self._rank = config, rank
         self._layout = layout = Layout.of(config.trainer.megatron)
-        process.check_device(config.trainer.device)
+        process.check_device(config.trainer.device, "trainer.device")
         process.begin(layout, rank, store or HashStore())
         self._device = process.device()
-        self._talk = process.talk()
         self._architecture = Architecture.of(config.model_path)
+        self._passes = Passes(config, self._architecture, layout)
         self._chunks = Chunks(config, self._architecture, layout)
+        conversion = Conversion(self._architecture, padded_vocabulary(self._architecture, layout))
+        self._weights = RankWeights(self._chunks.bare, conversion)
+        freeze(self._chunks.bare, self._weights.parameters, conversion, config.trainer.freeze)
         self._optimizer = Optimizer(config, self._chunks)
-        self._conversion = Conversion(self._architecture, padded_vocabulary(self._architecture, layout))
-        self._weights = RankWeights(self._chunks.bare, self._conversion, self._talk)
+        self._replay = None
+        if config.trainer.router_replay:
+            recomputed = config.trainer.megatron.recompute == "full"
+            self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence=layout.sequence)
         self._reference: Chunks | None = None
         self._announcer = Announcer(self._gathered, remembers=config.publishes_deltas)
         self._now: dict[str, Tensor] | None = None
@@ -100,8 +105,8 @@ class MegatronEngine(Whole):
             loss = sft_loss(logprobs, part.mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
-        parts = self._parts(sequences)
-        measured, _ = self._train(parts, sequences, loss_of, 1.0, progress)
+        parts = self._passes.parts(sequences)
+        measured, _ = self._told(self._train(parts, sequences, loss_of, progress, temperature=1.0), [])
         norm = self._step(learning_rate, 1.0)
         return StepResult(measured | {"gradient_norm": norm, "micro_batches": float(len(parts))})
 
@@ -110,15 +115,16 @@ class MegatronEngine(Whole):
         sequences = batch.sequences
         rate = rate_of(self._config, step)
         objective = StepObjective(self._config.algorithm)
-        parts = self._parts(sequences)
-        scored = self._scored(batch, parts, progress)
+        parts = self._passes.parts(sequences)
+        scored = self._reference_of(batch, parts, progress)
+        compared = self._without_replay(batch, parts, progress) if step % replayed.EVERY == 0 else []
 
         def loss_of(number: int, part: PartTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
             indices = parts[number].indices
             rows = len(indices)  # rows of padding are no sequences, not even ones without tokens
             padded = partial(self._padded, indices, part.width)
             proximal, given = batch.proximal_logprobs, batch.reference_logprobs
-            reference = padded(given) if given is not None else scored.get(number)
+            reference = padded(given) if given is not None else scored[number][1] if scored else None
             return objective.loss(
                 logprobs[:rows],
                 padded(batch.old_logprobs),
@@ -128,17 +134,13 @@ class MegatronEngine(Whole):
                 reference=reference[:rows] if reference is not None else None,
             )
 
-        temperature = self._config.rollout.temperature
-        measured, objective.log_ratios = self._train(parts, sequences, loss_of, temperature, progress, objective)
+        figures = self._train(parts, sequences, loss_of, progress)
+        if self._replay is not None and sequences.experts is not None:
+            compared.append(self._replay.choices.take())
+        measured, objective.log_ratios = self._told(figures, objective.log_ratios, compared)
         norm = self._step(rate, objective.factor(measured))
-        figures = objective.figures(measured)
         own = {"gradient_norm": norm, "micro_batches": float(len(parts)), "learning_rate": rate}
-        return StepResult(figures | own)
-
-    def _parts(self, sequences: Sequences) -> list[Part]:
-        """The micro-batches of this rank."""
-        shares = parts_of(sequences.lengths, self._layout, self._config.trainer.token_budget)
-        return shares[parallel_state.get_data_parallel_rank()]
+        return StepResult(objective.figures(measured) | own)
 
     def _padded(self, indices: Sequence[int], width: int, arrays: Sequence[NDArray[Any]]) -> Tensor:
         """Values of the completions' tokens as a micro-batch has them, `[indices, width] float32`."""
@@ -147,90 +149,73 @@ class MegatronEngine(Whole):
             out[row, : len(arrays[index])] = arrays[index]
         return torch.from_numpy(out).to(self._device)
 
-    def _scored(self, batch: TrainBatch, parts: list[Part], progress: Callable[[], None]) -> dict[int, Tensor]:
-        """Log-probs of the reference by number of micro-batch, on the ranks that compute losses."""
-        found: dict[int, Tensor] = {}
+    def _reference_of(
+        self, batch: TrainBatch, parts: list[Part], progress: Callable[[], None]
+    ) -> dict[int, tuple[PartTensors, Tensor]]:
+        """Log-probs of the reference by number of micro-batch, where they are computed here."""
         if batch.reference_logprobs is not None or self._reference is None:
-            return found
+            return {}
+        return self._passes.score(self._reference.wrapped, parts, batch.sequences, progress)
 
-        def keep(number: int, _: PartTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
-            found[number] = logprobs
-            return logprobs.sum(), {}
-
-        with torch.no_grad():
-            temperature = self._config.rollout.temperature
-            models = self._reference.wrapped
-            self._run(models, parts, batch.sequences, keep, temperature, progress, forward_only=True)
+    def _without_replay(
+        self, batch: TrainBatch, parts: list[Part], progress: Callable[[], None]
+    ) -> list[dict[str, float]]:
+        """What the first micro-batch of each rank of data parallelism gives without replay."""
+        if self._replay is None or batch.sequences.experts is None:
+            return []
+        # Virtual stages take micro-batches in rounds of so many as there are stages.
+        some = parts[: self._layout.pipeline if self._layout.virtual > 1 else 1]
+        self._replay.begin(uses=False, trains=False)
+        scored = self._passes.score(self._optimizer.models, some, batch.sequences, progress, self._replay)
+        found = [replayed.unreplayed(self._replay.choices.take())]
+        for number, (part, logprobs) in scored.items() if self._speaks else ():
+            indices, rows = some[number].indices, len(some[number].indices)
+            rollout = self._padded(indices, part.width, batch.old_logprobs)
+            found.append(replayed.without_replay(logprobs[:rows], rollout, part.mask[:rows]))
         return found
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this rank speaks for those that computed the same losses: the first of the last stage's."""
+        return bool(
+            parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+            and parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
+        )
+
+    def _told(
+        self, measured: list[dict[str, float]], ratios: list[NDArray[Any]], own: Sequence[dict[str, float]] = ()
+    ) -> tuple[dict[str, float], list[NDArray[Any]]]:
+        """Figures of all ranks, added up, and the ratios of all micro-batches.
+
+        Args:
+            measured: of the micro-batches, the same on ranks that share them.
+            ratios: the same.
+            own: of this rank alone.
+        """
+        told = process.told_by_all([*((measured, ratios) if self._speaks else ([], [])), list(own)])
+        figures = add_metrics(part for one, _, rest in told for part in [*one, *rest])
+        return figures, [array for _, some, _ in told for array in some]
 
     def _train(
         self,
         parts: list[Part],
         sequences: Sequences,
         loss_of: LossOf,
-        temperature: float,
         progress: Callable[[], None],
-        objective: StepObjective | None = None,
-    ) -> tuple[dict[str, float], list[NDArray[Any]]]:
-        """Add the gradients of all micro-batches up; what they measured, joined over all ranks."""
-        self._optimizer.clear()
-        measured = self._run(self._optimizer.models, parts, sequences, loss_of, temperature, progress)
-        # One rank speaks for those that computed the same: the first of the last stage's.
-        speaks = (
-            parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-            and parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
-        )
-        ratios = objective.log_ratios if objective is not None else []
-        everywhere: list[Any] = [None] * self._layout.ranks
-        distributed.all_gather_object(everywhere, (measured, ratios) if speaks else None, group=self._talk)
-        told = [one for one in everywhere if one is not None]
-        return add_metrics(part for one, _ in told for part in one), [array for _, some in told for array in some]
-
-    def _run(
-        self,
-        models: Sequence[Any],
-        parts: list[Part],
-        sequences: Sequences,
-        loss_of: LossOf,
-        temperature: float,
-        progress: Callable[[], None],
-        *,
-        forward_only: bool = False,
+        temperature: float | None = None,
     ) -> list[dict[str, float]]:
-        """Pass micro-batches through the pipeline; what each measured, on the ranks of the last stage."""
-        measured: list[dict[str, float]] = []
-        vocabulary = self._architecture.vocabulary
-
-        def loss(number: int, tensors: PartTensors, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-            logprobs = completion_logprobs(logits, tensors, temperature, vocabulary)
-            value, figures = loss_of(number, tensors, logprobs)
-            measured.append(figures)
-            return value, torch.zeros((), dtype=torch.int, device=self._device), {}
-
-        def forward(numbers: Iterator[int], model: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
-            number = next(numbers)
-            progress()
-            tensors = PartTensors.of(parts[number], sequences, self._device)
-            output = model(input_ids=here(tensors.tokens), position_ids=None, attention_mask=None)
-            return output, partial(loss, number, tensors)
-
-        numbers = [iter(range(len(parts))) for _ in models]
-        get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=numbers if len(models) > 1 else numbers[0],
-            model=models if len(models) > 1 else models[0],
-            num_microbatches=len(parts),
-            seq_length=parts[0].length,
-            micro_batch_size=parts[0].rows,
-            forward_only=forward_only,
+        """Add the gradients of all micro-batches up; what each measured, on the ranks of the last stage."""
+        self._optimizer.clear()
+        if self._replay is not None:
+            self._replay.begin(uses=True, trains=True)
+        models = self._optimizer.models
+        return self._passes.run(
+            models, parts, sequences, loss_of, progress, temperature=temperature, replay=self._replay
         )
-        return measured
 
     def _step(self, rate: float, factor: float) -> float:
         norm = self._optimizer.step(rate, factor)
-        if not math.isfinite(norm):
-            msg = f"gradient norm is {norm}: the loss diverged; lower trainer.learning_rate or clip the ratio tighter"
-            raise FloatingPointError(msg)
+        check_norm(norm)
         self._changed()
         return norm
 
@@ -259,6 +244,10 @@ class MegatronEngine(Whole):
         self._gathered()
         if self._rank == 0:
             self._announcer.remember()
+
+    def contents(self) -> list[Content]:
+        """The weights in memory; see `Offers`."""
+        return self._announcer.contents()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights, on rank 0; see the protocol."""

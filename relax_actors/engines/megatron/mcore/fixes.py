@@ -7,6 +7,7 @@ Those two belong to the CPU. A newer megatron-core that has its own remedy is le
 from __future__ import annotations
 
 import queue
+from functools import wraps
 from typing import Any
 
 import torch
@@ -99,6 +100,7 @@ def state_of_padded_buckets() -> None:
     """
     original = DistributedOptimizer.sharded_param_state_fully_reshardable
 
+    @wraps(original)
     def sharded(self: Any, *arguments: Any, **settings: Any) -> Any:
         sizes = [(buffer, buffer.numel) for buffer in self.buffers]
         sizes += [(bucket, bucket.grad_data.numel()) for buffer in self.buffers for bucket in buffer.buckets]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import distributed
 from torch._C._distributed_c10d import Store
 
+from relax_actors.engines.megatron import wire
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU
 from relax_actors.errors import ConfigError
@@ -24,25 +26,38 @@ def device() -> torch.device:
     return torch.device("cpu") if ON_CPU else torch.device("cuda", torch.cuda.current_device())
 
 
-def talk() -> Any:
-    """The group of all ranks for plain messages between them: over the hosts' network, whatever tensors go over."""
-    return _talk
+def told_by_all(message: Any) -> list[Any]:
+    """What each rank says, by number: plain data and arrays, over the hosts' network, whatever tensors go over.
+
+    All ranks call it.
+    """
+    data = np.frombuffer(wire.encode(message), np.uint8)
+    ranks = distributed.get_world_size(_talk)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+    distributed.all_gather(sizes, torch.tensor([len(data)]), group=_talk)
+    longest = max(int(size) for size in sizes)
+    ours = torch.zeros(longest, dtype=torch.uint8)
+    ours[: len(data)] = torch.from_numpy(data.copy())
+    found = [torch.empty(longest, dtype=torch.uint8) for _ in range(ranks)]
+    distributed.all_gather(found, ours, group=_talk)
+    return [wire.decode(one[: int(size)].numpy().tobytes()) for one, size in zip(found, sizes, strict=True)]
 
 
-def check_device(wanted: str) -> None:
+def check_device(wanted: str, setting: str) -> None:
     """Refuse a device that megatron-core cannot take: where there is CUDA it computes on CUDA.
 
     Args:
-        wanted: `trainer.device`.
+        wanted: the name of a device.
+        setting: that says so.
 
     Raises:
         ConfigError: it is another than what there is.
     """
     if wanted == "cpu" and not ON_CPU:
-        msg = 'trainer.device = "cpu", but Megatron-Core takes CUDA where it is; hide it: CUDA_VISIBLE_DEVICES=""'
+        msg = f'{setting} = "cpu", but Megatron-Core takes CUDA where it is; hide it: CUDA_VISIBLE_DEVICES=""'
         raise ConfigError(msg)
     if wanted not in ("auto", "cpu") and ON_CPU:
-        msg = f'trainer.device = {wanted!r}, but there is no CUDA here; set it to "auto"'
+        msg = f'{setting} = {wanted!r}, but there is no CUDA here; set it to "auto"'
         raise ConfigError(msg)
 
 

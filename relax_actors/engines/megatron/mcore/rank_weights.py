@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 from torch import Tensor, distributed
 
 from relax_actors.engines.megatron.conversion import Conversion, axis_of, joined, piece_of
+from relax_actors.engines.megatron.mcore.process import told_by_all
 
 _LOCAL_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _LOCAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
@@ -65,26 +66,37 @@ class RankWeights:
     Args:
         models: the stages of this rank.
         conversion: between the two forms.
-        group: of all ranks, for messages about the weights.
     """
 
-    def __init__(self, models: Sequence[Any], conversion: Conversion, group: Any) -> None:
+    def __init__(self, models: Sequence[Any], conversion: Conversion) -> None:
         self._places, self._conversion = places_of(models), conversion
         here = {key: (place.piece, tuple(place.parameter.shape)) for key, place in self._places.items()}
-        everywhere: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(everywhere, here, group=group)
         # The lowest rank that has a piece stands for those that have it too.
         self._pieces: dict[str, dict[int, Piece]] = {}
-        for rank, held in enumerate(everywhere):
+        for rank, held in enumerate(told_by_all(here)):
             for key, (piece, shape) in held.items():
                 self._pieces.setdefault(key, {}).setdefault(piece, Piece(rank, tuple(shape)))
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """This rank's parameters by their keys."""
+        return {key: place.parameter for key, place in self._places.items()}
+
+    def pieces(self, source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """What this rank's parameters hold by Hugging Face weights, one after the other.
+
+        Raises:
+            ConfigError: the source lacks a tensor, or has it in another shape.
+        """
+        for key, place in self._places.items():
+            whole = self._conversion.from_hugging_face(key, source)
+            yield key, piece_of(key, whole, place.pieces, place.piece)
 
     @torch.no_grad()
     def take(self, source: Mapping[str, Tensor]) -> None:
         """Fill this rank's parameters from Hugging Face weights."""
-        for key, place in self._places.items():
-            whole = self._conversion.from_hugging_face(key, source)
-            place.parameter.copy_(piece_of(key, whole, place.pieces, place.piece))
+        for key, piece in self.pieces(source):
+            self._places[key].parameter.copy_(piece)
 
     @torch.no_grad()
     def give(self) -> Iterator[tuple[str, Tensor]]:

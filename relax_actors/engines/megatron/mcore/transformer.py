@@ -15,6 +15,8 @@ from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU, layers
+from relax_actors.engines.megatron.mcore.attention import Rotary
+from relax_actors.engines.megatron.mcore.logprobs import only_scored
 from relax_actors.engines.megatron.mcore.process import device
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -89,6 +91,14 @@ class Chunks:
             rotary_base=architecture.rotary_base,
             vp_stage=virtual,
         )
+        model.rotary_pos_emb = Rotary(
+            self.config.kv_channels,
+            rotary_percent=1.0,
+            rotary_base=architecture.rotary_base,
+            use_cpu_initialization=ON_CPU,
+            cp_group=parallel_state.get_context_parallel_group(),
+        )
+        only_scored(model)
         return model.to(device())
 
 

@@ -1,0 +1,67 @@
+"""One model and one engine after another, for benchmarks that step engines in turns."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from relax_actors.config import Config, validate
+from relax_actors.engines.training import TrainBatch, TrainingEngine, train
+from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.modelfolder import prepare
+
+VOCABULARY = 512
+DENSE: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+MOE = DENSE | {
+    "model_type": "qwen3_moe",
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
+
+
+def config_of(folder: Path, model: dict[str, Any], **trainer: Any) -> Config:
+    """A run with a model of random weights; its folder is made."""
+    tree: dict[str, Any] = {
+        "run": {"name": "benchmark", "folder": str(folder)},
+        "model": {"architecture": model, "tokenizer": {"alphabet": "01#"}},
+        "data": {"kind": "python", "function": "nothing"},
+        "trainer": {"learning_rate": 1e-5, "token_budget": 4096} | trainer,
+    }
+    config = validate(tree, "benchmark")
+    prepare(config, config.model_path)
+    return config
+
+
+def begun(config: Config) -> TrainingEngine:
+    """The engine of a configuration, at version 0."""
+    engine: TrainingEngine
+    if config.trainer.backend == "torch":
+        engine = TorchEngine(config)
+    else:
+        from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 only where it is asked for
+
+        engine = MegatronEngine(config)
+    engine.initialise(1)
+    engine.finish_warm_start()
+    return engine
+
+
+def stepped(engine: TrainingEngine, batch: TrainBatch, step: int) -> tuple[float, dict[str, float]]:
+    """CPU seconds of a step, and its figures."""
+    began = time.process_time()
+    metrics = dict(train(engine, batch, step, lambda: None).metrics)
+    return time.process_time() - began, metrics

@@ -1,0 +1,191 @@
+"""Write docs/subjects.md from the code that builds, writes and guards subjects: `python docs/make_subjects.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from broker.codec import decode_fields, encode, open_envelope
+from broker.subjects import NUMBERED_KINDS, RowId, Subjects
+from relax_actors import messages
+from relax_actors.actor import COLUMNS
+from relax_actors.cli.render import fields_of
+from relax_actors.config import Config
+from relax_actors.roles.access import NODE, OBSERVER, OPERATOR, permissions, users
+from relax_actors.roles.reading import KINDS
+
+TARGET = Path(__file__).parent / "subjects.md"
+ROW, AUTHOR = RowId(12, 3), "rollout.0#1"
+FLOATS, INTS = np.array([-0.25, -0.5], np.float32), np.array([5, 3], np.int32)
+FINGERPRINT = "5f0c1a7d93b24e68a1d0c7f2e9b84d36"
+
+# One value of each kind of cell, as a run may write it.
+EXAMPLES: dict[str, Any] = {
+    "prompt": messages.Prompt("53>", INTS, "35", {}, 77, 11),
+    "trajectory": messages.Trajectory(
+        INTS, np.array([2], np.int32), INTS, FLOATS, np.array([11, 11], np.int32), ["35"], ["stop"], FINGERPRINT
+    ),
+    "reward": messages.Reward(np.array([1.0], np.float32)),
+    "advantage": messages.Advantage(np.array([0.7], np.float32), 0.5),
+    "dropped": messages.Dropped("no_signal", "all samples have reward 0"),
+    "quarantined": messages.Quarantined("reward", 3, "ValueError: no number", "Traceback ..."),
+    "requeued": messages.Requeued(1.7e9),
+    "readmitted": messages.Readmitted("group.14.5"),
+    "batch": messages.Batch([0, 1, 2, 3], 99, 1, 0.5, 1, 512, 1.7e9),
+    "weights": messages.Weights(12, FINGERPRINT, [messages.Shard("weights/12.1.safetensors", 4096, FINGERPRINT)], 1),
+    "checkpoint": messages.Checkpoint(12, "checkpoints/12.1", FINGERPRINT, 9, messages.Totals(40, 36, 4, 0), 1),
+    "evaluation": messages.Evaluation(12, 0.75, 256),
+}
+LOG = {
+    "event": {"time": 1.7e9, "kind": "ready", "role": "rollout", "n": 0, "seconds": 1.2},
+    "metric": {
+        "time": 1.7e9,
+        "role": "rollout",
+        "n": 0,
+        "rows": 64,
+        "rows_per_second": 8.0,
+        "busy": 0.9,
+        "rss_mib": 512,
+    },
+    "step": {
+        "time": 1.7e9,
+        "role": "trainer",
+        "n": 0,
+        "kind": "step",
+        "step": 12,
+        "reward": 0.5,
+        "age": 1,
+        "loss": 0.01,
+    },
+}
+
+
+def example(name: str, subject: str | None = None) -> str:
+    """A cell's fields as `relax tail` shows them, by way of the wire."""
+    value = EXAMPLES[name]
+    data = encode(value, AUTHOR, subject=subject)
+    decode_fields(open_envelope(data, subject=subject), type(value))
+    return fields_of(data)
+
+
+def meaning(cls: type) -> str:
+    """What a class's docstring says of it, in a line."""
+    text = " ".join((cls.__doc__ or "").split("\n\n", 1)[0].split())
+    said = text.partition(": ")[2] or text
+    return said[:1].upper() + said[1:]
+
+
+def config() -> Config:
+    """A run that has every role of ours."""
+    data = {"kind": "python", "function": "none.make"}
+    tree = {
+        "run": {"name": "demo"},
+        "model": {"path": "model"},
+        "data": data,
+        "eval": {"data": data},
+        "roles": {"reference": {}, "actor_fwd": {}},
+    }
+    return Config.model_validate(tree)
+
+
+def cells(subjects: Subjects) -> list[str]:
+    """The part about the table."""
+    lines = []
+    for name, cls in COLUMNS.items():
+        subject = subjects.cell(ROW, name)
+        pattern = subject.replace(str(ROW), "group.<step>.<index>")
+        lines += [f"### `{pattern}`", "", f"{meaning(cls)} Fields: {fields(cls)}.", "", "```", example(name), "```", ""]
+    for name in ("reference", "actor_fwd"):
+        pattern = subjects.cell(ROW, name).replace(str(ROW), "group.<step>.<index>")
+        lines += [f"### `{pattern}`", "", "Log-probs `[total] float32`, laid out as those of the trajectory.", ""]
+    for kind in NUMBERED_KINDS:
+        number = "step" if kind == "batch" else "version"
+        lines += [f"### `{subjects.numbered(kind, f'<{number}>')}`", ""]
+        lines += [f"{meaning(KINDS[kind])} Fields: {fields(KINDS[kind])}.", ""]
+        lines += ["```", example(kind, subjects.numbered(kind, 12)), "```", ""]
+    return lines
+
+
+def fields(cls: type) -> str:
+    """The names of a class's fields."""
+    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(cls))
+
+
+def listed(names: list[str]) -> str:
+    """Names as code, with commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def rights(run: Config) -> list[str]:
+    """The part about who may do what."""
+    lines = []
+    said = {
+        NODE: "the supervisor of a machine",
+        OPERATOR: "who starts the run, looks everything up and repairs",
+        OBSERVER: "who only looks on: it makes no request, so it cannot write in any way",
+    }
+    for user in users(run):
+        allowed = permissions(run, user)
+        lines += [f"### {user}", "", *([f"{said[user][:1].upper()}{said[user][1:]}.", ""] if user in said else [])]
+        lines += ["```", *(f"pub {subject}" for subject in allowed.publish)]
+        lines += [*(f"sub {subject}" for subject in allowed.subscribe), "```", ""]
+    return lines
+
+
+def page() -> str:
+    """The whole page."""
+    run = config()
+    subjects = Subjects(run.run.name)
+    head = [
+        "# Subjects",
+        "",
+        "Made by `python docs/make_subjects.py` from `broker/subjects.py`, `relax_actors/messages.py` and",
+        "`relax_actors/roles/access.py`, for a run of the name `demo`.",
+        "",
+        "## The table",
+        "",
+        f"Stream `{subjects.table_stream}`: "
+        + ", ".join(f"`{subject}`" for subject in subjects.table_subjects())
+        + ".",
+        "Each subject holds one message, written once: msgpack `[schema, type, author, fields]`; numbered cells have a",
+        "checksum over subject and content behind it. The examples are the fields as `relax tail` prints them. Rows of",
+        "`eval.<version>.<index>` have such cells in the columns `prompt`, `trajectory`, `reward` and `quarantined`.",
+        "",
+        *cells(subjects),
+        "## The log",
+        "",
+        f"Stream `{subjects.log_stream}`: "
+        + ", ".join(f"`{subject}`" for subject in subjects.log_subjects())
+        + ". JSON.",
+        "",
+    ]
+    for name, subject in (
+        ("event", subjects.event("<role>", "<n>", "<kind>")),
+        ("metric", subjects.metric("<role>", "<n>")),
+        ("step", subjects.metric("trainer", "0")),
+    ):
+        title = f"### `{subject}`" + (", of each step" if name == "step" else "")
+        lines = [title, "", "```json", json.dumps(LOG[name]), "```", ""]
+        head += lines
+    state = [
+        "## The state",
+        "",
+        f"KV bucket `{subjects.state_bucket}`, JSON: `lease.<role>.<n>` (who lives, forgotten after",
+        "`supervision.heartbeat` seconds), `incarnation.<role>.<n>` (counts lives), `failure.<role>.<row>` (counts",
+        "failures), `note.<name>` (where a role can be reached), `run` (the settings, without the broker's, for nodes",
+        "that join).",
+        "",
+        "## Who may do what",
+        "",
+        "Credentials of `relax keys` allow a user just this.",
+        "",
+    ]
+    return "\n".join([*head, *state, *rights(run)]).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(page())

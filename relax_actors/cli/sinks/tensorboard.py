@@ -1,0 +1,47 @@
+"""A run's steps and evaluations as files that TensorBoard reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from relax_actors.cli.sinks import Heard
+from relax_actors.errors import ConfigError
+
+
+class TensorBoard:
+    """Writes scalars `step/<name>` by optimizer step, and `eval/reward` by version.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            msg = f"--tensorboard needs TensorBoard: pip install 'relax-actors[tensorboard]' ({error})"
+            raise ConfigError(msg) from error
+        self._event: Any = event_pb2.Event
+        self._summary: Any = summary_pb2.Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer: Any = EventFileWriter(str(folder))
+
+    def take(self, heard: Heard) -> None:
+        """Write what is a step's or an evaluation's."""
+        numbers, at = heard.numbers(), heard.body.get("time")
+        if heard.kind == "step" and not heard.is_event and "step" in numbers:
+            step = int(numbers.pop("step"))
+            self._write({f"step/{name}": value for name, value in numbers.items()}, step, at)
+        elif heard.kind == "evaluated" and heard.is_event and {"version", "reward"} <= numbers.keys():
+            self._write({"eval/reward": numbers["reward"]}, int(numbers["version"]), at)
+
+    def _write(self, scalars: dict[str, float], step: int, at: Any) -> None:
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        time = float(at) if isinstance(at, int | float) else 0.0
+        self._writer.add_event(self._event(wall_time=time, step=step, summary=self._summary(value=values)))
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()

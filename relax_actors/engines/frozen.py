@@ -1,0 +1,36 @@
+"""Weights that are not trained, by patterns of their Hugging Face names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from relax_actors.errors import ConfigError
+
+
+def frozen_names(names: Collection[str], patterns: Sequence[str]) -> set[str]:
+    """Those of a model's names that a pattern of trainer.freeze matches.
+
+    Raises:
+        ConfigError: a pattern matches none, or all are matched.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = {name for name in names if fnmatchcase(name, pattern)}
+        if not matched:
+            msg = f"trainer.freeze: {pattern!r} matches no weight of the model; it has {sorted(names)[:8]} ..."
+            raise ConfigError(msg)
+        found |= matched
+    if found == set(names):
+        msg = f"trainer.freeze: {list(patterns)} leaves nothing to train; take a pattern out"
+        raise ConfigError(msg)
+    return found
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Take gradients from the parameters of a transformers model that the patterns match; see `frozen_names`."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in frozen_names(parameters, patterns):
+        parameters[name].requires_grad_(False)

@@ -1,0 +1,70 @@
+"""Scoring in this process with Megatron-Core: the forward pass of the trainer's engine with announced weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from relax_actors.config.schema import Config
+from relax_actors.config.training import MegatronSection
+from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.conversion import Conversion
+from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.mcore import process
+from relax_actors.engines.megatron.mcore.passes import Passes
+from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
+from relax_actors.engines.megatron.mcore.replay import Replay
+from relax_actors.engines.megatron.mcore.transformer import Chunks, padded_vocabulary
+from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.served import Served
+
+
+class MegatronScorer(Served):
+    """A whole model in one rank, whatever the layout of the trainer.
+
+    Args:
+        config: the run's.
+        device: torch device, or "auto".
+        follows: whether further versions are to come.
+    """
+
+    def __init__(self, config: Config, device: str = "auto", *, follows: bool = True) -> None:
+        super().__init__(follows=follows)
+        layout, architecture = Layout.of(MegatronSection()), Architecture.of(config.model_path)
+        process.check_device(device, "the device of a role that scores")
+        process.begin(layout, 0, HashStore())
+        self._chunks = Chunks(config, architecture, layout)
+        for model in self._chunks.wrapped:
+            model.train(mode=False)
+            model.requires_grad_(False)
+        self._replay = None
+        if config.trainer.router_replay:
+            self._replay = Replay(self._chunks.bare, recomputed=False, sequence=False)
+        conversion = Conversion(architecture, padded_vocabulary(architecture, layout))
+        self._weights = RankWeights(self._chunks.bare, conversion)
+        self._passes = Passes(config, architecture, layout)
+
+    def _parameters(self) -> Mapping[str, Tensor]:
+        return self._weights.parameters
+
+    def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:  # noqa: ARG002
+        return self._weights.pieces(tensors)
+
+    def score(self, sequences: Sequences, progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Log-probs of each completion; see the protocol."""
+        self.require_weights()
+        parts = self._passes.parts(sequences)
+        if self._replay is not None:
+            self._replay.begin(uses=True, trains=False)
+        found: list[NDArray[Any]] = [np.zeros(0, np.float32)] * len(sequences)
+        scored = self._passes.score(self._chunks.wrapped, parts, sequences, progress, self._replay)
+        for number, (_, logprobs) in scored.items():
+            rows = logprobs.cpu().numpy()
+            for row, index in enumerate(parts[number].indices):
+                found[index] = rows[row, : len(sequences.completions[index])].copy()
+        return found

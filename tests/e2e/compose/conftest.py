@@ -1,0 +1,141 @@
+"""A project of docker-compose.yml with volumes, ports and a run of its own; without an engine none of this runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.test_monitor import free_port
+from tests.support.running import wait_until
+
+ROOT = Path(__file__).parents[3]
+IMAGE = os.environ.get("RELAX_IMAGE", "relax-actors")
+UID = 1000
+
+
+def compose_command() -> list[str] | None:
+    """Compose v2, or docker-compose 1.29, if there is an engine that answers."""
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
+        return None
+    if subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode == 0:
+        return [docker, "compose"]
+    old = shutil.which("docker-compose")
+    return [old] if old else None
+
+
+COMPOSE = compose_command()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+            if COMPOSE is None:
+                item.add_marker(pytest.mark.skip(reason="no Docker engine answers, or there is no compose"))
+
+
+@dataclass
+class Project:
+    """What `docker compose up` made."""
+
+    folder: Path
+    settings: str
+    files: tuple[str, ...] = ("docker-compose.yml",)
+    name: str = field(default_factory=lambda: f"relaxtest{uuid.uuid4().hex[:8]}")
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        (self.folder / "runs").mkdir()
+        os.chown(self.folder / "runs", UID, UID) if os.getuid() == 0 else None
+        for name in ("docker-compose.yml", "examples", "deploy"):
+            (self.folder / name).symlink_to(ROOT / name)
+        self.environment = os.environ | {
+            "SETTINGS": self.settings,
+            "NATS_PORT": str(free_port()),
+            "WEBSOCKET_PORT": str(free_port()),
+            "RELAX_IMAGE": IMAGE,
+            "RELAX_UID": str(UID if os.getuid() == 0 else os.getuid()),
+        }
+
+    def compose(self, *arguments: str, check: bool = True) -> str:
+        assert COMPOSE is not None
+        files = [option for name in self.files for option in ("-f", name)]
+        command = [*COMPOSE, "-p", self.name, "--project-directory", str(self.folder), *files, *arguments]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=240
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def up(self, *more: str) -> None:
+        self.began = self.began or time.monotonic()
+        self.compose("up", "-d", *more)
+
+    def containers(self, service: str) -> list[str]:
+        return self.compose("ps", "-q", service).split()
+
+    def docker(self, *arguments: str) -> str:
+        done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False, timeout=120)  # noqa: S607
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def kill(self, service: str) -> None:
+        """Kill a container, and start it as an operator or an orchestrator would."""
+        (container, *_) = self.containers(service)
+        self.docker("kill", container)
+        self.docker("start", container)
+
+    def relax(self, *arguments: str) -> dict[str, Any]:
+        """A verb with the operator's credentials, as one line of JSON."""
+        return dict(
+            json.loads(self.compose("exec", "-T", "prompts", "relax", *arguments, "--json").strip().splitlines()[-1])
+        )
+
+    def step(self) -> int:
+        try:
+            return int(self.relax("status", "demo")["step"])
+        except (AssertionError, ValueError, IndexError):
+            return -1
+
+    def await_step(self, step: int, deadline: float = 120) -> int:
+        return int(wait_until(lambda: (at := self.step()) >= step and at, f"step {step}\n", deadline))
+
+    def summary(self, deadline: float) -> dict[str, Any]:
+        """The result, once it is there."""
+        path = self.folder / "runs" / "demo" / "summary.json"
+        wait_until(path.exists, "summary.json", deadline)
+        return dict(json.loads(path.read_text()))
+
+    def assert_ledger_holds(self) -> None:
+        found = self.relax("ledger", "demo")
+        assert found["violations"] == []
+        assert found["admitted"] == sum(found[name] for name in ("trained", "dropped", "quarantined", "in_flight"))
+
+    def down(self) -> None:
+        """Remove everything but what the containers said."""
+        (self.folder / "logs.txt").write_text(self.compose("logs", "--no-color", check=False))
+        self.compose("down", "-v", "--timeout", "5", check=False)
+
+
+@pytest.fixture
+def make_project(tmp_path: Path) -> Iterator[Any]:
+    made: list[Project] = []
+
+    def make(settings: str, *files: str) -> Project:
+        made.append(Project(tmp_path, settings, files or ("docker-compose.yml",)))
+        return made[-1]
+
+    yield make
+    for project in made:
+        project.down()

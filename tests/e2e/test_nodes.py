@@ -1,0 +1,140 @@
+"""A run whose roles are on several nodes, each signed in as what it is."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.bridge import Bridge
+from broker.lease import RunState
+from broker.streams import ensure_bucket
+from broker.subjects import Subjects
+from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.running import Run, relax, wait_until
+
+NAME = "spread"
+HERE = "prompts,reward,advantages,trainer"
+
+
+class Node:
+    """One `relax node`."""
+
+    def __init__(self, guarded: Guarded, run: Run, name: str, *roles: str) -> None:
+        self.work = run.cwd / f"node-{name}"
+        command = [
+            sys.executable,
+            "-m",
+            "relax_actors.cli.main",
+            "node",
+            "--broker",
+            f"nats://127.0.0.1:{guarded.port}",
+        ]
+        command += ["--credentials", str(guarded.keys), "--store", str(run.folder.root / "store"), "--name", name]
+        command += ["--work", str(self.work), *(text for role in roles for text in ("--role", role))]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def end(self, number: signal.Signals | None = None, deadline: float = 60.0) -> tuple[int, str]:
+        """Wait for its end, after a signal if one is given: exit code, and what it said."""
+        if number is not None:
+            self.process.send_signal(number)
+        said, _ = self.process.communicate(timeout=deadline)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def nodes() -> Iterator[Callable[..., Node]]:
+    made: list[Node] = []
+
+    def make(*arguments: Any) -> Node:
+        made.append(Node(*arguments))
+        return made[-1]
+
+    yield make
+    for node in made:
+        if node.process.poll() is None:
+            node.end(signal.SIGTERM)
+
+
+@pytest.fixture
+def spread(make_guarded: MakeGuarded, make_run: Callable[..., Run]) -> tuple[Guarded, Run]:
+    """A run with a broker of its own, not up yet."""
+    guarded = make_guarded([f"run.name={NAME}"])
+    guarded.make()
+    guarded.start()
+    broker = [f"broker.url=nats://127.0.0.1:{guarded.port}", f"broker.credentials={guarded.keys}"]
+    return guarded, make_run(NAME, *broker)
+
+
+def children(state: RunState, bridge: Bridge) -> dict[str, list[str]]:
+    """The ready actors of each node."""
+    leases = bridge.call(state.leases(), 10)
+    return {
+        key: sorted(name for name, child in (lease.get("children") or {}).items() if child["phase"] == "ready")
+        for key, lease in leases.items()
+        if key.startswith("node.")
+    }
+
+
+@pytest.mark.timeout(280)
+def test_nodes_join_are_seen_and_leave_and_the_run_ends(
+    spread: tuple[Guarded, Run], nodes: Callable[..., Node], tmp_path: Path
+) -> None:
+    guarded, run = spread
+    run.start("run.steps=100000", "--roles", HERE)
+    wait_until(run.folder.address.exists, "broker.json")
+    first = nodes(guarded, run, "first", "rollout=2")
+    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
+        bucket = bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20)
+        state = RunState(bridge, bucket)
+        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000", "rollout.1001"], "first node", 60)
+        shown = relax("tree", str(run.folder.root), cwd=tmp_path).stdout
+        assert "node 1 first" in shown
+        assert "rollout.1001 ready" in shown
+        assert "trainer.0" in shown
+        second = nodes(guarded, run, "second", "rollout")
+        wait_until(lambda: children(state, bridge).get("node.2") == ["rollout.2000"], "second node", 60)
+        code, said = first.end(signal.SIGTERM)
+        assert code == 0, said
+        assert "node.1" not in bridge.call(state.leases(), 10)
+    run.end_in_order()
+    code, said = second.end(signal.SIGTERM)
+    assert code == 0, said
+
+
+@pytest.mark.timeout(200)
+def test_a_node_that_is_killed_takes_no_row_with_it(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
+    guarded, run = spread
+    run.start("run.steps=300", "--roles", HERE)
+    wait_until(run.folder.address.exists, "broker.json")
+    victim, other = (nodes(guarded, run, name, "rollout") for name in ("victim", "other"))
+    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
+        state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
+        wait_until(lambda: len([n for n in children(state, bridge).values() if n]) == 3, "three nodes", 60)
+    victim.end(signal.SIGKILL)
+    code, result, said = run.finish(150)
+    assert code == 0, said
+    assert result["trained"] == 1200
+    assert result["quarantined"] == 0
+    assert other.end()[0] == 0
+
+
+def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
+    guarded, run = spread
+    run.start("run.steps=100000", "--roles", HERE)
+    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
+        wait_until(run.folder.address.exists, "broker.json")
+        state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
+        wait_until(lambda: "owner.trainer" in bridge.call(state.leases(), 10), "owner of the trainer", 60)
+    code, said = nodes(guarded, run, "second", "trainer").end(deadline=90)
+    assert code == 1, said
+    assert "trainer runs on node 0" in said
+    code, said = nodes(guarded, run, "third", "nobody").end(deadline=60)
+    assert code == 2, said
+    assert "no role 'nobody' in run spread" in said

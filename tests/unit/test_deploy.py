@@ -1,0 +1,73 @@
+"""What lies in deploy/ fits the code; see tests/e2e/compose for what an engine is needed for."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from broker.server import find_binary
+from relax_actors.cli.keys import Settings, make_keys
+from relax_actors.config import BUILT_IN
+from relax_actors.config.placement import OPTIONAL
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+DEMO = str(ROOT / "examples" / "demo" / "demo.toml")
+SERVERS = ("nats-0.nats", "nats-1.nats", "nats-2.nats")
+
+
+def test_the_configuration_of_each_server_of_a_cluster_is_valid(tmp_path: Path) -> None:
+    make_keys(DEMO, tmp_path, [], Settings(tls=True, mutual=True, websocket=8443, http=8222, cluster=SERVERS))
+    for name in ("nats-server", *SERVERS):
+        command = [str(find_binary()), "-t", "-c", str(tmp_path / "server" / f"{name}.conf")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_compose_has_a_container_for_each_role_of_ours() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    for role in (*BUILT_IN, *OPTIONAL):
+        assert f"- keys-{role}:/keys/{role}\n" in text, role
+    nodes = re.findall(r"--role, (\w+)", text)
+    (with_up,) = re.findall(r"--roles ([\w,]+)", text)
+    assert {*nodes, *with_up.split(",")} == {*BUILT_IN, *OPTIONAL}
+
+
+def test_the_kustomization_builds(tmp_path: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    shutil.copytree(DEPLOY / "kubernetes", tmp_path / "kubernetes")
+    make_keys(DEMO, tmp_path / "kubernetes" / "keys", [], Settings(http=8222, cluster=SERVERS))
+    for folder in ("kubernetes", "kubernetes/autoscaling"):
+        command = [kubectl, "kustomize", str(tmp_path / folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert "kind: " in done.stdout
+
+
+def test_the_batch_script_is_one_of_bash() -> None:
+    script = str(DEPLOY / "slurm" / "relax.sbatch")
+    checks = [[shutil.which("bash") or "", "-n", script]]
+    if found := shutil.which("shellcheck"):
+        checks.append([found, script])
+    for check in checks:
+        done = subprocess.run(check, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_dashboard_asks_for_what_is_measured() -> None:
+    board = json.loads((DEPLOY / "grafana" / "relax.json").read_text())
+    asked = {
+        name for panel in board["panels"] for t in panel["targets"] for name in re.findall(r"relax_\w+", t["expr"])
+    }
+    code = "".join(path.read_text() for path in (ROOT / "relax_actors").rglob("*.py"))
+    for name in asked:
+        measured = name.removeprefix("relax_step_").removeprefix("relax_actor_")
+        assert f'"{measured}"' in code or name == "relax_events_total", name
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

@@ -1,0 +1,173 @@
+"""Router replay with the transformers and torch engines: what is recorded is what was chosen, and is chosen again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from broker.errors import StoreError
+from relax_actors.config import Config
+from relax_actors.engines.experts import Routers
+from relax_actors.engines.inference import Generation
+from relax_actors.engines.inference.transformers_engine import TransformersEngine
+from relax_actors.engines.model import build
+from relax_actors.engines.scoring.torch_engine import TorchScorer
+from relax_actors.engines.training import Sequences, TrainBatch, train
+from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.errors import ConfigError
+from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed
+from tests.unit.test_engines import REQUESTS, request
+
+LAYERS, TOP_K = MOE["num_hidden_layers"], MOE["num_experts_per_tok"]
+TORCH = {"backend": "torch", "learning_rate": 1e-3, "router_replay": True}
+
+
+def nothing() -> None:
+    return None
+
+
+def begun(config: Config) -> TorchEngine:
+    engine = TorchEngine(config)
+    engine.initialise(5)
+    engine.finish_warm_start()
+    return engine
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return config_of(tmp_path, MOE, trainer=TORCH)
+
+
+def served(trainer: TorchEngine, config: Config, tmp_path: Path, version: int = 0) -> TransformersEngine:
+    engine = TransformersEngine(config.model_path, records_experts=True)
+    shard = tmp_path / f"announced.{version}.safetensors"
+    engine.load(version, trainer.announce(shard), [shard])
+    return engine
+
+
+def pairs_of(engine: TransformersEngine, refresh: Any = None) -> list[tuple[Any, Generation]]:
+    generated = engine.generate(REQUESTS, nothing, refresh)
+    return [(r, g) for r, group in zip(REQUESTS, generated, strict=True) for g in group]
+
+
+def chosen_by(trainer: TorchEngine, prompt: Any, completion: Any) -> Any:
+    """Experts of a whole sequence but its last token, of a plain forward pass, each token's in ascending order."""
+    recorded: list[torch.Tensor] = []
+    tokens = torch.from_numpy(np.concatenate([prompt, completion])).long()[None]
+    model = build(trainer._config.model_path)
+    model.load_state_dict(trainer._model.state_dict())
+    with torch.no_grad(), Routers(model).recording(recorded):
+        model(input_ids=tokens)
+    return np.sort(torch.stack(recorded, 1).numpy(), -1)[:-1]
+
+
+def test_what_is_recorded_is_what_a_pass_over_the_whole_sequence_chooses(tmp_path: Path, config: Config) -> None:
+    trainer = begun(config)
+    lengths = set()
+    for asked, sample in pairs_of(served(trainer, config, tmp_path)):
+        assert sample.routed_experts is not None
+        assert sample.routed_experts.shape == (len(asked.tokens) + len(sample.tokens) - 1, LAYERS, TOP_K)
+        assert sample.routed_experts.dtype == np.int16
+        wanted = chosen_by(trainer, asked.tokens, sample.tokens)
+        np.testing.assert_array_equal(np.sort(sample.routed_experts, -1), wanted)
+        lengths.add(len(sample.tokens))
+    assert len(lengths) > 2  # some left the batch before others
+
+
+def test_a_sample_that_goes_on_with_new_weights_has_the_experts_that_gave_each_token(
+    tmp_path: Path, config: Config
+) -> None:
+    trainer = begun(config)
+    engine = served(trainer, config, tmp_path)
+    old = {id(a.tokens): chosen_by(trainer, a.tokens, np.zeros(1, np.int32)) for a in REQUESTS}
+    for step in range(30):
+        train(trainer, batch_of(step), step, nothing)
+    shard = tmp_path / "newer.safetensors"
+    fingerprint = trainer.announce(shard)
+    calls = 0
+
+    def refresh() -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            engine.load(1, fingerprint, [shard])
+        return calls == 2
+
+    mixed = 0
+    for asked, sample in pairs_of(engine, refresh):
+        assert sample.routed_experts is not None
+        prompt = len(asked.tokens)
+        np.testing.assert_array_equal(np.sort(sample.routed_experts[:prompt], -1), old[id(asked.tokens)])
+        if (sample.versions == 1).any():
+            mixed += 1
+            newer = chosen_by(trainer, asked.tokens, sample.tokens)
+            # The row before the first token of the new version is of the pass that gave it.
+            first = prompt - 1 + int(np.argmax(sample.versions == 1))
+            np.testing.assert_array_equal(np.sort(sample.routed_experts, -1)[first:], newer[first:])
+    assert mixed
+
+
+def test_a_pass_with_its_own_record_is_the_same_and_none_is_rerouted(tmp_path: Path, config: Config) -> None:
+    trainer, plain = begun(config), begun(config)
+    pairs = pairs_of(served(trainer, config, tmp_path))
+    sequences = Sequences([a.tokens for a, _ in pairs], [g.tokens for _, g in pairs])
+    recorded = [g.routed_experts for _, g in pairs if g.routed_experts is not None]
+    batch = TrainBatch(sequences, [g.logprobs for _, g in pairs], np.linspace(-1, 1, len(pairs)).astype(np.float32))
+    with_experts = replace(batch, sequences=replace(sequences, experts=recorded))
+    ours, theirs = train(trainer, with_experts, 0, nothing).metrics, train(plain, batch, 0, nothing).metrics
+    assert ours["rerouted"] == ours["unreplayed_rerouted"] == 0.0
+    assert ours["unreplayed_abs_delta"] < 1e-5
+    assert ours["abs_delta"] < 1e-5
+    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
+    scorer = TorchScorer(config)
+    shard = tmp_path / "scored.safetensors"
+    scorer.load(1, trainer.announce(shard), [shard])
+    own = scorer.score(sequences, nothing)
+    forced = routed(replace(batch, sequences=sequences), 1, missing=0.0).sequences
+    other = scorer.score(forced, nothing)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(own, other, strict=True)) > 1e-3
+
+
+def test_replay_takes_the_mismatch_of_a_trainer_that_would_choose_otherwise(tmp_path: Path, config: Config) -> None:
+    """The rollout's experts are forced to be others than the trainer's own, as if rounding had made them so."""
+    trainer = begun(config)
+    batch = routed(batch_of(0), 0, missing=0.0)
+    scorer = TorchScorer(config)
+    shard = tmp_path / "scored.safetensors"
+    scorer.load(0, trainer.announce(shard), [shard])
+    batch = replace(batch, old_logprobs=scorer.score(batch.sequences, nothing))
+    measured = train(trainer, batch, 0, nothing).metrics
+    assert measured["abs_delta"] < 1e-6
+    assert measured["unreplayed_abs_delta"] > 1e-3
+    assert measured["unreplayed_k3"] > measured["k3"]
+    assert measured["rerouted"] > 0.5
+    assert measured["unreplayed_rerouted"] > 0.5
+    # The comparison without replay is made every so many steps, and leaves no trace in the weights.
+    later = train(trainer, batch, 1, nothing).metrics
+    assert "unreplayed_abs_delta" not in later
+    other = begun(config)
+    other._steps_to_compare = 100
+    assert "unreplayed_abs_delta" not in train(other, batch, 0, nothing).metrics
+    train(other, batch, 1, nothing)
+    assert other.fingerprint() == trainer.fingerprint()
+
+
+def test_an_engine_that_is_not_to_record_records_nothing(tmp_path: Path, config: Config) -> None:
+    trainer = begun(config)
+    engine = TransformersEngine(config.model_path)
+    with pytest.raises(StoreError):
+        engine.generate([request("1>", 1)], nothing)
+    shard = tmp_path / "announced.safetensors"
+    engine.load(0, trainer.announce(shard), [shard])
+    assert engine.generate([request("1>", 1)], nothing)[0][0].routed_experts is None
+
+
+def test_a_model_without_known_routers_is_refused(tmp_path: Path) -> None:
+    dense = config_of(tmp_path, DENSE)
+    with pytest.raises(ConfigError, match="transformers' qwen3 has no router that is known here"):
+        TransformersEngine(dense.model_path, records_experts=True)

@@ -1,0 +1,101 @@
+"""Recorded experts in few bytes, and what a router cannot have chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from hypothesis.extra import numpy as arrays
+
+from relax_actors.messages import Trajectory
+from relax_actors.routing import compact, expanded, flaw, shared_prompt
+
+
+@given(arrays.arrays(np.int16, arrays.array_shapes(max_dims=3, max_side=5), elements=some.integers(-1, 300)))
+def test_what_is_kept_compactly_comes_back(chosen: Any) -> None:
+    kept = compact(chosen)
+    assert kept.dtype == (np.uint8 if chosen.max() < 255 else np.int16)
+    np.testing.assert_array_equal(expanded(kept), chosen)
+
+
+def test_nothing_is_kept_as_nothing() -> None:
+    assert compact(np.zeros((0, 2, 2), np.int16)).shape == (0, 2, 2)
+    assert flaw(np.zeros((0, 2, 2), np.int16), 4) == ""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ([[0, 3], [2, 1], [-1, -1]], ""),
+        ([[0, 4]], "an expert is not from 0 to 3"),
+        ([[0, -2]], "an expert is not from 0 to 3"),
+        ([[2, 2]], "an expert is chosen twice for one token"),
+        ([[2, -1]], "a token has some of its experts only"),
+        ([[0, 1], [-1, 3]], "a token has some of its experts only"),
+    ],
+)
+def test_what_no_router_chooses_is_told(chosen: list[list[int]], why: str) -> None:
+    assert flaw(np.array(chosen, np.int16), 4) == why
+
+
+def trajectory(samples: list[Any], prompt: int, **changed: Any) -> Trajectory:
+    lengths = np.array([len(s) - prompt + 1 for s in samples], np.int32)
+    total = int(lengths.sum())
+    prompts, routed = shared_prompt(samples, prompt)
+    fields: dict[str, Any] = {
+        "prompt_tokens": np.zeros(prompt, np.int32),
+        "lengths": lengths,
+        "tokens": np.zeros(total, np.int32),
+        "logprobs": np.zeros(total, np.float32),
+        "versions": np.zeros(total, np.int32),
+        "texts": [""] * len(samples),
+        "finish_reasons": ["stop"] * len(samples),
+        "fingerprint": "",
+        "prompt_experts": prompts,
+        "routed_experts": routed,
+    }
+    return Trajectory(**(fields | changed))
+
+
+@given(some.integers(1, 4), some.lists(some.integers(1, 4), min_size=1, max_size=3), some.booleans())
+def test_samples_get_their_experts_back_and_a_common_prompt_is_kept_once(
+    prompt: int,
+    lengths: list[int],
+    same: bool,  # noqa: FBT001 drawn
+) -> None:
+    random = np.random.default_rng(prompt)
+    first = random.integers(0, 8, (prompt - 1, 2, 3)).astype(np.int16)
+    samples = []
+    for length in lengths:
+        own = first if same else random.integers(0, 8, first.shape).astype(np.int16)
+        samples.append(np.concatenate([own, random.integers(-1, 8, (length, 2, 3)).astype(np.int16)]))
+    found = trajectory(samples, prompt)
+    assert found.prompt_experts is not None
+    if same:
+        assert len(found.prompt_experts) == 1
+    assert found.experts is not None
+    for ours, theirs in zip(found.experts, samples, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"prompt_experts": None},
+        {"routed_experts": None},
+        {"routed_experts": np.zeros((5, 2, 3), np.int32)},
+        {"routed_experts": np.zeros((6, 2, 3), np.uint8)},
+        {"routed_experts": np.zeros((5, 6), np.uint8)},
+        {"prompt_experts": np.zeros((1, 1, 2, 3), np.uint8)},
+        {"prompt_experts": np.zeros((3, 2, 2, 3), np.uint8)},
+        {"prompt_experts": np.zeros((1, 2, 2, 4), np.uint8)},
+    ],
+)
+def test_experts_that_do_not_fit_the_tokens_are_refused(changed: dict[str, Any]) -> None:
+    samples = [np.zeros((4, 2, 3), np.int16), np.zeros((5, 2, 3), np.int16)]
+    assert trajectory(samples, 3).experts is not None
+    with pytest.raises(ValueError, match="experts"):
+        trajectory(samples, 3, **changed)
