@@ -170,6 +170,14 @@ class RunState:
             msg_ttl=max(1.0, float(int(ttl))),
         )
 
+    async def keep_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> bool:
+        """Renew a lease that was claimed with the same `state`; False if somebody else has it by now."""
+        value, _ = await self._get(f"lease.{role}.{n}")
+        if isinstance(value, dict) and value != state:
+            return False
+        await self.renew_lease(role, n, state, ttl)
+        return True
+
     async def drop_lease(self, role: str, n: int | str) -> None:
         """End a lease in order."""
         await self._kv.delete(f"lease.{role}.{n}")

@@ -35,6 +35,11 @@ class RunFolder:
         return self.root / "config.json"
 
     @property
+    def node(self) -> Path:
+        """What the node is for whose folder this is."""
+        return self.root / "node.json"
+
+    @property
     def report(self) -> Path:
         """The last report of a supervisor that gave up."""
         return self.root / "report.json"
@@ -103,10 +108,10 @@ class RunFolder:
         body = {"import_path": import_path, "config": config.model_dump(mode="json")}
         write_private(self.config, json.dumps(body, indent=1))
 
-    def state_of_config(self) -> tuple[int, int]:
-        """Changes whenever the saved configuration does."""
-        found = self.config.stat()
-        return found.st_mtime_ns, found.st_ino
+    def state_of_config(self) -> tuple[int, ...]:
+        """Changes whenever the saved configuration does, or what the node is for."""
+        found = [path.stat() for path in (self.config, self.node) if path.exists()]
+        return tuple(number for stat in found for number in (stat.st_mtime_ns, stat.st_ino))
 
     def change_config(self, config: Config) -> None:
         """Put another configuration in the place of the saved one."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from broker.bridge import Address, Bridge
 from broker.lease import RunState
@@ -82,3 +83,9 @@ def connected(run: str) -> Iterator[Connected]:
             server.stop()
         if lock is not None:
             lock.close()
+
+
+def children_of(lease: dict[str, Any]) -> dict[str, Any]:
+    """The states of a supervisor's children, out of an entry that anybody may have written."""
+    children = lease.get("children")
+    return children if isinstance(children, dict) else {}

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.tree import Tree
 
-from relax_actors.cli.connect import connected
+from relax_actors.cli.connect import children_of, connected
 from relax_actors.cli.summary import read_ledger
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
@@ -100,7 +100,7 @@ def tree(run: str) -> None:
     with connected(run) as at:
         leases = at.table.bridge.call(at.state.leases(), 10)
     machines = {key[5:]: leases.pop(key) for key in sorted(leases, key=_order) if key.startswith("node.")}
-    kept = {key[5:]: _children(leases.pop(key)) for key in list(leases) if key.startswith("root.")}
+    kept = {key[5:]: children_of(leases.pop(key)) for key in list(leases) if key.startswith("root.")}
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
     if at.config.broker.url is None:
         root.add(f"broker, embedded {_state(kept.get('0', {}).get('broker') if at.live else None)}")
@@ -123,7 +123,7 @@ def _add_node(
     machine = root.add(f"{escape(name)} {_state(state)}{lease}")
     if not node or node.get("zygote") is not None:
         machine.add(f"zygote {_state(node.get('zygote'))}")
-    states = _children(node)
+    states = children_of(node)
     due = states if node else [f"{role}.{n}" for role in role_names(config) for n in range(replicas(config, role))]
     pools: dict[str, Tree] = {}
     for child in due:
@@ -144,11 +144,6 @@ def _state(state: Any) -> str:
     restarts = int(_number(state.get("restarts"), 0))
     pid = f", pid {str(state['pid'])[:20]}" if state.get("pid") else ""
     return escape(f"{str(state.get('phase'))[:20]} for {_since(state)}, {restarts} restarts{pid}")
-
-
-def _children(lease: dict[str, Any]) -> dict[str, Any]:
-    children = lease.get("children")
-    return children if isinstance(children, dict) else {}
 
 
 def _life(lease: dict[str, Any] | None) -> str:

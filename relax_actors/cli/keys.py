@@ -69,6 +69,9 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
         write_private(own / CREDENTIALS, text)
     if settings.tls:
         _certificates(folder, names, settings)
+    else:
+        # Who finds an authority's certificate beside his credentials talks to no server without TLS.
+        _remove(folder, names, ("ca.pem", "cert.pem", "key.pem"))
     (server / "auth.conf").write_text(authority.server_config())
     (server / "nats-server.conf").write_text(server_config(config, server, settings))
     if settings.cluster:
@@ -153,6 +156,11 @@ def _authority(path: Path, *, renew: bool) -> Authority:
     return known
 
 
+def _remove(folder: Path, users: list[str], files: tuple[str, ...]) -> None:
+    for path in (folder / user / name for user in users for name in files):
+        path.unlink(missing_ok=True)
+
+
 def _certificates(folder: Path, names: list[str], settings: Settings) -> None:
     """The authority, if there is none; a certificate of the server; with mutual TLS one of each user."""
     from broker import certificates
@@ -165,6 +173,8 @@ def _certificates(folder: Path, names: list[str], settings: Settings) -> None:
     certificates.issue(ca, "nats", SERVER_DAYS, hosts).save(
         folder / "server" / "cert.pem", folder / "server" / "key.pem"
     )
+    if not settings.mutual:
+        _remove(folder, names, ("cert.pem", "key.pem"))
     for name in (*names, "server"):
         (folder / name / "ca.pem").write_text(ca.pem)
         if settings.mutual and name != "server":

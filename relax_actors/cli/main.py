@@ -112,6 +112,7 @@ def monitor(
     ca: Annotated[Path | None, typer.Option(help="certificate of the broker's authority")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="write for TensorBoard into this folder")] = None,
     prometheus: Annotated[str | None, typer.Option(help="serve /metrics at [HOST:]PORT")] = None,
+    wandb: Annotated[str | None, typer.Option(help="log to this project of Weights & Biases")] = None,
     count: Annotated[int, typer.Option(help="end after so many messages; 0 ends with the run")] = 0,
 ) -> None:
     """Show a run live, heard through its broker alone: reward, loss, KL, staleness, rows, actors, events."""
@@ -120,6 +121,7 @@ def monitor(
     from relax_actors.cli.sinks import Sink
     from relax_actors.cli.sinks.prometheus import Prometheus
     from relax_actors.cli.sinks.tensorboard import TensorBoard
+    from relax_actors.cli.sinks.wandb import WeightsAndBiases
 
     name, address = locate(run, broker, credentials, ca)
     sinks: list[Sink] = []
@@ -127,6 +129,8 @@ def monitor(
         sinks.append(TensorBoard(tensorboard))
     if prometheus is not None:
         sinks.append(Prometheus(prometheus))
+    if wandb is not None:
+        sinks.append(WeightsAndBiases(wandb, name))
     run_monitor(name, address, sinks, count=count)
 
 
@@ -162,12 +166,14 @@ def tree(run: RunName) -> None:
 
 @app.command()
 def scale(
-    run: RunName, roles: Annotated[list[str], typer.Argument(help="role=number ...", metavar="ROLE=NUMBER...")]
+    run: RunName,
+    roles: Annotated[list[str], typer.Argument(help="role=number ...", metavar="ROLE=NUMBER...")],
+    node: Annotated[str | None, typer.Option(help="number or name of the node whose actors are meant")] = None,
 ) -> None:
     """Have more or fewer actors of a role while the run is up; those too many finish what they have in hand."""
     from relax_actors.cli.scale import scale as run_scale
 
-    for role, number in run_scale(run, roles).items():
+    for role, number in run_scale(run, roles, node).items():
         typer.echo(f"{role}: {number} actors")
 
 

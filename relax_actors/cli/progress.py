@@ -21,6 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 STALE_SECONDS = 5.0
 MOST_ACTORS = 4096
 MOST_STEPS = 10**9
+MOST_SHOWN = 5
 MEASURED = ("loss", "kl", "k3", "grad_norm", "clipped")
 ROWS = ("in_flight", "trained", "dropped", "quarantined")
 NOTABLE = (
@@ -54,7 +55,7 @@ class Progress:
     figures: dict[str, Any] = field(default_factory=dict)
     ledger: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
-    restarts: int = 0
+    restarted: dict[str, int] = field(default_factory=dict)
     evals: dict[int, float] = field(default_factory=dict)
     events: deque[str] = field(default_factory=lambda: deque(maxlen=5))
     finished: bool = False
@@ -81,8 +82,8 @@ class Progress:
         kind = body["kind"]
         if kind == "finished":
             self.finished = True
-        if kind == "restarted":
-            self.restarts += 1
+        if kind == "restarted" and len(self.restarted) < MOST_ACTORS:
+            self.restarted[_name(body)] = self.restarted.get(_name(body), 0) + 1
         if kind == "evaluated":
             self._evaluated(body["version"], body["reward"])
         if kind in NOTABLE:
@@ -108,7 +109,7 @@ class Progress:
                 self.measured = {name: f"{_finite(body[name]):.4g}" for name in MEASURED if name in body}
                 self.step_times.append((at, self.step))
             return
-        self.seen[f"{body.get('role')}.{body.get('n')}"[:80]] = time.monotonic()
+        self.seen[_name(body)] = time.monotonic()
         if body.get("role") == "prompts":
             self.ledger = {name: _short(body.get(name, 0)) for name in (*ROWS, "lead")}
         if "eval_version" in body:
@@ -119,6 +120,11 @@ class Progress:
         """Actors heard of lately."""
         now = time.monotonic()
         return sum(now - at < STALE_SECONDS for at in self.seen.values())
+
+    @property
+    def restarts(self) -> int:
+        """How often actors were started again."""
+        return sum(self.restarted.values())
 
     @property
     def steps_per_second(self) -> float:
@@ -165,11 +171,17 @@ class Progress:
             grid.add_row("training", "  ".join(f"{name} {value}" for name, value in self.measured.items()))
         age, span = (self.figures.get(name, 0) for name in ("age", "span"))
         grid.add_row("staleness", f"lead {self.ledger.get('lead', 0)}, age {age}, span {span}")
-        grid.add_row("actors", f"{self.alive} alive, {self.restarts} restarts")
+        worst = sorted(self.restarted.items(), key=lambda entry: -entry[1])[:MOST_SHOWN]
+        which = ": " + ", ".join(f"{printable(actor)} {count}" for actor, count in worst) if worst else ""
+        grid.add_row("actors", Text(f"{self.alive} alive, {self.restarts} restarts{which}"))
         if self.notice:
             grid.add_row("waiting", Text(self.notice, style="yellow"))
         events = Text("\n".join(self.events), style="dim")
         return Panel(Group(grid, events), title=f"relax {self.run}", width=100)
+
+
+def _name(body: dict[str, Any]) -> str:
+    return f"{body.get('role')}.{body.get('n')}"[:80]
 
 
 def _finite(value: Any) -> float:

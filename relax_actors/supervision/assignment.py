@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 
 from broker.files import write_private
 from relax_actors.config import BUILT_IN, Config
@@ -33,13 +32,17 @@ class Assignment:
     def save(self, folder: RunFolder) -> None:
         """Keep it in a node's folder."""
         folder.root.mkdir(parents=True, exist_ok=True)
-        write_private(_path(folder), json.dumps(asdict(self)))
+        write_private(folder.node, json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, folder: RunFolder, config: Config) -> Assignment:
         """What `save` kept; all roles of the run if it kept nothing."""
-        path = _path(folder)
-        return cls(**json.loads(path.read_text())) if path.exists() else whole(config)
+        return cls(**json.loads(folder.node.read_text())) if folder.node.exists() else whole(config)
+
+    def scaled(self, numbers: dict[str, int]) -> Assignment:
+        """With other numbers of actors; of roles that it has not, and of those that own state, they say nothing."""
+        known = {role: n for role, n in numbers.items() if role in self.roles and role not in SINGLE and 0 < n < SPAN}
+        return replace(self, roles={**self.roles, **known})
 
     def actors(self, config: Config, role: str) -> list[str]:
         """The names of a role's actors here."""
@@ -47,10 +50,6 @@ class Assignment:
         count = replicas(config, role) if wanted is None else wanted
         first = 0 if role in SINGLE else self.number * SPAN
         return [f"{role}.{n}" for n in range(first, first + count)]
-
-
-def _path(folder: RunFolder) -> Path:
-    return folder.root / "node.json"
 
 
 def whole(config: Config, roles: list[str] | None = None) -> Assignment:

@@ -120,12 +120,11 @@ class Watched:
     Args:
         folder: the run's.
         seen: `folder.state_of_config()` before the configuration was loaded that the actors were started by.
-        node: what this one is for.
         tree: runs the actors.
     """
 
-    def __init__(self, folder: RunFolder, seen: tuple[int, int], node: Assignment, tree: ProcessTree) -> None:
-        self._folder, self._node, self._tree = folder, node, tree
+    def __init__(self, folder: RunFolder, seen: tuple[int, ...], tree: ProcessTree) -> None:
+        self._folder, self._tree = folder, tree
         self._seen = seen
 
     def __call__(self) -> None:
@@ -134,8 +133,9 @@ class Watched:
             changed = self._folder.state_of_config()
             if changed != self._seen:
                 config = self._folder.load_config()
+                node = Assignment.load(self._folder, config)
                 for role in self._tree.pools:
-                    self._tree.resize(role, specs_of(config, self._node, role))
+                    self._tree.resize(role, specs_of(config, node, role))
                 self._seen = changed
 
 
@@ -194,7 +194,7 @@ def run(folder: RunFolder, status: Status) -> int:
     for child in (child for pool in pools.values() for child in pool.children):
         reporter.inherit(child)
     tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat, zygote.look_after)
-    heart.pulse = lambda: tree.seen
+    heart.pulse, owned.lost = lambda: tree.seen, tree.stop
     began = time.time()
 
     def tell() -> None:
@@ -204,7 +204,7 @@ def run(folder: RunFolder, status: Status) -> int:
         owned.renew()
 
     heart.tell = tell
-    heart.watched = Watched(folder, seen, node, tree)
+    heart.watched = Watched(folder, seen, tree)
 
     def told(*_: object) -> None:
         status.told()

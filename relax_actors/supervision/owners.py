@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import structlog
 
 from broker.bridge import Bridge
 from broker.lease import RunState
@@ -11,6 +15,7 @@ from relax_actors.supervision.assignment import SINGLE, Assignment
 
 OWNER_SECONDS = 5.0
 LOOK_SECONDS = 1.0
+log = structlog.get_logger()
 
 
 class Owned:
@@ -27,6 +32,9 @@ class Owned:
         self._bridge, self._state, self._node, self._ttl = bridge, state, node, ttl
         self._roles = [role for role in node.roles if role in SINGLE]
         self._entry = {"node": node.number, "name": node.name}
+        self._keeping: dict[str, Future[None]] = {}
+        self.lost: Callable[[], object] = lambda: None
+        """Called, in the bridge's thread, when another node has a role: this one was away for longer than `ttl`."""
 
     def claim(self) -> None:
         """Claim them; a node that died has them for some seconds still.
@@ -49,7 +57,14 @@ class Owned:
     def renew(self) -> None:
         """Keep them."""
         for role in self._roles:
-            self._bridge.submit(self._state.renew_lease("owner", role, self._entry, self._ttl))
+            # The one before waits while the broker is away.
+            if role not in self._keeping or self._keeping[role].done():
+                self._keeping[role] = self._bridge.submit(self._keep(role))
+
+    async def _keep(self, role: str) -> None:
+        if not await self._state.keep_lease("owner", role, self._entry, self._ttl):
+            log.error("role_taken_over", role=role)
+            self.lost()
 
     def drop(self) -> None:
         """Let others have them."""

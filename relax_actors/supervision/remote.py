@@ -10,7 +10,7 @@ import random
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.roles import section_of
 from relax_actors.roles.access import NODE
 from relax_actors.runfolder import RunFolder
-from relax_actors.supervision.assignment import parse
+from relax_actors.supervision.assignment import Assignment, parse
 from relax_actors.supervision.herald import Herald
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.logs import rotate
@@ -131,7 +131,7 @@ class Remote:
         wanted, state = self.wanted, self._state()
         config = self._config(found)
         number = self._claim(state, config)
-        node = parse(config, number, wanted.name, wanted.roles)
+        node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
         code = str(wanted.code.resolve()) if wanted.code is not None else found.import_path
         self.folder.save_config(config, code)
         self.address.save(self.folder.address)
@@ -150,7 +150,9 @@ class Remote:
         observer.herald = herald = Herald(self.address.of(NODE), config, tree.states, number)
         herald.start()
         over = threading.Event()
-        watching = threading.Thread(target=self._watch, args=(state, found, tree, over), name="watching", daemon=True)
+        watching = threading.Thread(
+            target=self._watch, args=(state, found, node, tree, over), name="watching", daemon=True
+        )
         watching.start()
         try:
             return tree.run()
@@ -188,17 +190,24 @@ class Remote:
         msg = f"run {self.wanted.run} has {MOST_NODES} nodes already"
         raise ConfigError(msg)
 
-    def _watch(self, state: RunState, known: Published, tree: ProcessTree, over: threading.Event) -> None:
-        """Stop the node's process when the run is over, or its settings are others."""
+    def _watch(
+        self, state: RunState, known: Published, node: Assignment, tree: ProcessTree, over: threading.Event
+    ) -> None:
+        """Stop the node's process when the run is over, or its settings are others; tell it how many actors to have."""
         while not over.wait(LOOK_SECONDS):
             try:
                 found = self._bridge.call(published_run(state), 10)
             except RelaxError as error:
                 log.debug("run_not_read", error=str(error))
                 continue
-            if found is not None and found != known:
+            if found is None:
+                continue
+            if replace(found, scaled=known.scaled) != known:
                 tree.stop()
                 return
+            if (scaled := node.scaled(found.scaled.get(node.name, {}))) != node:
+                node = scaled
+                node.save(self.folder)
 
 
 async def _is_made(bridge: Bridge, subjects: Subjects) -> bool:

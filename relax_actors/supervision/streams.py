@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from broker.bridge import Bridge
@@ -10,6 +10,7 @@ from broker.lease import RunState
 from broker.streams import ensure_bucket, ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
 from relax_actors.config import Config
+from relax_actors.errors import BrokerError
 
 LOG_AGE = 7 * 86400.0
 RUN_KEY = "run"
@@ -18,11 +19,15 @@ PRIVATE = ("url", "credentials", "ca")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A run as others may join it: its settings without those of the broker, and whether it is over."""
+    """A run as others may join it: its settings without those of the broker, and whether it is over.
+
+    `scaled` are the numbers of actors that `relax scale` asked for, by node name and role.
+    """
 
     config: dict[str, Any]
     import_path: str
     finished: bool = False
+    scaled: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 async def ensure_run_streams(bridge: Bridge, config: Config) -> RunState:
@@ -40,13 +45,28 @@ async def publish_run(state: RunState, config: Config, import_path: str, *, fini
     """Let others know the run."""
     body = config.model_dump(mode="json")
     body["broker"] = {name: value for name, value in body["broker"].items() if name not in PRIVATE}
-    await state.put(RUN_KEY, {"config": body, "import_path": import_path, "finished": finished})
+    await state.put(RUN_KEY, asdict(Published(body, import_path, finished)))
+
+
+async def publish_scale(state: RunState, node: str, numbers: dict[str, int]) -> None:
+    """Let a node know how many actors of some roles it is to have.
+
+    Raises:
+        BrokerError: nobody has published the run.
+    """
+    found = await published_run(state)
+    if found is None:
+        msg = "the run is not published to nodes; `relax up` it first"
+        raise BrokerError(msg)
+    scaled = {**found.scaled, node: {**found.scaled.get(node, {}), **numbers}}
+    await state.put(RUN_KEY, asdict(replace(found, scaled=scaled)))
 
 
 async def published_run(state: RunState) -> Published | None:
     """The run as it was published last; None if it was not, or by nobody of ours."""
     body = await state.fetch(RUN_KEY)
     try:
-        return Published(dict(body["config"]), str(body["import_path"]), bool(body["finished"]))
-    except (TypeError, KeyError, ValueError):
+        scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
+        return Published(dict(body["config"]), str(body["import_path"]), bool(body["finished"]), scaled)
+    except (TypeError, KeyError, ValueError, AttributeError):
         return None

@@ -329,6 +329,17 @@ def test_a_message_that_is_too_large_ends_its_connection_and_no_other(guarded: G
         assert table.get(subject) is None
 
 
+def test_keys_without_tls_leave_nothing_that_asks_for_it(make_guarded: MakeGuarded) -> None:
+    server = make_guarded(SETTINGS)
+    server.make(Settings(tls=True, mutual=True))
+    server.make(Settings(tls=True))
+    assert not (server.keys / "rollout" / "cert.pem").exists()
+    assert (server.keys / "rollout" / "ca.pem").exists()
+    server.make()
+    server.start()
+    Bridge(server.address("rollout"), "rollout").close()
+
+
 def test_keys_are_for_their_user_only(guarded: Guarded) -> None:
     for path in guarded.keys.rglob("*"):
         if path.name in ("nats.creds", "keys.json", "ca-key.pem", "key.pem"):

@@ -113,6 +113,26 @@ def test_a_monitor_shows_a_run_serves_prometheus_and_writes_for_tensorboard(watc
     assert board.Scalars("eval/reward")[0].step == 3
 
 
+def test_a_monitor_logs_for_weights_and_biases(
+    watched: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="pip install 'relax-actors[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    with talking(watched) as end:
+        process = monitor(watched, "--wandb", "checks")
+        wait_until(lambda: list(tmp_path.glob("wandb/offline-run-*/run-*.wandb")), "a file of the run", 60)
+        end()
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    # One that can read it is not public: the names and values are in it as they are.
+    data = path.read_bytes()
+    assert b"step/reward" in data
+    assert b"eval/reward" in data
+    assert b"checks" in data
+
+
 def test_the_python_example_prints_steps(watched: Guarded) -> None:
     command = [sys.executable, str(EXAMPLE / "watch.py"), f"nats://127.0.0.1:{watched.port}"]
     assert first_line([*command, str(watched.keys / "observer"), RUN], watched) == "step"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from relax_actors.blackbox import Reading
 from relax_actors.config import load_config, validate
+from relax_actors.errors import ConfigError
 from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
-from relax_actors.supervision.assignment import whole
+from relax_actors.supervision.assignment import Assignment, whole
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.node import Watched, pools_of
+from relax_actors.supervision.owners import Owned
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter
 from relax_actors.supervision.spec import Exit, Failure
@@ -52,7 +55,7 @@ def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
     pools = {"reward": pools_of(config, whole(config), random.Random(1))["reward"]}
     recorder = Recorder()
     tree = ProcessTree(pools, lambda child: Launch(python(WAITS), tmp_path / child), recorder, 60.0)
-    watched = Watched(folder, seen, whole(config), tree)
+    watched = Watched(folder, seen, tree)
     running = Running(tree, recorder)
     try:
         running.until("ready", "reward.0")
@@ -67,3 +70,32 @@ def test_an_actor_too_many_has_its_roles_deadline_to_finish(seconds: float) -> N
     config = load_config(TINY, [f"reward.deadline={seconds}"])
     (child,) = pools_of(config, whole(config), random.Random(1))["reward"].children.values()
     assert child.spec.drain == seconds + config.supervision.shutdown
+
+
+def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects: Subjects) -> None:
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    away, other = (
+        Owned(bridge, state, Assignment(n, name, {"trainer": None}), 2.0) for n, name in ((0, "away"), (1, "other"))
+    )
+    told = threading.Event()
+    away.lost = told.set
+    away.claim()
+    away.claim()  # another life of the same node
+    with pytest.raises(ConfigError, match="trainer runs on node 0"):
+        renewing = threading.Event()
+        thread = threading.Thread(target=lambda: keep(away, renewing))
+        thread.start()
+        try:
+            other.claim()
+        finally:
+            renewing.set()
+            thread.join()
+    other.claim()
+    away.renew()
+    assert told.wait(10)
+    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other"}
+
+
+def keep(owned: Owned, over: threading.Event) -> None:
+    while not over.wait(0.5):
+        owned.renew()

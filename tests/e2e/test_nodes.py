@@ -98,8 +98,17 @@ def test_nodes_join_are_seen_and_leave_and_the_run_ends(
         assert "node 1 first" in shown
         assert "rollout.1001 ready" in shown
         assert "trainer.0" in shown
+        folder = str(run.folder.root)
+        assert relax("scale", folder, "rollout=1", cwd=tmp_path).stdout == "rollout: 1 actors\n"
+        assert children(state, bridge)["node.1"] == ["rollout.1000"]
         second = nodes(guarded, run, "second", "rollout")
         wait_until(lambda: children(state, bridge).get("node.2") == ["rollout.2000"], "second node", 60)
+        refused = relax("scale", folder, "rollout=2", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "on no node, or on several" in refused.stderr
+        assert relax("scale", folder, "rollout=2", "--node", "second", cwd=tmp_path).returncode == 0
+        assert children(state, bridge)["node.2"] == ["rollout.2000", "rollout.2001"]
+        assert children(state, bridge)["node.1"] == ["rollout.1000"]
         code, said = first.end(signal.SIGTERM)
         assert code == 0, said
         assert "node.1" not in bridge.call(state.leases(), 10)

@@ -102,6 +102,13 @@ def slow_share_of_sevens(completion: str, prompt: Prompt) -> float:
     return share_of_sevens(completion, prompt)
 
 
+def share_of_sevens_or_nothing(completion: str, prompt: Prompt) -> float:
+    """Of every third prompt all samples are worth the same; every seventh takes longer than a step."""
+    i = int(prompt.metadata["i"])
+    threading.Event().wait(0.2 if i % 7 == 0 else 0.0)
+    return 0.0 if i % 3 == 0 else share_of_sevens(completion, prompt)
+
+
 def poison_until_mended(completion: str, prompt: Prompt) -> float:
     """Fails on some rows until the file that the environment names is there."""
     if is_poison(prompt) and not Path(os.environ["MENDED"]).exists():

@@ -51,6 +51,19 @@ def test_the_kustomization_builds(tmp_path: Path) -> None:
         assert "kind: " in done.stdout
 
 
+def test_the_manifests_are_what_kubernetes_expects() -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    import yaml
+
+    kinds = []
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
+        for manifest in yaml.safe_load_all(path.read_text()):
+            if manifest["kind"] != "Kustomization":
+                validator.validate(manifest, validator.latest_version(), strict=True)
+                kinds.append(manifest["kind"])
+    assert {"StatefulSet", "Deployment", "Service", "PersistentVolumeClaim"} <= set(kinds)
+
+
 def test_the_batch_script_is_one_of_bash() -> None:
     script = str(DEPLOY / "slurm" / "relax.sbatch")
     checks = [[shutil.which("bash") or "", "-n", script]]

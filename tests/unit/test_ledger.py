@@ -393,6 +393,13 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert filled == set(range(ROWS))
 
     @invariant()
+    def no_row_is_passed_over_for_being_slow(self) -> None:
+        """Who trains a row's successor has seen the row end."""
+        for step, value in self.source.batches.items():
+            for i in (i for index in value.rows for i in range(index % ROWS, index, ROWS)):
+                assert {cell(step, i, "dropped"), cell(step, i, "quarantined")} & self.there
+
+    @invariant()
     def the_lead_is_kept(self) -> None:
         assert all(row.step in self.open_steps() for row in self.source.to_admit())
 

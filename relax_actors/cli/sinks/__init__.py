@@ -56,3 +56,13 @@ class Heard:
             for name, value in self.body.items()
             if name not in skipped and isinstance(value, int | float) and math.isfinite(value)
         }
+
+    def scalars(self) -> tuple[int, dict[str, float]] | None:
+        """What is drawn over optimizer steps: of a step `step/<name>`, of the evaluation of a version `eval/reward`."""
+        numbers = self.numbers()
+        if self.kind == "step" and not self.is_event and "step" in numbers:
+            step = int(numbers.pop("step"))
+            return step, {f"step/{name}": value for name, value in numbers.items()}
+        if self.kind == "evaluated" and self.is_event and {"version", "reward"} <= numbers.keys():
+            return int(numbers["version"]), {"eval/reward": numbers["reward"]}
+        return None

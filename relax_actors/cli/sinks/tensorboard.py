@@ -30,15 +30,11 @@ class TensorBoard:
 
     def take(self, heard: Heard) -> None:
         """Write what is a step's or an evaluation's."""
-        numbers, at = heard.numbers(), heard.body.get("time")
-        if heard.kind == "step" and not heard.is_event and "step" in numbers:
-            step = int(numbers.pop("step"))
-            self._write({f"step/{name}": value for name, value in numbers.items()}, step, at)
-        elif heard.kind == "evaluated" and heard.is_event and {"version", "reward"} <= numbers.keys():
-            self._write({"eval/reward": numbers["reward"]}, int(numbers["version"]), at)
-
-    def _write(self, scalars: dict[str, float], step: int, at: Any) -> None:
+        if (found := heard.scalars()) is None:
+            return
+        step, scalars = found
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        at = heard.body.get("time")
         time = float(at) if isinstance(at, int | float) else 0.0
         self._writer.add_event(self._event(wall_time=time, step=step, summary=self._summary(value=values)))
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ def compose_command() -> list[str] | None:
 
 
 COMPOSE = compose_command()
+Event = dict[str, Any]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,6 +55,7 @@ class Project:
     files: tuple[str, ...] = ("docker-compose.yml",)
     name: str = field(default_factory=lambda: f"relaxtest{uuid.uuid4().hex[:8]}")
     began: float = 0.0
+    profiles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         (self.folder / "runs").mkdir()
@@ -69,17 +71,28 @@ class Project:
         }
 
     def compose(self, *arguments: str, check: bool = True) -> str:
-        assert COMPOSE is not None
-        files = [option for name in self.files for option in ("-f", name)]
-        command = [*COMPOSE, "-p", self.name, "--project-directory", str(self.folder), *files, *arguments]
         done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=240
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def up(self, *more: str) -> None:
+    def command(self, *arguments: str) -> list[str]:
+        assert COMPOSE is not None
+        files = [option for name in self.files for option in ("-f", name)]
+        profiles = [option for name in self.profiles for option in ("--profile", name)]
+        project = ["-p", self.name, "--project-directory", str(self.folder)]
+        return [*COMPOSE, *project, *files, *profiles, *arguments]
+
+    def up(self, *more: str, profiles: tuple[str, ...] = ()) -> None:
         self.began = self.began or time.monotonic()
+        self.profiles = profiles or self.profiles
         self.compose("up", "-d", *more)
 
     def containers(self, service: str) -> list[str]:
@@ -103,13 +116,28 @@ class Project:
         )
 
     def step(self) -> int:
-        try:
-            return int(self.relax("status", "demo")["step"])
-        except (AssertionError, ValueError, IndexError):
-            return -1
+        """The newest version of the weights, by its file: a verb in a container would take the machine's time."""
+        names = [path.name for path in self.folder.glob("runs/demo/store/weights/*.safetensors")]
+        return max((int(n) for name in names if (n := name.split(".", 1)[0]).isdigit()), default=-1)
 
     def await_step(self, step: int, deadline: float = 120) -> int:
         return int(wait_until(lambda: (at := self.step()) >= step and at, f"step {step}\n", deadline))
+
+    def events(self, subject: str, enough: Callable[[list[Event]], object], seconds: int) -> list[Event]:
+        """What is told on a subject from the run's beginning on, as soon as it is enough."""
+        listen = ["exec", "-T", "prompts", "timeout", str(seconds), "relax", "tail", subject, "--history"]
+        heard: list[Event] = []
+        with subprocess.Popen(
+            self.command(*listen), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                heard.append(json.loads(line[line.index("{") :]))
+                if enough(heard):
+                    process.kill()
+                    return heard
+        msg = f"{subject} told {heard} within {seconds} s"
+        raise AssertionError(msg)
 
     def summary(self, deadline: float) -> dict[str, Any]:
         """The result, once it is there."""

@@ -1,0 +1,48 @@
+"""One number from on-policy to asynchronous: what it bounds, on real runs with slow rows and rows without signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.faults import story_of
+from tests.support.running import Run
+
+MakeRun = Callable[..., Run]
+STEPS, ROWS = 16, 4
+SETTINGS = (
+    f"run.steps={STEPS}",
+    "advantages.drop_no_signal=true",
+    "reward.function=tiny_tasks.share_of_sevens_or_nothing",
+)
+TURNS = 'placement.take_turns=[["rollout","trainer"]]'
+
+
+@pytest.mark.parametrize(
+    ("most", "more"),
+    [
+        (0, ()),
+        pytest.param(0, (TURNS,), marks=pytest.mark.slow),
+        pytest.param(1, (), marks=pytest.mark.slow),
+        (4, ()),
+        pytest.param(4, ("rollout.replicas=2", "reward.replicas=2"), marks=pytest.mark.slow),
+    ],
+)
+def test_slow_rows_are_trained_and_those_without_signal_replaced(
+    make_run: MakeRun, most: int, more: tuple[str, ...]
+) -> None:
+    run = make_run("mode", *SETTINGS, f"staleness.max={most}", *more)
+    result = run.complete()
+    assert (result["steps"], result["trained"], result["in_flight"]) == (STEPS, STEPS * ROWS, 0)
+    assert result["quarantined"] == 0
+    story = story_of(run)
+    dropped = story.of("row_dropped")
+    assert {event["reason"] for event in dropped} == {"no_signal"}
+    assert len(dropped) == result["dropped"] >= STEPS
+    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    assert [metric["step"] for metric in steps] == list(range(STEPS))
+    assert max(metric["age"] for metric in steps) <= most
+    assert max(metric.get("lead", 0) for metric in story.metrics) <= most
+    # Rows of later steps are generated while one is trained, as far as the number allows.
+    assert (max(metric["age_mean"] for metric in steps) > 0) == (most > 0)
