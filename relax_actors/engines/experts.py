@@ -86,9 +86,10 @@ class Routers:
             return None
         recorded, known = self._replayed
         chosen = torch.where(known[layer], recorded[layer], own)
-        found = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
-        if router.norm_topk_prob:
-            found = found / found.sum(-1, keepdim=True)
+        if router.norm_topk_prob:  # a softmax over the chosen is that over all, renormalised
+            found = logits.gather(1, chosen).softmax(-1, dtype=torch.float32)
+        else:
+            found = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
         return logits, found.to(weights.dtype), chosen
 
     @contextmanager
