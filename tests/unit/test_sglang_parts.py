@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.engines.sglang.samples import Sample
+from relax_actors.engines.sglang.server import pickled
 from relax_actors.errors import ConfigError, EngineError
 from relax_actors.messages import FinishReason
 from relax_actors.modelfolder import ModelFacts, MoeFacts
@@ -206,6 +209,17 @@ def test_a_record_is_private_and_read_as_it_was_written(tmp_path: Path) -> None:
     record.save(path)
     assert ServerRecord.load(path) == record
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_views_are_pickled_without_what_they_are_views_of() -> None:
+    body = torch.arange(1 << 16, dtype=torch.uint8)
+    views = {str(i): body[i << 12 : (i + 1) << 12].view(torch.float16).reshape(2, -1).T for i in range(16)}
+    data = base64.b64decode(pickled(views))
+    assert len(data) < 2 * body.nbytes
+    found = dict(pickle.load(io.BytesIO(data)))  # noqa: S301 our own
+    assert all(
+        torch.equal(found[name].view(torch.int16), view.contiguous().view(torch.int16)) for name, view in views.items()
+    )
 
 
 def test_routed_experts_are_decoded_or_refused() -> None:

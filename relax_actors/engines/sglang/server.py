@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 from torch import Tensor
 
 from relax_actors.engines.sglang.record import ServerRecord
@@ -103,7 +104,10 @@ def authorization(record: ServerRecord) -> dict[str, str]:
 
 
 def pickled(tensors: Mapping[str, Tensor]) -> str:
-    """Tensors as SGLang takes them in a request: names and tensors, pickled by value, in base64."""
+    """Tensors as SGLang takes them in a request: names and tensors, pickled by value, in base64.
+
+    They are copied: a view, such as of what came in one piece, would be pickled with all that it is a view of.
+    """
     file = io.BytesIO()
-    pickle.dump([(name, tensor.detach().contiguous()) for name, tensor in tensors.items()], file)
+    pickle.dump([(n, t.detach().clone(memory_format=torch.contiguous_format)) for n, t in tensors.items()], file)
     return base64.b64encode(file.getvalue()).decode()
