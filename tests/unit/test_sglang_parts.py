@@ -9,6 +9,9 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +28,12 @@ from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.engines.sglang.samples import Sample
-from relax_actors.engines.sglang.server import pickled
+from relax_actors.engines.sglang.server import Server, pickled
 from relax_actors.errors import ConfigError, EngineError
 from relax_actors.messages import FinishReason
 from relax_actors.modelfolder import ModelFacts, MoeFacts
 from relax_actors.supervision.janitor import MEMORY, members, segments
+from relax_actors.supervision.keeper import answers, free_port
 from tests.support.running import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -220,6 +224,39 @@ def test_views_are_pickled_without_what_they_are_views_of() -> None:
     assert all(
         torch.equal(found[name].view(torch.int16), view.contiguous().view(torch.int16)) for name, view in views.items()
     )
+
+
+class Closed(BaseHTTPRequestHandler):
+    """Says that it is well to everybody, as SGLang does, and what it serves to those with the key."""
+
+    def do_GET(self) -> None:
+        known = self.headers["Authorization"] == "Bearer right"
+        self.send_response(200 if known or self.path.startswith("/health") else 401)
+        self.end_headers()
+        self.wfile.write(b'{"weight_version": "3:a"}')
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def closed() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Closed) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_of_our_own_is_not_asked_through_a_proxy(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("no_proxy", "")
+    record = ServerRecord(closed, "right", "ab", 12)
+    assert answers(record, "/model_info", 5)
+    server = Server(record)
+    assert server.identity() == "3:a"
+    server.close()
 
 
 def test_routed_experts_are_decoded_or_refused() -> None:

@@ -222,7 +222,7 @@ class SglangEngine:
             return
         log.warning("server_lost", url=server.record.url, reason=why)
         self.losses += 1
-        if server.record.group:
+        if server.record.is_own:
             self._lost.add(server.record.life)
             with suppress(ProcessLookupError):
                 os.killpg(server.record.group, signal.SIGKILL)

@@ -21,6 +21,11 @@ class ServerRecord:
     life: str
     group: int = 0
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the node beside us keeps it: it is on the loopback interface, which no proxy of ours reaches."""
+        return self.group > 0
+
     def save(self, path: Path) -> None:
         """Write it, readable for this user only."""
         path.parent.mkdir(parents=True, exist_ok=True)
