@@ -84,7 +84,7 @@ class Keeper:
                 beat = now
                 self._box.beat()
             if now - asked >= (ASK_SECONDS if ready else LOOK_SECONDS):
-                if answers(self._record, "/model_info" if ready else "/health_generate", self._answer):
+                if (answers if ready else generates)(self._record, self._answer):
                     answered = time.monotonic()
                     if not ready:
                         ready = True
@@ -110,7 +110,14 @@ class Keeper:
         return EXIT_BLAMELESS
 
 
-def answers(record: ServerRecord, path: str, seconds: float) -> bool:
+def generates(record: ServerRecord, seconds: float) -> bool:
+    """Whether the server of a record can be used. Its health is told to everybody, so that of another server at the port
+    would be taken for it; what it serves is not.
+    """
+    return answers(record, seconds, "/health_generate") and answers(record, seconds)
+
+
+def answers(record: ServerRecord, seconds: float, path: str = "/model_info") -> bool:
     """Whether a server says at a path that all is well; without the proxies that the environment names."""
     request = urllib.request.Request(  # noqa: S310 our own server's
         record.url + path, headers={"Authorization": f"Bearer {record.key}"}

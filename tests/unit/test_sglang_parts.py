@@ -33,7 +33,7 @@ from relax_actors.errors import ConfigError, EngineError
 from relax_actors.messages import FinishReason
 from relax_actors.modelfolder import ModelFacts, MoeFacts
 from relax_actors.supervision.janitor import MEMORY, members, segments
-from relax_actors.supervision.keeper import answers, free_port
+from relax_actors.supervision.keeper import answers, free_port, generates
 from tests.support.running import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -253,10 +253,16 @@ def test_a_server_of_our_own_is_not_asked_through_a_proxy(closed: str, monkeypat
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("no_proxy", "")
     record = ServerRecord(closed, "right", "ab", 12)
-    assert answers(record, "/model_info", 5)
+    assert answers(record, 5)
     server = Server(record)
     assert server.identity() == "3:a"
     server.close()
+
+
+def test_the_health_of_another_server_at_the_port_is_not_taken_for_ours(closed: str) -> None:
+    assert generates(ServerRecord(closed, "right", "ab", 12), 5)
+    assert answers(ServerRecord(closed, "wrong", "ab", 12), 5, "/health_generate")
+    assert not generates(ServerRecord(closed, "wrong", "ab", 12), 5)
 
 
 def test_routed_experts_are_decoded_or_refused() -> None:
