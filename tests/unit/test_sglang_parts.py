@@ -186,6 +186,7 @@ def test_a_server_is_told_what_the_configuration_says() -> None:
         ({"sglang": {"urls": ["http://a"]}, "replicas": 2}, "give each actor one"),
         ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "only our own servers"),
         ({"sglang": {"api_key_file": "key"}}, "is for urls"),
+        ({"sglang": {"urls": ["http://a", "http://a/"]}, "replicas": 2}, "more than once"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(rollout: dict[str, Any], why: str) -> None:
