@@ -293,6 +293,21 @@ def test_a_sample_tells_the_experts_that_its_last_request_told() -> None:
     np.testing.assert_array_equal(sample.result().routed_experts, chosen)
 
 
+def test_experts_that_newer_weights_chose_for_older_tokens_are_not_taken_for_theirs() -> None:
+    sample = Sample(request(max_tokens=3), 0, MoeFacts(layers=1, experts=4, experts_of_token=2))
+    sample.begin()
+    sample.swapped()
+    told = chunk([5, 6, 8], 3, {"type": "length"}, [("3:a", 0, 2), ("4:b", 2, 3)])
+    chosen = np.array([[[0, 1]], [[2, 3]], [[1, 3]], [[0, 2]]], "<i4")
+    told["meta_info"]["routed_experts"] = base64.b64encode(chosen.tobytes()).decode()
+    sample.take(told, 4, NAMED)
+    found = sample.result()
+    assert found.versions.tolist() == [3, 3, 4]
+    assert found.routed_experts is not None
+    # The prompt's second token and the first generated one gave tokens of version 3.
+    assert found.routed_experts[:, 0].tolist() == [[0, 1], [-1, -1], [-1, -1], [0, 2]]
+
+
 def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segments(tmp_path: Path) -> None:
     from relax_actors.supervision import janitor
 
