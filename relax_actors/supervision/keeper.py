@@ -111,8 +111,8 @@ class Keeper:
 
 
 def generates(record: ServerRecord, seconds: float) -> bool:
-    """Whether the server of a record can be used. Health is told to everybody, so that of another server at the port would
-    be taken for it; what is served is not.
+    """Whether the server of a record can be used. Health is told to everybody, so another server at the port would be
+    taken for it; what is served is not.
     """
     return answers(record, seconds, "/health_generate") and answers(record, seconds)
 

@@ -55,12 +55,17 @@ class Server:
 
     def load_tensors(self, payload: str, ranks: int, identity: str) -> None:
         """Load what `pickled` made, in each of its ranks."""
-        # A life before this one may have been killed in the middle of it.
-        self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
         self._ask("POST", "/begin_weight_update", {})
         body = {"serialized_named_tensors": [payload] * ranks, "weight_version": identity, "flush_cache": True}
         self._ask("POST", "/update_weights_from_tensor", body, LOAD_SECONDS)
         self._ask("POST", "/end_weight_update", {}, LOAD_SECONDS)
+
+    def end_update(self) -> None:
+        """End what a life before this one has left open that was killed in the middle of `load_tensors`.
+
+        The weights may have their name by then, but not yet the form that is computed with.
+        """
+        self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
 
     def pause(self) -> None:
         """Stop between two tokens; what runs is put back, so that keys and values can be dropped."""
