@@ -24,7 +24,7 @@ from pathlib import Path
 from broker.process import spawn
 from relax_actors.blackbox import BlackBox
 from relax_actors.engines.sglang import launch
-from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.record import ServerRecord, began
 from relax_actors.exits import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import janitor
@@ -55,7 +55,8 @@ class Keeper:
         scratch = tempfile.mkdtemp(prefix="relax-sglang-")
         self._clean_up_after_us(scratch)
         key, port = secrets.token_urlsafe(32), free_port()
-        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, secrets.token_hex(8), os.getpid())
+        life, pid = secrets.token_hex(8), os.getpid()
+        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, pid, began(pid) or 0)
         command = [sys.executable, "-m", launch.__name__, str(folder.root), str(n), str(port)]
         environment = os.environ | {launch.KEY: key, "TMPDIR": scratch}
         self._server = spawn(command, log=2, environment=environment, session=False)

@@ -26,7 +26,7 @@ from relax_actors.engines.inference import GenerationRequest
 from relax_actors.engines.sglang.arguments import CPU_TOKENS, server_arguments
 from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.experts import routed_experts
-from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.record import ServerRecord, began
 from relax_actors.engines.sglang.samples import Sample
 from relax_actors.engines.sglang.server import Server, pickled
 from relax_actors.errors import ConfigError, EngineError
@@ -258,6 +258,21 @@ def test_a_server_of_our_own_is_not_asked_through_a_proxy(closed: str, monkeypat
     server = Server(record)
     assert server.identity() == "3:a"
     server.close()
+
+
+def test_a_process_that_got_the_number_of_a_lost_server_is_left_alone() -> None:
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["/bin/cat"], start_new_session=True, **pipes) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        since = began(other.pid)
+        assert since is not None
+        ServerRecord("http://127.0.0.1:1", "key", "ab", other.pid, since - 1).kill()
+        print("alive", file=other.stdin, flush=True)
+        assert other.stdout.readline() == "alive\n"
+        ServerRecord("http://127.0.0.1:1", "key", "ab", other.pid, since).kill()
+        assert other.wait(20) == -9
+    assert began(other.pid) is None
 
 
 def test_the_health_of_another_server_at_the_port_is_not_taken_for_ours(closed: str) -> None:

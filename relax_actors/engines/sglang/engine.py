@@ -8,8 +8,6 @@ use again, and asked for what the samples still lack.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -229,8 +227,7 @@ class SglangEngine:
         self.losses += 1
         if server.record.is_own:
             self._lost.add(server.record.life)
-            with suppress(ProcessLookupError):
-                os.killpg(server.record.group, signal.SIGKILL)
+            server.record.kill()
         self._let_go(server)
         time.sleep(LOOK_SECONDS)
 
