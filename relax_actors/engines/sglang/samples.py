@@ -124,7 +124,7 @@ class Sample:
     def _experts_of(self, text: str, moe: MoeFacts) -> NDArray[Any]:
         """The experts that the last request told; it has read all that came before it.
 
-        If that was with newer weights, these are not the experts that gave the tokens of older ones; nobody knows those.
+        If that was with newer weights, these did not give the tokens of older ones; nobody knows what did.
         """
         found = routed_experts(text, len(self.prompt) - 1, moe)
         versions = np.array(self._versions)
