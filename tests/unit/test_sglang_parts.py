@@ -289,6 +289,10 @@ def test_routed_experts_are_decoded_or_refused() -> None:
     found = routed_experts(text, 9, moe)
     assert found.dtype == np.int16
     np.testing.assert_array_equal(found, chosen)
+    mixed = MoeFacts(layers=2, experts=300, experts_of_token=2, without=(1,))
+    chosen[:, 1] = 0  # a layer without experts chooses nothing
+    told = base64.b64encode(chosen.tobytes()).decode()
+    np.testing.assert_array_equal(routed_experts(told, 9, mixed), chosen[:, [0, 2]])
     for wrong, tokens, why in (
         (text, 8, r"not \[8, 3, 2\]"),
         ("", 9, r"not \[9, 3, 2\]"),
