@@ -15,11 +15,14 @@ from relax_actors.tokenizer import make_character_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class MoeFacts:
-    """Of a model with experts: `layers` that have some, how many these have, and how many of them a token gets."""
+    """Of a model with experts: `layers` that have some, how many these have, and how many of them a token gets; and the
+    numbers of the layers `without`.
+    """
 
     layers: int
     experts: int
     experts_of_token: int
+    without: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,9 @@ def _moe(body: dict[str, Any]) -> MoeFacts | None:
     if not experts or not of_token:
         return None
     every, dense = int(body.get("decoder_sparse_step") or 1), body.get("mlp_only_layers") or []
-    layers = [layer for layer in range(int(body["num_hidden_layers"])) if (layer + 1) % every == 0]
-    return MoeFacts(len([x for x in layers if x not in dense]), experts, of_token)
+    layers = range(int(body["num_hidden_layers"]))
+    without = tuple(layer for layer in layers if (layer + 1) % every or layer in dense)
+    return MoeFacts(len(layers) - len(without), experts, of_token, without)
 
 
 def _stored_parameters(folder: Path) -> int:

@@ -40,6 +40,10 @@ class SglangSection(Section):
                 'rollout.sglang.weights = "tensors" sends a pickle, which only our own servers get; use "disk" for urls'
             )
             raise ValueError(msg)
+        places = [url.rstrip("/") for url in self.urls]
+        if twice := sorted({place for place in places if places.count(place) > 1}):
+            msg = f"rollout.sglang.urls names {twice} more than once: actors would end each other's requests; one each"
+            raise ValueError(msg)
         if self.api_key_file is not None and not self.urls:
             msg = "rollout.sglang.api_key_file is for urls; servers of our own have a new key in each life"
             raise ValueError(msg)

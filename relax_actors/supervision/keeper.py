@@ -24,7 +24,7 @@ from pathlib import Path
 from broker.process import spawn
 from relax_actors.blackbox import BlackBox
 from relax_actors.engines.sglang import launch
-from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.record import ServerRecord, began
 from relax_actors.exits import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import janitor
@@ -55,7 +55,8 @@ class Keeper:
         scratch = tempfile.mkdtemp(prefix="relax-sglang-")
         self._clean_up_after_us(scratch)
         key, port = secrets.token_urlsafe(32), free_port()
-        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, secrets.token_hex(8), os.getpid())
+        life, pid = secrets.token_hex(8), os.getpid()
+        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, pid, began(pid) or 0)
         command = [sys.executable, "-m", launch.__name__, str(folder.root), str(n), str(port)]
         environment = os.environ | {launch.KEY: key, "TMPDIR": scratch}
         self._server = spawn(command, log=2, environment=environment, session=False)
@@ -84,7 +85,7 @@ class Keeper:
                 beat = now
                 self._box.beat()
             if now - asked >= (ASK_SECONDS if ready else LOOK_SECONDS):
-                if self._answers("/model_info" if ready else "/health_generate"):
+                if (answers if ready else generates)(self._record, self._answer):
                     answered = time.monotonic()
                     if not ready:
                         ready = True
@@ -98,14 +99,6 @@ class Keeper:
         self._record_path.unlink(missing_ok=True)
         return 0
 
-    def _answers(self, path: str) -> bool:
-        request = urllib.request.Request(  # noqa: S310 our own server's
-            self._record.url + path, headers={"Authorization": f"Bearer {self._record.key}"}
-        )
-        with suppress(OSError), urllib.request.urlopen(request, timeout=self._answer) as answer:  # noqa: S310
-            return bool(answer.status == 200)  # noqa: PLR2004
-        return False
-
     def _end_as(self, code: int) -> int:
         """End as the server did, so that the supervisor judges it by that."""
         self._record_path.unlink(missing_ok=True)
@@ -116,6 +109,24 @@ class Keeper:
                 signal.signal(-code, signal.SIG_DFL)  # refused for SIGKILL
             os.kill(os.getpid(), -code)
         return EXIT_BLAMELESS
+
+
+def generates(record: ServerRecord, seconds: float) -> bool:
+    """Whether the server of a record can be used. Health is told to everybody, so another server at the port would be
+    taken for it; what is served is not.
+    """
+    return answers(record, seconds, "/health_generate") and answers(record, seconds)
+
+
+def answers(record: ServerRecord, seconds: float, path: str = "/model_info") -> bool:
+    """Whether a server says at a path that all is well; without the proxies that the environment names."""
+    request = urllib.request.Request(  # noqa: S310 our own server's
+        record.url + path, headers={"Authorization": f"Bearer {record.key}"}
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with suppress(OSError), direct.open(request, timeout=seconds) as answer:
+        return bool(answer.status == 200)  # noqa: PLR2004
+    return False
 
 
 def free_port() -> int:

@@ -43,7 +43,7 @@ from relax_actors.supervision.owners import Owned
 from relax_actors.supervision.pools import SERVER, pools_of, server_launch, specs_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter, split
-from relax_actors.supervision.spec import Failure
+from relax_actors.supervision.spec import ChildSpec, Failure
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED
@@ -92,6 +92,8 @@ class Heart(threading.Thread):
 class Watched:
     """Has as many actors of each role as the run's saved configuration says, which `relax scale` changes.
 
+    An inference server goes when its actor has: that finishes what it has in hand.
+
     Args:
         folder: the run's.
         seen: `folder.state_of_config()` before the configuration was loaded that the actors were started by.
@@ -102,32 +104,43 @@ class Watched:
         self._folder, self._tree = folder, tree
         self._seen = seen
         self._leaving = False
-
-    def leave(self) -> None:
-        """End, in a run that goes on: actors finish what they have in hand, and then the servers that they ask end."""
-        self._leaving = True
-        self._see_off()
-
-    def _see_off(self) -> None:
-        roles = [name for name in self._tree.pools if name != SERVER]
-        if not any(self._tree.pools[role].children for role in roles):
-            self._tree.stop()
-        for role in roles:
-            self._tree.resize(role, [])
+        self._servers: list[ChildSpec] | None = None
+        """Those wanted, while there are others yet."""
 
     def __call__(self) -> None:
         """Look whether it has changed."""
+        if self._servers is not None:
+            self._keep_servers(self._servers)
         if self._leaving:
-            self._see_off()
             return
         with suppress(OSError, RelaxError):
             changed = self._folder.state_of_config()
             if changed != self._seen:
                 config = self._folder.load_config()
                 node = Assignment.load(self._folder, config)
-                for role in self._tree.pools:
-                    self._tree.resize(role, specs_of(config, node, role))
+                self._resize(lambda role: specs_of(config, node, role))
                 self._seen = changed
+
+    def leave(self) -> None:
+        """Have no actors from now on."""
+        self._leaving = True
+        self._resize(lambda _: [])
+
+    def _resize(self, wanted: Callable[[str], list[ChildSpec]]) -> None:
+        for role in self._tree.pools:
+            if role == SERVER:
+                self._keep_servers(wanted(role))
+            else:
+                self._tree.resize(role, wanted(role))
+
+    def _keep_servers(self, wanted: list[ChildSpec]) -> None:
+        """Have these servers, and those whose actors are there yet."""
+        ids, actors = {spec.id for spec in wanted}, self._tree.pools["rollout"].children
+        servers = list(self._tree.pools[SERVER].children.values())
+        others = [state.spec for state in servers if state.spec.id not in ids]
+        used = [spec for spec in others if f"rollout.{split(spec.id)[1]}" in actors]
+        self._servers = wanted if others else None
+        self._tree.resize(SERVER, [*wanted, *used])
 
 
 def _state(bridge: Bridge, config: Config, folder: RunFolder) -> RunState:
@@ -200,8 +213,11 @@ def run(folder: RunFolder, status: Status) -> int:
 
     def told(*_: object) -> None:
         status.told()
-        # Without another node than that of `relax up` the run goes on.
-        (tree.stop if node.number == 0 else watched.leave)()
+        if node.number == 0:
+            tree.stop()
+            return
+        # The run goes on without this node: its actors finish what they have in hand.
+        watched.leave()
 
     signal.signal(signal.SIGTERM, told)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

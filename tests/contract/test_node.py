@@ -20,15 +20,14 @@ from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision.assignment import Assignment, whole
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.node import Watched
+from relax_actors.supervision.node import Watched, pools_of
 from relax_actors.supervision.owners import Owned
-from relax_actors.supervision.pools import SERVER, pools_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Failure, Limits, Strategy
-from relax_actors.supervision.supervisor import GiveUp, Supervisor
-from tests.support.running import TINY
-from tests.unit.test_processes import WAITS, Recorder, Running, python
+from relax_actors.supervision.spec import Exit, Failure
+from relax_actors.supervision.supervisor import GiveUp
+from tests.support.running import TINY, wait_until
+from tests.unit.test_processes import HEAD, WAITS, Recorder, Running, python
 
 MakeTable = Callable[[Bridge], object]
 
@@ -66,28 +65,47 @@ def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
         assert running.stop() is None
 
 
-def test_servers_end_after_the_actors_that_ask_them(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    config = load_config(TINY, ["rollout.replicas=2"])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_server_goes_when_its_actor_has_finished(tmp_path: Path, *, leaves: bool) -> None:
+    folder, finished = RunFolder(tmp_path / "run"), tmp_path / "finished"
+    config = load_config(TINY, ["rollout.backend=sglang", "rollout.replicas=2"])
     folder.root.mkdir()
     folder.save_config(config, str(TINY.parent))
-    source, servers = random.Random(1), [ChildSpec(f"{SERVER}.0")]
-    pools = {
-        SERVER: Supervisor(servers, Strategy.ONE_FOR_ONE, Limits(1, 60), Backoff(1, 1), source),
-        "rollout": pools_of(config, whole(config), source)["rollout"],
-    }
+    pools = pools_of(config, whole(config), random.Random(1))
+    pools = {name: pools[name] for name in ("server", "rollout")}
+    drains = (
+        f"{HEAD}def end(*_):\n    while not os.path.exists({str(finished)!r}): signal.sigtimedwait([], 0.01)\n"
+        "    sys.exit(0)\nsignal.signal(15, end)\nsay(ready=True)\nwhile True: signal.pause()\n"
+    )
     recorder = Recorder()
-    tree = ProcessTree(pools, lambda child: Launch(python(WAITS), tmp_path / child), recorder, 60.0)
+    tree = ProcessTree(
+        pools,
+        lambda child: Launch(python(drains if child.startswith("rollout") else WAITS), tmp_path / child),
+        recorder,
+        60.0,
+    )
     watched = Watched(folder, folder.state_of_config(), tree)
     running = Running(tree, recorder)
-    for _ in range(3):
-        running.until("ready")
-    watched.leave()
-    assert {running.until("ended").child, running.until("ended").child} == {"rollout.0", "rollout.1"}
-    assert tree.states()["server.0"]["phase"] == "ready"
-    watched()
-    assert running.until("ended").child == "server.0"
-    assert running.end() is None
+    try:
+        wait_until(lambda: [state["phase"] for state in tree.states().values()] == ["ready"] * 4, "start", 20)
+        if leaves:
+            watched.leave()
+        else:
+            body = folder.load_config().model_dump(mode="json")
+            body["rollout"]["replicas"] = 1
+            folder.change_config(validate(body, "test"))
+            watched()
+        wait_until(lambda: pools["rollout"].children["rollout.1"].leaving, "start of the end", 10)
+        assert not pools["server"].children["server.1"].leaving
+        finished.touch()
+        left = [] if leaves else ["0"]
+        for pool in ("rollout", "server"):
+            wanted = [f"{pool}.{n}" for n in left]
+            wait_until(lambda pool=pool, wanted=wanted: list(pools[pool].children) == wanted, f"end of {pool}", 10)
+            watched()
+    finally:
+        finished.touch()
+        running.stop()
 
 
 @pytest.mark.parametrize("seconds", [0.2, 10.0])

@@ -23,6 +23,8 @@ from relax_actors.engines.experts import Routers
 from relax_actors.engines.inference import Generation, GenerationRequest
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
 from relax_actors.engines.model import build, copy_into, tensors_of
+from relax_actors.engines.sglang.loading import FromDisk, Staged
+from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.errors import ActorError, EngineError, StoreError
 from relax_actors.messages import FinishReason
 from relax_actors.modelfolder import measure
@@ -203,6 +205,58 @@ def test_samples_go_on_with_newer_weights_and_tell_who_wrote_which_token(kept: K
             assert sorted(set(sample.versions)) == [3, 4]
             assert (np.diff(sample.versions) >= 0).all()
         check_logprobs(kept, made, {3: 1.0, 4: 0.7}, 5e-5)
+
+
+class SlowOnce(FromDisk):
+    """Its second load is given up, and the server goes on without."""
+
+    loads = 0
+
+    def load(self, server: Server, staged: Staged) -> None:
+        self.loads += 1
+        if self.loads == 2:
+            server.resume()
+            msg = "the answer took too long"
+            raise ServerGoneError(msg)
+        super().load(server, staged)
+
+
+def test_a_server_that_may_not_have_taken_weights_in_flight_is_not_used_on(kept: Kept, tmp_path: Path) -> None:
+    loader = SlowOnce(kept.folder.server(0).with_suffix(""))
+    with engine_of(kept, loader) as engine:
+        engine.load(3, *shards(kept, tmp_path))
+        grown = 0
+
+        def progress() -> None:
+            nonlocal grown
+            grown += 1
+
+        def refresh() -> bool:
+            if grown < 2 or engine.version == 4:
+                return False
+            engine.stage(4, tensors(kept, 0.7))
+            return engine.swap() == 4
+
+        made = pairs(LONG, engine.generate(LONG, progress, refresh))
+        assert engine.losses == 1
+        check_logprobs(kept, made, {3: 1.0, 4: 0.7}, 5e-5)
+        after = pairs(REQUESTS, engine.generate(REQUESTS, nothing))
+        assert {int(v) for _, s in after for v in s.versions} == {4}
+        check_logprobs(kept, after, {4: 0.7}, 1e-5)
+
+
+def test_an_update_that_a_life_before_left_open_is_closed(kept: Kept, tmp_path: Path) -> None:
+    with engine_of(kept, FromTensors(1)) as engine:
+        engine.load(3, *shards(kept, tmp_path))
+    record = kept.record
+    with httpx.Client(base_url=record.url, headers={"Authorization": f"Bearer {record.key}"}, timeout=60) as client:
+        assert client.post("/begin_weight_update", json={}).status_code == 200
+        with engine_of(kept, FromTensors(1)) as engine:
+            engine.load(3, *shards(kept, tmp_path))
+            assert client.post("/end_weight_update", json={}).status_code == 400
+            made = pairs(REQUESTS, engine.generate(REQUESTS, nothing))
+    assert kept.record == record
+    check_logprobs(kept, made, {3: 1.0}, 1e-5)
 
 
 def test_a_life_after_a_crash_finds_the_server_with_its_weights(kept: Kept, tmp_path: Path) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +26,14 @@ from relax_actors.engines.inference import GenerationRequest
 from relax_actors.engines.sglang.arguments import CPU_TOKENS, server_arguments
 from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.experts import routed_experts
-from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.record import ServerRecord, began
 from relax_actors.engines.sglang.samples import Sample
+from relax_actors.engines.sglang.server import Server, pickled
 from relax_actors.errors import ConfigError, EngineError
 from relax_actors.messages import FinishReason
 from relax_actors.modelfolder import ModelFacts, MoeFacts
 from relax_actors.supervision.janitor import MEMORY, members, segments
+from relax_actors.supervision.keeper import answers, free_port, generates
 from tests.support.running import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -179,6 +186,7 @@ def test_a_server_is_told_what_the_configuration_says() -> None:
         ({"sglang": {"urls": ["http://a"]}, "replicas": 2}, "give each actor one"),
         ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "only our own servers"),
         ({"sglang": {"api_key_file": "key"}}, "is for urls"),
+        ({"sglang": {"urls": ["http://a", "http://a/"]}, "replicas": 2}, "more than once"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(rollout: dict[str, Any], why: str) -> None:
@@ -208,6 +216,71 @@ def test_a_record_is_private_and_read_as_it_was_written(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
+def test_views_are_pickled_without_what_they_are_views_of() -> None:
+    body = torch.arange(1 << 16, dtype=torch.uint8)
+    views = {str(i): body[i << 12 : (i + 1) << 12].view(torch.float16).reshape(2, -1).T for i in range(16)}
+    data = base64.b64decode(pickled(views))
+    assert len(data) < 2 * body.nbytes
+    found = dict(pickle.load(io.BytesIO(data)))  # noqa: S301 our own
+    assert all(
+        torch.equal(found[name].view(torch.int16), view.contiguous().view(torch.int16)) for name, view in views.items()
+    )
+
+
+class Closed(BaseHTTPRequestHandler):
+    """Says that it is well to everybody, as SGLang does, and what it serves to those with the key."""
+
+    def do_GET(self) -> None:
+        known = self.headers["Authorization"] == "Bearer right"
+        self.send_response(200 if known or self.path.startswith("/health") else 401)
+        self.end_headers()
+        self.wfile.write(b'{"weight_version": "3:a"}')
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def closed() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Closed) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_of_our_own_is_not_asked_through_a_proxy(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("no_proxy", "")
+    record = ServerRecord(closed, "right", "ab", 12)
+    assert answers(record, 5)
+    server = Server(record)
+    assert server.identity() == "3:a"
+    server.close()
+
+
+def test_a_process_that_got_the_number_of_a_lost_server_is_left_alone() -> None:
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["/bin/cat"], start_new_session=True, **pipes) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        since = began(other.pid)
+        assert since is not None
+        ServerRecord("http://127.0.0.1:1", "key", "ab", other.pid, since - 1).kill()
+        print("alive", file=other.stdin, flush=True)
+        assert other.stdout.readline() == "alive\n"
+        ServerRecord("http://127.0.0.1:1", "key", "ab", other.pid, since).kill()
+        assert other.wait(20) == -9
+    assert began(other.pid) is None
+
+
+def test_the_health_of_another_server_at_the_port_is_not_taken_for_ours(closed: str) -> None:
+    assert generates(ServerRecord(closed, "right", "ab", 12), 5)
+    assert answers(ServerRecord(closed, "wrong", "ab", 12), 5, "/health_generate")
+    assert not generates(ServerRecord(closed, "wrong", "ab", 12), 5)
+
+
 def test_routed_experts_are_decoded_or_refused() -> None:
     moe = MoeFacts(layers=3, experts=300, experts_of_token=2)
     first = np.random.default_rng(0).integers(0, 299, (9, 3))
@@ -216,6 +289,10 @@ def test_routed_experts_are_decoded_or_refused() -> None:
     found = routed_experts(text, 9, moe)
     assert found.dtype == np.int16
     np.testing.assert_array_equal(found, chosen)
+    mixed = MoeFacts(layers=2, experts=300, experts_of_token=2, without=(1,))
+    chosen[:, 1] = 0  # a layer without experts chooses nothing
+    told = base64.b64encode(chosen.tobytes()).decode()
+    np.testing.assert_array_equal(routed_experts(told, 9, mixed), chosen[:, [0, 2]])
     for wrong, tokens, why in (
         (text, 8, r"not \[8, 3, 2\]"),
         ("", 9, r"not \[9, 3, 2\]"),
@@ -233,6 +310,21 @@ def test_a_sample_tells_the_experts_that_its_last_request_told() -> None:
     told["meta_info"]["routed_experts"] = base64.b64encode(chosen.tobytes()).decode()
     sample.take(told, 3, NAMED)
     np.testing.assert_array_equal(sample.result().routed_experts, chosen)
+
+
+def test_experts_that_newer_weights_chose_for_older_tokens_are_not_taken_for_theirs() -> None:
+    sample = Sample(request(max_tokens=3), 0, MoeFacts(layers=1, experts=4, experts_of_token=2))
+    sample.begin()
+    sample.swapped()
+    told = chunk([5, 6, 8], 3, {"type": "length"}, [("3:a", 0, 2), ("4:b", 2, 3)])
+    chosen = np.array([[[0, 1]], [[2, 3]], [[1, 3]], [[0, 2]]], "<i4")
+    told["meta_info"]["routed_experts"] = base64.b64encode(chosen.tobytes()).decode()
+    sample.take(told, 4, NAMED)
+    found = sample.result()
+    assert found.versions.tolist() == [3, 3, 4]
+    assert found.routed_experts is not None
+    # The prompt's second token and the first generated one gave tokens of version 3.
+    assert found.routed_experts[:, 0].tolist() == [[0, 1], [-1, -1], [-1, -1], [0, 2]]
 
 
 def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segments(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ use again, and asked for what the samples still lack.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +80,8 @@ class SglangEngine:
         self._server: Server | None = None
         self._streams: Streams | None = None
         self._lost: set[str] = set()
+        # Why the server did not take weights while it generated; nobody knows then what it serves.
+        self._unsure: ServerGoneError | None = None
         self._staged: Staged | None = None
         self._serving: Staged | None = None
         self._named: dict[str, int] = {}
@@ -139,12 +139,14 @@ class SglangEngine:
     def _swap_in_flight(self) -> None:
         for sample in self._running:
             sample.swapped()
-        # Whoever waits for the samples sees it too if the server is gone, and sees to it.
-        with suppress(ServerGoneError):
+        try:
             if (server := self._server) is not None:
                 server.pause()
                 self._give(server)
                 server.resume()
+        except ServerGoneError as error:
+            # It may only have been too slow. Whoever waits for the samples sees to it.
+            self._unsure = error
 
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
         """Swap to a whole set of weights at once; see `TakesWeights`."""
@@ -204,6 +206,7 @@ class SglangEngine:
 
     def _set_up(self, server: Server) -> None:
         self._await_idle(server)
+        server.end_update()
         self._give(server)
 
     def _await_idle(self, server: Server) -> None:
@@ -217,15 +220,14 @@ class SglangEngine:
 
     def _lose(self, why: str) -> None:
         """Have done with the server; one of our own that hangs is killed, to be started again."""
-        server, self._server = self._server, None
+        server, self._server, self._unsure = self._server, None, None
         if server is None:
             return
         log.warning("server_lost", url=server.record.url, reason=why)
         self.losses += 1
-        if server.record.group:
+        if server.record.is_own:
             self._lost.add(server.record.life)
-            with suppress(ProcessLookupError):
-                os.killpg(server.record.group, signal.SIGKILL)
+            server.record.kill()
         self._let_go(server)
         time.sleep(LOOK_SECONDS)
 
@@ -290,6 +292,8 @@ class SglangEngine:
                     progress()
                 if refresh is not None and refresh():
                     moved = time.monotonic()
+                if self._unsure is not None:
+                    raise self._unsure
                 if time.monotonic() - moved > self._stall:
                     msg = f"the server at {streams.record.url} gives no token for {self._stall:g} s"
                     raise ServerGoneError(msg)

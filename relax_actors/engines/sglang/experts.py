@@ -24,12 +24,14 @@ def routed_experts(text: str, tokens: int, moe: MoeFacts) -> NDArray[Any]:
     Raises:
         EngineError: it is not that many numbers, or what no router of the model can have chosen.
     """
-    shape = tokens, moe.layers, moe.experts_of_token
+    # It tells of every layer, also of those without experts.
+    shape = tokens, moe.layers + len(moe.without), moe.experts_of_token
     try:
-        found = np.frombuffer(base64.b64decode(text, validate=True), "<i4").reshape(shape).astype(np.int16)
+        found = np.frombuffer(base64.b64decode(text, validate=True), "<i4").reshape(shape)
     except ValueError as error:
         msg = f"a server told routed experts that are not {list(shape)}: {error}"
         raise EngineError(msg) from error
+    found = np.delete(found, moe.without, 1).astype(np.int16)
     if why := flaw(found, moe.experts):
         msg = f"a server told routed experts that cannot be: {why}"
         raise EngineError(msg)

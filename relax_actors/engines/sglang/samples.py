@@ -17,6 +17,7 @@ from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.errors import EngineError
 from relax_actors.messages import FinishReason
 from relax_actors.modelfolder import MoeFacts
+from relax_actors.routing import MISSING
 
 ONE_TOKEN = 1e-6
 """As top-p: the likeliest token alone, with its log-prob at the request's temperature."""
@@ -114,12 +115,21 @@ class Sample:
         if reason["type"] != "abort":
             self.finish_reason = FinishReason(reason["type"])
             if self.moe is not None:
-                # The last request has read all that came before it.
-                self._experts = routed_experts(meta.get("routed_experts") or "", len(self.prompt) - 1, self.moe)
+                self._experts = self._experts_of(meta.get("routed_experts") or "", self.moe)
         elif reason.get("status_code"):
             msg = f"the server gave a request up: {reason.get('message')}"
             raise EngineError(msg)
         return True
+
+    def _experts_of(self, text: str, moe: MoeFacts) -> NDArray[Any]:
+        """The experts that the last request told; it has read all that came before it.
+
+        If that was with newer weights, these did not give the tokens of older ones; nobody knows what did.
+        """
+        found = routed_experts(text, len(self.prompt) - 1, moe)
+        versions = np.array(self._versions)
+        found[len(self._request.tokens) - 1 :][versions != versions[-1]] = MISSING
+        return found
 
     def _date(self, spans: Sequence[Mapping[str, Any]], named: Mapping[str, int]) -> None:
         """Put down who wrote the tokens of this request, as the server says."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 from torch import Tensor
 
 from relax_actors.engines.sglang.record import ServerRecord
@@ -40,6 +41,7 @@ class Server:
             headers=authorization(record),
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             verify=record.url.startswith("https:"),  # what that needs takes time to load
+            trust_env=not record.is_own,
         )
 
     def identity(self) -> str:
@@ -53,12 +55,17 @@ class Server:
 
     def load_tensors(self, payload: str, ranks: int, identity: str) -> None:
         """Load what `pickled` made, in each of its ranks."""
-        # A life before this one may have been killed in the middle of it.
-        self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
         self._ask("POST", "/begin_weight_update", {})
         body = {"serialized_named_tensors": [payload] * ranks, "weight_version": identity, "flush_cache": True}
         self._ask("POST", "/update_weights_from_tensor", body, LOAD_SECONDS)
         self._ask("POST", "/end_weight_update", {}, LOAD_SECONDS)
+
+    def end_update(self) -> None:
+        """End what a life before this one has left open that was killed in the middle of `load_tensors`.
+
+        The weights may have their name by then, but not yet the form that is computed with.
+        """
+        self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
 
     def pause(self) -> None:
         """Stop between two tokens; what runs is put back, so that keys and values can be dropped."""
@@ -103,7 +110,10 @@ def authorization(record: ServerRecord) -> dict[str, str]:
 
 
 def pickled(tensors: Mapping[str, Tensor]) -> str:
-    """Tensors as SGLang takes them in a request: names and tensors, pickled by value, in base64."""
+    """Tensors as SGLang takes them in a request: names and tensors, pickled by value, in base64.
+
+    They are copied: a view, such as of what came in one piece, would be pickled with all that it is a view of.
+    """
     file = io.BytesIO()
-    pickle.dump([(name, tensor.detach().contiguous()) for name, tensor in tensors.items()], file)
+    pickle.dump([(n, t.detach().clone(memory_format=torch.contiguous_format)) for n, t in tensors.items()], file)
     return base64.b64encode(file.getvalue()).decode()

@@ -38,6 +38,7 @@ class Streams:
             headers=authorization(record),
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             verify=record.url.startswith("https:"),
+            trust_env=not record.is_own,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         )
         self._free = asyncio.Condition()
