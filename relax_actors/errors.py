@@ -20,6 +20,7 @@ __all__ = [
     "BrokerUnreachableError",
     "CodecError",
     "ConfigError",
+    "EngineError",
     "FencedError",
     "RelaxError",
     "RowError",
@@ -39,6 +40,10 @@ class RowError(RelaxError):
 
 class ActorError(RelaxError):
     """The actor cannot work, whatever the row: its process ends, and no row is blamed."""
+
+
+class EngineError(RelaxError):
+    """An engine failed again and again with these rows in hand: it is counted against them."""
 
 
 class FencedError(ActorError):

@@ -73,6 +73,10 @@ class RunFolder:
         """Lock file of a device that roles share."""
         return self.root / "devices" / f"{number}.lock"
 
+    def server(self, number: int) -> Path:
+        """Where an actor's inference server is, for this user only; its folder of the same name holds weights."""
+        return self.root / "servers" / f"{number}.json"
+
     def box(self, child: str) -> Path:
         """Black box of an actor."""
         return self.root / "actors" / f"{child}.box"

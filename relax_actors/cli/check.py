@@ -17,6 +17,7 @@ from relax_actors.config import Config, load_config
 from relax_actors.config.placement import OPTIONAL
 from relax_actors.config.schema import DataSection
 from relax_actors.engines.megatron import architecture, layout, presence
+from relax_actors.engines.sglang import presence as sglang
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.modelfolder import ModelFacts, measure, prepare
 from relax_actors.rewards import load_reward, load_rewards
@@ -30,7 +31,7 @@ SAMPLE = 200
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
 # With deltas: two sets in half precision in the trainer, one in each that generates.
 BASES_BYTES, COPY_BYTES = 4, 2
-PROCESS_BYTES, MODELLED_BYTES = 700 << 20, 20 << 20
+PROCESS_BYTES, MODELLED_BYTES, SERVER_BYTES = 700 << 20, 20 << 20, 1700 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def examine(config: Config) -> Findings:
 
         attempt(model)
         attempt(lambda: _megatron(config, folder))
+        attempt(lambda: _sglang(config))
         attempt(lambda: _roles(config))
         attempt(lambda: _rewards(config))
         attempt(lambda: _arithmetic(config))
@@ -101,6 +103,16 @@ def _megatron(config: Config, folder: Path) -> Iterator[str]:
     if found.ranks > 1:
         sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
         yield f"the trainer has {found.ranks} ranks: {sizes}"
+
+
+def _sglang(config: Config) -> Iterator[str]:
+    if config.rollout.backend != "sglang":
+        return
+    if not config.owns_servers:
+        yield f"rollouts use {len(config.rollout.sglang.urls)} servers that run elsewhere"
+        return
+    sglang.require()
+    yield f"{config.rollout.replicas} inference servers, about {SERVER_BYTES >> 20} MiB each besides the model"
 
 
 def _router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
@@ -206,7 +218,8 @@ def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
     process = PROCESS_BYTES if config.simulate is None else MODELLED_BYTES
     ranks = config.trainer.megatron.ranks if config.trainer.backend == "megatron" else 1
     processes = process * (1 + following + fixed + (ranks if ranks > 1 else 0))
-    need = model + processes
+    servers = SERVER_BYTES * config.rollout.replicas if config.owns_servers else 0
+    need = model + processes + servers
     have = _memory()
     text = f"{facts.parameters / 1e6:.2f} M parameters, about {need >> 20} MiB of memory"
     if have and need > have and config.trainer.device in ("auto", "cpu"):

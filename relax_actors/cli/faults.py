@@ -13,11 +13,15 @@ from enum import StrEnum
 from pathlib import Path
 
 from relax_actors.cli.connect import Connected
+from relax_actors.engines.sglang import launch
 from relax_actors.errors import ConfigError
 from relax_actors.journal import Journal
 from relax_actors.roles import role_names
+from relax_actors.supervision.pools import SERVER
 
 NODE, ROOT, BROKER, ANY = "node", "root", "broker", "any"
+# What leads to the process of those that have no lease.
+_COMMANDS = {NODE: "supervision.node ", BROKER: "nats-server ", SERVER: f"{launch.__name__} "}
 LEASE_SECONDS = 30.0
 MOST_BALLAST = 8 << 30
 _CHUNK = 1 << 20
@@ -145,7 +149,7 @@ def _damage(path: Path, way: Damage, source: random.Random) -> None:
 
 def _check(at: Connected, target: str) -> None:
     role, _, n = target.partition("/")
-    names = [*role_names(at.config), ANY, NODE, BROKER]
+    names = [*role_names(at.config), *([SERVER] if at.config.owns_servers else []), ANY, NODE, BROKER]
     if role not in names or (n and not n.isdigit()):
         msg = f"{target!r} is no target of chaos; choose among {', '.join(names)}, or <role>/<number>"
         raise ConfigError(msg)
@@ -156,10 +160,9 @@ def _check(at: Connected, target: str) -> None:
 
 def _living(at: Connected, target: str) -> Iterator[tuple[str, int]]:
     role, _, n = target.partition("/")
-    if role in (NODE, BROKER):
-        wanted = "supervision.node " if role == NODE else "nats-server "
+    if role in _COMMANDS:
         for pid, command in _commands():
-            if wanted in command and str(at.folder.root) in command:
+            if _COMMANDS[role] in command and f"{at.folder.root}{f' {n} ' if n else ''}" in command:
                 yield role, pid
         return
     leases = at.table.bridge.call(at.state.leases(), LEASE_SECONDS)

@@ -241,7 +241,7 @@ def quarantine_requeue(
 @app.command()
 def chaos(
     run: RunName,
-    kill: Annotated[str | None, typer.Option(help="a role, role/number, any, node or broker")] = None,
+    kill: Annotated[str | None, typer.Option(help="a role, role/number, any, server, node or broker")] = None,
     hang: Annotated[str | None, typer.Option(help="stop such a process, without ending it")] = None,
     disk_full: Annotated[float | None, typer.Option(help="fill the run's file system for so many seconds")] = None,
     corrupt_segment: Annotated[str | None, typer.Option(help="truncate, flip, delete or any: damage a file")] = None,

@@ -40,8 +40,42 @@ def make_engine(context: Context) -> InferenceEngine:
     if backend == "transformers":
         device = device_of(config.rollout.device)
         return TransformersEngine(path, device, records_experts=config.trainer.router_replay)
+    if backend == "sglang":
+        return make_sglang(context)
     msg = f"rollout.backend {backend!r} is not known"
     raise ConfigError(msg)
+
+
+def make_sglang(context: Context) -> InferenceEngine:
+    """The engine that uses the actor's inference server, which its node keeps up beside it."""
+    from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415
+    from relax_actors.engines.sglang.loading import FromDisk, FromTensors  # noqa: PLC0415
+    from relax_actors.engines.sglang.record import ServerRecord  # noqa: PLC0415
+
+    config, path = context.config, context.folder.server(context.n)
+    rollout, settings = config.rollout, config.rollout.sglang
+    elsewhere = None
+    if settings.urls:
+        if context.n >= len(settings.urls):
+            msg = f"rollout.sglang.urls has none for {context.role}.{context.n}; a node that joins cannot use them"
+            raise ConfigError(msg)
+        key = "" if settings.api_key_file is None else settings.api_key_file.read_text().strip()
+        elsewhere = ServerRecord(settings.urls[context.n], key, "elsewhere")
+    facts = measure(config.model_path)
+    engine = SglangEngine(
+        lambda: elsewhere or ServerRecord.load(path),
+        FromTensors(settings.tensor_parallel) if settings.weights == "tensors" else FromDisk(path.with_suffix("")),
+        facts.context_length,
+        moe=facts.moe if config.trainer.router_replay else None,
+        rows=rollout.rows_together,
+        patience=config.supervision.start_deadline,
+        stall=rollout.deadline / 2,
+        keeps_partial=not config.run.deterministic,
+        progress=context.progress,
+        stopping=context.stopping,
+    )
+    engine.wait_for_server()
+    return engine
 
 
 class Rollout(Role):

@@ -32,7 +32,6 @@ from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
 from relax_actors.exits import EXIT_AWAY, EXIT_CONFIG, EXIT_CRASHED, EXIT_GAVE_UP
 from relax_actors.journal import Journal
-from relax_actors.roles import section_of
 from relax_actors.roles.access import NODE
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs
@@ -41,11 +40,12 @@ from relax_actors.supervision.forks import REPLY_SECONDS, Zygote
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import Status
 from relax_actors.supervision.owners import Owned
+from relax_actors.supervision.pools import SERVER, pools_of, server_launch, specs_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter, split
-from relax_actors.supervision.spec import Backoff, ChildSpec, Failure, Limits, Strategy
+from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
-from relax_actors.supervision.supervisor import GiveUp, Supervisor
+from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED
 
 # Roles whose engines take seconds to import.
@@ -53,31 +53,6 @@ FORKED = ("rollout", "trainer", *OPTIONAL)
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 log = structlog.get_logger()
-
-
-def specs_of(config: Config, node: Assignment, role: str) -> list[ChildSpec]:
-    """The actors of a role on a node."""
-    settings = config.supervision
-    drain = section_of(config, role).deadline + settings.shutdown
-    return [
-        ChildSpec(name, shutdown=settings.shutdown, start_deadline=settings.start_deadline, drain=drain)
-        for name in node.actors(config, role)
-    ]
-
-
-def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[str, Supervisor]:
-    """A supervisor for each role's actors, in the order of their start."""
-    settings = config.supervision
-    return {
-        role: Supervisor(
-            specs_of(config, node, role),
-            Strategy.ONE_FOR_ONE,
-            Limits(settings.intensity, settings.period),
-            Backoff(settings.backoff, settings.backoff_max),
-            source,
-        )
-        for role in node.roles
-    }
 
 
 def actor_environment(config: Config) -> dict[str, str]:
@@ -185,8 +160,9 @@ def run(folder: RunFolder, status: Status) -> int:
 
     def launch(child: str) -> Launch:
         role, n = split(child)
-        arguments = [str(folder.root), role, str(n)]
-        command = [sys.executable, "-m", HOST, *arguments]
+        if role == SERVER:
+            return server_launch(folder, n, environment)
+        command = [sys.executable, "-m", HOST, *(arguments := [str(folder.root), role, str(n)])]
         launch = Launch(command, folder.log(child), folder.box(child), environment)
         return replace(launch, fork=partial(zygote.fork, arguments), gate=zygote.ready) if role in forked else launch
 

@@ -25,6 +25,7 @@ from relax_actors.supervision.brokerhealth import BrokerHealth
 from relax_actors.supervision.herald import Herald
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.logs import rotate
+from relax_actors.supervision.pools import children_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
@@ -98,7 +99,7 @@ class Root:
         self.config = config = config.model_copy(update={"run": section})
         self.import_path = import_path
         node = whole(config, roles)
-        self._actors = [name for role in node.roles for name in node.actors(config, role)]
+        self._actors = children_of(config, node)
         self.folder = RunFolder(config.folder)
         self._lock = self.folder.lock()
         self._server: Server | None = None

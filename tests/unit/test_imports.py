@@ -97,14 +97,18 @@ def test_help_imports_no_torch() -> None:
     )
 
 
-def test_nothing_of_ours_pickles() -> None:
-    """Pickles run what they hold; among others torch's collectives of objects and its own files are pickles."""
+def test_nothing_of_ours_reads_a_pickle() -> None:
+    """Pickles run what they hold; among others torch's collectives of objects and its own files are pickles.
+
+    One is written: SGLang takes tensors in a request in no other way.
+    """
     folders = [Path(__file__).parents[2] / name for name in ("relax_actors", "broker")]
     for path in (path for folder in folders for path in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.attr] if isinstance(node, ast.Attribute) else []
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names += [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-            assert not PICKLING & set(names), f"{path}:{node.lineno}"
-            if isinstance(node, ast.Attribute) and node.attr in ("load", "save"):
-                assert ast.unparse(node.value) != "torch", f"{path}:{node.lineno}"
+            allowed = {"pickle"} if path.parts[-2:] == ("sglang", "server.py") else set()
+            assert not (PICKLING & set(names)) - allowed, f"{path}:{node.lineno}"
+            if isinstance(node, ast.Attribute) and node.attr in ("load", "loads", "save", "Unpickler"):
+                assert ast.unparse(node.value) not in ("torch", "pickle"), f"{path}:{node.lineno}"

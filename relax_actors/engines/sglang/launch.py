@@ -1,0 +1,54 @@
+"""The process of a server: `python -m relax_actors.engines.sglang.launch <run folder> <number> <port>`.
+
+SGLang's own launcher would want the key as an argument, which every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+KEY = "RELAX_SGLANG_KEY"
+
+
+def main() -> None:
+    """Serve until killed."""
+    key = os.environ.pop(KEY)
+    from relax_actors.engines.sglang.arguments import server_arguments  # noqa: PLC0415 not in SGLang's own children
+    from relax_actors.modelfolder import measure  # noqa: PLC0415
+    from relax_actors.runfolder import RunFolder  # noqa: PLC0415
+
+    config = RunFolder(Path(sys.argv[1])).load_config()
+    wanted = config.rollout.device
+    if wanted == "auto":
+        import torch  # noqa: PLC0415
+
+        cuda = torch.cuda.is_available()
+    else:
+        cuda = wanted.startswith("cuda")
+    if not cuda:
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    arguments = server_arguments(config, measure(config.model_path), int(sys.argv[3]), cuda=cuda)
+    from sglang.launch_server import run_server  # noqa: PLC0415
+    from sglang.srt.plugins import load_plugins  # noqa: PLC0415
+    from sglang.srt.server_args import prepare_server_args  # noqa: PLC0415
+
+    load_plugins()
+    run_server(prepare_server_args([*arguments, *_architecture(config.model_path), "--api-key", key]))
+
+
+def _architecture(model: Path) -> list[str]:
+    """What tells SGLang the model's class, if its config does not: one made from `model.architecture` names none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: PLC0415
+
+    fields = json.loads((model / "config.json").read_text())
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields["model_type"])
+    if fields.get("architectures") or name is None:
+        return []
+    return ["--json-model-override-args", json.dumps({"architectures": [name]})]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Whether SGLang is installed, asked without importing it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from relax_actors.errors import ConfigError
+
+
+def require() -> None:
+    """Refuse to go on without SGLang.
+
+    Raises:
+        ConfigError: it is not installed; names the command that installs it.
+    """
+    missing = [name for name in ("sglang", "sgl_kernel") if find_spec(name) is None]
+    if missing:
+        msg = f'rollout.backend = "sglang" needs {", ".join(missing)}, which is not installed; run `make sglang`'
+        raise ConfigError(msg)

@@ -1,0 +1,109 @@
+"""A server's control: weights, pause and abort, by short requests that are waited for.
+
+Each raises `ServerGoneError` if the server does not answer, and `EngineError` with its own words if it refuses.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+from torch import Tensor
+
+from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.errors import EngineError
+
+CONNECT_SECONDS, ANSWER_SECONDS, LOAD_SECONDS = 5.0, 60.0, 600.0
+OK = 200
+
+
+class ServerGoneError(EngineError):
+    """The server does not answer."""
+
+
+class Server:
+    """The server of a record.
+
+    Args:
+        record: where it is.
+    """
+
+    def __init__(self, record: ServerRecord) -> None:
+        self.record = record
+        self._client = httpx.Client(
+            base_url=record.url,
+            headers=authorization(record),
+            timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+            verify=record.url.startswith("https:"),  # what that needs takes time to load
+        )
+
+    def identity(self) -> str:
+        """The name that its weights were given when they were loaded."""
+        return str(self._ask("GET", "/model_info")["weight_version"])
+
+    def load_files(self, folder: Path, identity: str) -> None:
+        """Load a folder of safetensors, and drop keys and values of other weights."""
+        body = {"model_path": str(folder), "load_format": "auto", "weight_version": identity, "flush_cache": True}
+        self._ask("POST", "/update_weights_from_disk", body, LOAD_SECONDS)
+
+    def load_tensors(self, payload: str, ranks: int, identity: str) -> None:
+        """Load what `pickled` made, in each of its ranks."""
+        # A life before this one may have been killed in the middle of it.
+        self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
+        self._ask("POST", "/begin_weight_update", {})
+        body = {"serialized_named_tensors": [payload] * ranks, "weight_version": identity, "flush_cache": True}
+        self._ask("POST", "/update_weights_from_tensor", body, LOAD_SECONDS)
+        self._ask("POST", "/end_weight_update", {}, LOAD_SECONDS)
+
+    def pause(self) -> None:
+        """Stop between two tokens; what runs is put back, so that keys and values can be dropped."""
+        self._ask("POST", "/pause_generation", {"mode": "retract"})
+
+    def resume(self) -> None:
+        """Go on with what was put back, which is read again."""
+        self._ask("POST", "/continue_generation", {})
+
+    def abort(self) -> None:
+        """End all requests."""
+        self._ask("POST", "/abort_request", {"abort_all": True})
+
+    def is_idle(self) -> bool:
+        """Whether no request runs or waits; keys and values are dropped then."""
+        return self._send("POST", "/flush_cache", None, ANSWER_SECONDS).status_code == OK
+
+    def _ask(self, method: str, path: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+        answer = self._send(method, path, body, seconds)
+        if answer.status_code != OK:
+            msg = f"the server at {self.record.url} refuses {path} ({answer.status_code}): {answer.text[:1000]}"
+            raise EngineError(msg)
+        found: Any = answer.json() if answer.content else {}
+        return found if isinstance(found, dict) else {}
+
+    def _send(self, method: str, path: str, body: Any, seconds: float) -> httpx.Response:
+        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        try:
+            return self._client.request(method, path, json=body, timeout=timeout)
+        except httpx.TransportError as error:
+            msg = f"the server at {self.record.url} does not answer {path}: {error or type(error).__name__}"
+            raise ServerGoneError(msg) from error
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+
+def authorization(record: ServerRecord) -> dict[str, str]:
+    """The header that a server wants."""
+    return {"Authorization": f"Bearer {record.key}"} if record.key else {}
+
+
+def pickled(tensors: Mapping[str, Tensor]) -> str:
+    """Tensors as SGLang takes them in a request: names and tensors, pickled by value, in base64."""
+    file = io.BytesIO()
+    pickle.dump([(name, tensor.detach().contiguous()) for name, tensor in tensors.items()], file)
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,77 @@
+"""Ends a group of processes when whoever keeps it is gone, and removes what they leave in shared memory.
+
+Run as a script of its own (`python -I -S janitor.py <descriptor> <group> <folder>`), in a session of its own, so that
+nothing that ends the keeper ends it too. The descriptor is a pipe's that the keeper alone has the other end of.
+"""
+
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+
+LOOK_SECONDS, LOOK_MOST = 0.25, 5.0
+"""From one look to the next, at first and once the group is old."""
+END_SECONDS = 10.0
+MEMORY = "/dev/shm/"  # noqa: S108 where shared memory lies
+THEIRS = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
+
+
+def members(group: int) -> list[int]:
+    """The living processes of a group."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append(int(name))
+    return found
+
+
+def segments(group: int) -> set[str]:
+    """Segments of shared memory, of the kinds that inference servers make, which processes of a group use."""
+    kept = {entry.inode(): entry.path for entry in os.scandir(MEMORY) if entry.name.startswith(THEIRS)}
+    found = set()
+    for pid in members(group):
+        try:
+            open_files = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+            with open(f"/proc/{pid}/maps") as file:
+                # A semaphore is mapped under a name that it no longer has, so by number.
+                mapped = [kept.get(int(line.split(None, 5)[4])) for line in file if MEMORY in line]
+        except OSError:
+            continue
+        used = {*open_files, *mapped}
+        found |= {path for path in kept.values() if path in used}
+    return found
+
+
+def main() -> None:
+    """Wait for the keeper's end, then clean up."""
+    pipe, group, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    left, pause = set(), LOOK_SECONDS
+    while not select.select([pipe], [], [], pause)[0]:
+        left |= segments(group)
+        pause = min(LOOK_MOST, 1.1 * pause)
+    left |= segments(group)
+    end = time.monotonic() + END_SECONDS
+    while members(group) and time.monotonic() < end:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            break
+        time.sleep(0.01)
+    for path in left:
+        try:
+            os.unlink(path)
+        except OSError:
+            continue
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Who is supervised on a node: the actors of each role, and the inference servers of the run's own."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+from relax_actors.config import Config
+from relax_actors.roles import section_of
+from relax_actors.runfolder import RunFolder
+from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.launch import Launch
+from relax_actors.supervision.reporter import split
+from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
+from relax_actors.supervision.supervisor import Supervisor
+
+SERVER, KEEPER = "server", "relax_actors.supervision.keeper"
+
+
+def pool_names(config: Config, node: Assignment) -> list[str]:
+    """The pools of a node in the order of their start: inference servers for its rollouts, and its roles."""
+    serves = config.owns_servers and "rollout" in node.roles
+    return [*([SERVER] if serves else []), *node.roles]
+
+
+def specs_of(config: Config, node: Assignment, pool: str) -> list[ChildSpec]:
+    """The actors of a role on a node; one inference server for each actor of the rollout."""
+    settings = config.supervision
+    if pool == SERVER:
+        numbers = [split(name)[1] for name in node.actors(config, "rollout")]
+        return [ChildSpec(f"{SERVER}.{n}", start_deadline=settings.start_deadline) for n in numbers]
+    drain = section_of(config, pool).deadline + settings.shutdown
+    return [
+        ChildSpec(name, shutdown=settings.shutdown, start_deadline=settings.start_deadline, drain=drain)
+        for name in node.actors(config, pool)
+    ]
+
+
+def children_of(config: Config, node: Assignment) -> list[str]:
+    """All children of a node."""
+    return [spec.id for pool in pool_names(config, node) for spec in specs_of(config, node, pool)]
+
+
+def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[str, Supervisor]:
+    """A supervisor for each pool, in the order of their start."""
+    settings = config.supervision
+    return {
+        pool: Supervisor(
+            specs_of(config, node, pool),
+            Strategy.ONE_FOR_ONE,
+            Limits(settings.intensity, settings.period),
+            Backoff(settings.backoff, settings.backoff_max),
+            source,
+        )
+        for pool in pool_names(config, node)
+    }
+
+
+def server_launch(folder: RunFolder, n: int, environment: dict[str, str]) -> Launch:
+    """How the inference server of an actor is started."""
+    child = f"{SERVER}.{n}"
+    command = [sys.executable, "-m", KEEPER, str(folder.root), str(n)]
+    return Launch(command, folder.log(child), folder.box(child), environment)

@@ -1,0 +1,105 @@
+"""The promises with SGLang: whoever is killed, actor or server, no row is lost, and on policy weights are the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relax_actors.engines.sglang import launch
+from relax_actors.supervision.janitor import MEMORY
+from tests.chaos.test_crash_equivalence import kill_at
+from tests.support.faults import command_of, story_of, wait_for_cell
+from tests.support.running import Run, processes_of, relax, wait_until
+from tests.support.sglang_servers import skip_if_missing
+
+skip_if_missing()
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+MakeRun = Callable[..., Run]
+SERVED = ("rollout.backend=sglang", "supervision.intensity=20", "supervision.ack_wait=1", "supervision.heartbeat=30")
+ON_POLICY = (*SERVED, "staleness.max=0", "run.deterministic=true", "run.steps=6")
+LONG = 600.0
+
+
+def segments() -> set[Path]:
+    """Segments of SGLang in shared memory."""
+    return {*Path(MEMORY).glob("sglang_*"), *Path(MEMORY).glob("sem.mp-*")}
+
+
+def kill_server(run: Run) -> int:
+    """SIGKILL the server's first process, as soon as it has one."""
+
+    def find() -> int | None:
+        commands = {pid: command_of(pid) for pid in processes_of(run.folder.root)}
+        return next((pid for pid, said in commands.items() if launch.__name__ in said and " -I " not in said), None)
+
+    pid = wait_until(find, "server")
+    os.kill(pid, signal.SIGKILL)
+    return int(pid)
+
+
+def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Path) -> None:
+    before = segments()
+    run = make_run("served", *SERVED, "staleness.max=1", "run.steps=12").start()
+    wait_for_cell(run, "batch.1", 200)
+    record = run.folder.server(0).read_text()
+    run.kill("rollout.0")
+    wait_for_cell(run, "batch.3", 200)
+    assert run.folder.server(0).read_text() == record  # the server has outlived its actor
+    kill_server(run)
+    wait_for_cell(run, "batch.6", 300)
+    assert run.folder.server(0).read_text() != record
+    run.kill("trainer.0")
+    run.kill("rollout.0")
+    run.disconnect()
+    code, result, said = run.finish(LONG)
+    assert code == 0, said
+    assert (result["trained"], result["in_flight"]) == (4 * 12, 0)
+    assert result["admitted"] == result["trained"] + result["dropped"] + result["quarantined"]
+    proved = relax("ledger", "served", cwd=tmp_path)
+    assert "the ledger is complete" in proved.stdout, proved.stdout + proved.stderr
+    story = story_of(run)
+    assert story.of("replay_diverged") == story.of("weights_corrupt") == story.of("row_quarantined") == []
+    down = [event for event in story.of("crashed") if event["role"] == "server"]
+    assert ["SIGKILL" in event["reason"] for event in down] == [True]
+    assert processes_of(run.folder.root) == []
+    wait_until(lambda: segments() <= before, "removal of the server's segments", 10)
+
+
+def test_on_policy_a_run_whose_server_and_actors_are_killed_ends_with_the_same_weights(make_run: MakeRun) -> None:
+    alone = make_run("calm", *ON_POLICY).complete(LONG)["weights_fingerprint"]
+    run = make_run("killed", *ON_POLICY).start()
+    kill_at(run, "rollout.0", "weights.1")
+    wait_for_cell(run, "weights.2", 200)
+    kill_server(run)
+    kill_at(run, "trainer.0", "batch.4")
+    run.disconnect()
+    code, result, said = run.finish(LONG)
+    assert code == 0, said
+    assert result["weights_fingerprint"] == alone
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    assert story_of(run).of("replay_diverged") == []
+
+
+def test_a_run_that_is_scaled_has_as_many_servers_and_one_whose_root_is_killed_has_none(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    before = segments()
+    run = make_run("scaled", *SERVED, "run.steps=3000").start()
+    wait_for_cell(run, "batch.0", 200)
+    scaled = relax("scale", "scaled", "rollout=2", cwd=tmp_path)
+    assert scaled.returncode == 0, scaled.stdout + scaled.stderr
+    wait_until(run.folder.server(1).exists, "second server", 200)
+    assert "server.1 ready" in relax("tree", "scaled", cwd=tmp_path).stdout
+    relax("scale", "scaled", "rollout=1", cwd=tmp_path)
+    wait_until(lambda: not run.folder.server(1).exists(), "end of the second server", 100)
+    assert run.folder.server(0).exists()
+    run.disconnect()
+    assert run.process is not None
+    run.process.kill()
+    run.process.communicate()
+    wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes", 10)
+    wait_until(lambda: segments() <= before, "removal of the servers' segments", 10)

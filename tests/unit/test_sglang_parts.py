@@ -1,0 +1,302 @@
+"""The SGLang engine's parts that need no server, and the stand-in for what SGLang misses without CUDA."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_actors.config import Config, validate
+from relax_actors.engines.inference import GenerationRequest
+from relax_actors.engines.sglang.arguments import CPU_TOKENS, server_arguments
+from relax_actors.engines.sglang.concurrency import Concurrency
+from relax_actors.engines.sglang.experts import routed_experts
+from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.samples import Sample
+from relax_actors.errors import ConfigError, EngineError
+from relax_actors.messages import FinishReason
+from relax_actors.modelfolder import ModelFacts, MoeFacts
+from relax_actors.supervision.janitor import MEMORY, members, segments
+from tests.support.running import wait_until
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = ROOT / "deploy" / "sglang-cpu" / "src"
+FACTS = ModelFacts(parameters=10, context_length=128, vocabulary=14, model_type="qwen3")
+NAMED = {"3:a": 3, "4:b": 4}
+
+
+def request(**fields: Any) -> GenerationRequest:
+    settings: dict[str, Any] = {"samples": 2, "temperature": 0.9, "top_p": 0.8, "max_tokens": 10}
+    settings |= {"stop_ids": frozenset([7])} | fields
+    return GenerationRequest(np.array([1, 2], np.int32), 5, **settings)
+
+
+def chunk(tokens: list[int], done: int, reason: Any = None, spans: list[tuple[str, int, int]] | None = None) -> Any:
+    meta: dict[str, Any] = {"completion_tokens": done, "finish_reason": reason}
+    meta["output_token_logprobs"] = [[-0.5 * token, token, None] for token in tokens]
+    if spans:
+        meta["weight_versions"] = [{"version": v, "start": a, "end": b} for v, a, b in spans]
+    return {"output_ids": tokens, "meta_info": meta}
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=5), st.booleans())
+def test_a_sample_is_the_same_however_it_is_told(parts: list[int], whole: bool) -> None:  # noqa: FBT001
+    sample = Sample(request(max_tokens=20), 0)
+    sample.begin()
+    tokens = list(range(10, 10 + sum(parts)))
+    done = 0
+    for i, length in enumerate(parts):
+        done += length
+        last = i == len(parts) - 1
+        reason = {"type": "length"} if last else None
+        spans = [("3:a", 0, 1), ("4:b", 1, done)] if last else None
+        told = tokens[:done] if whole else tokens[done - length : done]
+        assert sample.take(chunk(told, done, reason, spans), 3, NAMED) is last
+    found = sample.result()
+    assert found.tokens.tolist() == tokens
+    assert found.logprobs.tolist() == [-0.5 * token for token in tokens]
+    assert found.versions.tolist() == [3] + [4] * (len(tokens) - 1)
+    assert found.finish_reason is FinishReason.LENGTH
+
+
+def test_a_sample_that_broke_off_goes_on_behind_what_it_has() -> None:
+    sample = Sample(request(), 0)
+    sample.begin()
+    sample.take(chunk([5, 6], 2), 3, NAMED)
+    before = sample.parameters()
+    sample.cut_off(keep=True)
+    assert sample.prompt == [1, 2, 5, 6]
+    assert sample.parameters()["max_new_tokens"] == 8
+    assert sample.parameters()["sampling_seed"] == before["sampling_seed"]
+    sample.begin()
+    assert sample.take(chunk([8, 7], 2, {"type": "stop"}, [("4:b", 0, 2)]), 4, NAMED)
+    found = sample.result()
+    assert (found.tokens.tolist(), found.versions.tolist()) == ([5, 6, 8, 7], [3, 3, 4, 4])
+    assert found.finish_reason is FinishReason.STOP
+
+
+def test_tokens_that_nobody_can_date_are_generated_again() -> None:
+    sample = Sample(request(), 0)
+    sample.begin()
+    sample.take(chunk([5, 6], 2), 3, NAMED)
+    sample.swapped()
+    sample.take(chunk([8, 9], 4), 4, NAMED)
+    sample.cut_off(keep=True)
+    assert sample.prompt == [1, 2, 5, 6]
+    sample.cut_off(keep=False)
+    assert sample.prompt == [1, 2]
+
+
+def test_a_request_that_somebody_ended_leaves_its_tokens() -> None:
+    sample = Sample(request(), 0)
+    sample.begin()
+    assert sample.take(chunk([5, 6], 2, {"type": "abort", "message": "Aborted"}, [("3:a", 0, 2)]), 3, NAMED)
+    assert (sample.finish_reason, sample.prompt) == (None, [1, 2, 5, 6])
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (chunk([5], 1, {"type": "length"}, [("9:z", 0, 1)]), "which it was not given"),
+        (chunk([5], 3), "from 2 on; here are 0"),
+        (chunk([], 0, {"type": "abort", "status_code": 400, "message": "too long"}), "too long"),
+    ],
+)
+def test_what_a_server_cannot_mean_is_an_error(told: Any, why: str) -> None:
+    sample = Sample(request(), 0)
+    sample.begin()
+    with pytest.raises(EngineError, match=why):
+        sample.take(told, 3, NAMED)
+
+
+def test_samples_have_seeds_of_their_own_and_greedy_ones_the_likeliest_token() -> None:
+    one, other = (Sample(request(), i).parameters() for i in range(2))
+    assert one["sampling_seed"] != other["sampling_seed"]
+    assert 0 <= one["sampling_seed"] < 2**63
+    assert (one["stop_token_ids"], one["ignore_eos"], one["top_p"]) == ([7], False, 0.8)
+    assert Sample(request(greedy=True), 0).parameters()["top_p"] < 1e-5
+    assert Sample(request(stop_ids=frozenset()), 0).parameters()["ignore_eos"] is True
+
+
+@given(st.integers(1, 40), st.lists(st.booleans(), max_size=200))
+def test_rows_at_once_stay_within_bounds_and_recover(most: int, ends: list[bool]) -> None:
+    concurrency = Concurrency(most)
+    for put_back in ends:
+        before = concurrency.limit
+        concurrency.finished(put_back=put_back)
+        assert 1 <= concurrency.limit <= most
+        assert not put_back or concurrency.limit == max(1, before // 2)
+    for _ in range(most * (most + 1)):
+        concurrency.finished(put_back=False)
+    assert concurrency.limit == most
+
+
+def config_of(**sections: dict[str, Any]) -> Config:
+    tree: dict[str, Any] = {
+        "model": {"path": "/nowhere"},
+        "data": {"kind": "python", "function": "nothing"},
+        "rollout": {"backend": "sglang", "rows_together": 4, "samples": 8},
+    }
+    return validate(tree | {name: tree.get(name, {}) | body for name, body in sections.items()}, "test")
+
+
+def pairs(arguments: list[str]) -> dict[str, str]:
+    return dict(zip(arguments, [*arguments[1:], ""], strict=True))
+
+
+def test_a_server_is_told_what_the_configuration_says() -> None:
+    told = pairs(server_arguments(config_of(trainer={"dtype": "bfloat16"}), FACTS, 99, cuda=False))
+    assert (told["--host"], told["--port"]) == ("127.0.0.1", "99")
+    assert (told["--device"], told["--attention-backend"], told["--dtype"]) == ("cpu", "torch_native", "bfloat16")
+    assert (told["--load-format"], told["--context-length"]) == ("dummy", "128")
+    assert (told["--max-running-requests"], told["--max-total-tokens"]) == ("32", str(32 * 128))
+    assert "--enable-deterministic-inference" not in told
+    settings = {"kv_tokens": 1000, "tensor_parallel": 2, "arguments": ["--log-level", "debug"]}
+    config = config_of(run={"deterministic": True}, rollout=config_of().rollout.model_dump() | {"sglang": settings})
+    told = pairs(server_arguments(config, FACTS, 99, cuda=True))
+    assert (told["--device"], told["--max-total-tokens"], told["--tensor-parallel-size"]) == ("cuda", "1000", "2")
+    assert (told["--log-level"], told["--max-running-requests"]) == ("debug", "8")
+    assert "--enable-deterministic-inference" in told
+    assert "--attention-backend" not in told
+    long = ModelFacts(parameters=10, context_length=1 << 15, vocabulary=14, model_type="qwen3")
+    assert pairs(server_arguments(config_of(), long, 99, cuda=False))["--max-total-tokens"] == str(CPU_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "why"),
+    [
+        ({"min_tokens": 3}, "rollout.min_tokens = 3"),
+        ({"sglang": {"urls": ["http://a"]}, "replicas": 2}, "give each actor one"),
+        ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "only our own servers"),
+        ({"sglang": {"api_key_file": "key"}}, "is for urls"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(rollout: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        config_of(rollout={"backend": "sglang", **rollout})
+
+
+def test_a_run_starts_servers_unless_it_is_given_some() -> None:
+    assert config_of().owns_servers
+    assert not config_of(rollout={"backend": "sglang", "sglang": {"urls": ["http://a"]}}).owns_servers
+    assert not config_of(rollout={"backend": "transformers"}).owns_servers
+
+
+def test_without_sglang_the_error_names_the_command() -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom relax_actors.engines.sglang import presence\n"
+    code += "from relax_actors.errors import ConfigError\ntry: presence.require()\nexcept ConfigError as e: print(e)"
+    said = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "make sglang" in said
+
+
+def test_a_record_is_private_and_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "servers" / "0.json"
+    assert ServerRecord.load(path) is None
+    record = ServerRecord("http://127.0.0.1:1", "secret", "ab", 12)
+    record.save(path)
+    assert ServerRecord.load(path) == record
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_routed_experts_are_decoded_or_refused() -> None:
+    moe = MoeFacts(layers=3, experts=300, experts_of_token=2)
+    first = np.random.default_rng(0).integers(0, 299, (9, 3))
+    chosen = np.stack([first, first + 1], -1).astype("<i4")
+    text = base64.b64encode(chosen.tobytes()).decode()
+    found = routed_experts(text, 9, moe)
+    assert found.dtype == np.int16
+    np.testing.assert_array_equal(found, chosen)
+    for wrong, tokens, why in (
+        (text, 8, r"not \[8, 3, 2\]"),
+        ("", 9, r"not \[9, 3, 2\]"),
+        (base64.b64encode(np.full((9, 3, 2), 5, "<i4").tobytes()).decode(), 9, "chosen twice"),
+    ):
+        with pytest.raises(EngineError, match=why):
+            routed_experts(wrong, tokens, moe)
+
+
+def test_a_sample_tells_the_experts_that_its_last_request_told() -> None:
+    sample = Sample(request(max_tokens=3), 0, MoeFacts(layers=1, experts=4, experts_of_token=2))
+    sample.begin()
+    told = chunk([5, 6, 8], 3, {"type": "length"}, [("3:a", 0, 3)])
+    chosen = np.array([[[0, 1]], [[2, 3]], [[1, 3]], [[0, 2]]], "<i4")
+    told["meta_info"]["routed_experts"] = base64.b64encode(chosen.tobytes()).decode()
+    sample.take(told, 3, NAMED)
+    np.testing.assert_array_equal(sample.result().routed_experts, chosen)
+
+
+def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segments(tmp_path: Path) -> None:
+    from relax_actors.supervision import janitor
+
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    segment = Path(tempfile.mkstemp(prefix="sglang_test_", dir=MEMORY)[1])
+    read, write = os.pipe()
+    code = (
+        f"file = open({str(segment)!r})\n"
+        "import multiprocessing, time\n"
+        "lock = multiprocessing.get_context('spawn').Lock()\n"
+        "print(lock._semlock.name, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
+        assert child.stdout is not None
+        semaphore = Path(MEMORY) / f"sem.{child.stdout.readline().decode().strip()[1:]}"
+        assert semaphore.exists()
+        assert child.pid in members(child.pid)
+        assert segments(child.pid) == {str(segment), str(semaphore)}
+        arguments = [sys.executable, "-I", "-S", janitor.__file__, str(read), str(child.pid), str(scratch)]
+        with subprocess.Popen(arguments, pass_fds=(read,)) as cleaner:
+            os.close(read)
+            os.close(write)
+            assert child.wait(20) == -9
+            assert cleaner.wait(20) == 0
+    wait_until(lambda: not any(path.exists() for path in (segment, semaphore, scratch)), "clean-up", 5)
+
+
+def test_the_stand_in_refuses_to_be_imported_beside_cuda(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("class version: cuda = '13.0'\n")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(STAND_IN)!r}]\nimport sgl_kernel"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "ImportError: relax-sglang-cpu stands in" in done.stderr
+
+
+def _murmur(data: bytes) -> int:
+    """MurmurHash3_x86_32 with seed 0, of a multiple of four bytes."""
+
+    def rotated(x: int, bits: int) -> int:
+        return ((x << bits) | (x >> (32 - bits))) & 0xFFFFFFFF
+
+    h = 0
+    for at in range(0, len(data), 4):
+        k = int.from_bytes(data[at : at + 4], "little") * 0xCC9E2D51 & 0xFFFFFFFF
+        h = rotated(h ^ (rotated(k, 15) * 0x1B873593 & 0xFFFFFFFF), 13) * 5 + 0xE6546B64 & 0xFFFFFFFF
+    h ^= len(data)
+    h = (h ^ h >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    h = (h ^ h >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return h ^ h >> 16
+
+
+def test_the_stand_ins_random_numbers_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    from relax_sglang_cpu.murmur import murmur_hash32
+
+    seeds, places = [0, 1, 2**63 - 1, 0x123456789ABCDEF], [0, 7, 2**31 - 1, 5]
+    found = murmur_hash32(torch.tensor(seeds, dtype=torch.uint64), torch.tensor(places), torch.arange(20))
+    assert (found.dtype, found.shape) == (torch.uint32, (4, 20))
+    for row, (seed, place) in enumerate(zip(seeds, places, strict=True)):
+        for column in range(20):
+            data = seed.to_bytes(8, "little") + place.to_bytes(4, "little") + column.to_bytes(4, "little")
+            assert int(found[row, column]) == _murmur(data)
