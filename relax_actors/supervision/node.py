@@ -101,9 +101,25 @@ class Watched:
     def __init__(self, folder: RunFolder, seen: tuple[int, ...], tree: ProcessTree) -> None:
         self._folder, self._tree = folder, tree
         self._seen = seen
+        self._leaving = False
+
+    def leave(self) -> None:
+        """End, in a run that goes on: actors finish what they have in hand, and then the servers that they ask end."""
+        self._leaving = True
+        self._see_off()
+
+    def _see_off(self) -> None:
+        roles = [name for name in self._tree.pools if name != SERVER]
+        if not any(self._tree.pools[role].children for role in roles):
+            self._tree.stop()
+        for role in roles:
+            self._tree.resize(role, [])
 
     def __call__(self) -> None:
         """Look whether it has changed."""
+        if self._leaving:
+            self._see_off()
+            return
         with suppress(OSError, RelaxError):
             changed = self._folder.state_of_config()
             if changed != self._seen:
@@ -180,17 +196,12 @@ def run(folder: RunFolder, status: Status) -> int:
         owned.renew()
 
     heart.tell = tell
-    heart.watched = Watched(folder, seen, tree)
+    heart.watched = watched = Watched(folder, seen, tree)
 
     def told(*_: object) -> None:
         status.told()
-        if node.number == 0:
-            tree.stop()
-            return
-        # The run goes on without this node: its actors finish what they have in hand.
-        heart.watched = lambda: None
-        for role in tree.pools:
-            tree.resize(role, [])
+        # Without another node than that of `relax up` the run goes on.
+        (tree.stop if node.number == 0 else watched.leave)()
 
     signal.signal(signal.SIGTERM, told)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -20,12 +20,13 @@ from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision.assignment import Assignment, whole
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.node import Watched, pools_of
+from relax_actors.supervision.node import Watched
 from relax_actors.supervision.owners import Owned
+from relax_actors.supervision.pools import SERVER, pools_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter
-from relax_actors.supervision.spec import Exit, Failure
-from relax_actors.supervision.supervisor import GiveUp
+from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Failure, Limits, Strategy
+from relax_actors.supervision.supervisor import GiveUp, Supervisor
 from tests.support.running import TINY
 from tests.unit.test_processes import WAITS, Recorder, Running, python
 
@@ -63,6 +64,30 @@ def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
         running.until("ready", "reward.1")
     finally:
         assert running.stop() is None
+
+
+def test_servers_end_after_the_actors_that_ask_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    config = load_config(TINY, ["rollout.replicas=2"])
+    folder.root.mkdir()
+    folder.save_config(config, str(TINY.parent))
+    source, servers = random.Random(1), [ChildSpec(f"{SERVER}.0")]
+    pools = {
+        SERVER: Supervisor(servers, Strategy.ONE_FOR_ONE, Limits(1, 60), Backoff(1, 1), source),
+        "rollout": pools_of(config, whole(config), source)["rollout"],
+    }
+    recorder = Recorder()
+    tree = ProcessTree(pools, lambda child: Launch(python(WAITS), tmp_path / child), recorder, 60.0)
+    watched = Watched(folder, folder.state_of_config(), tree)
+    running = Running(tree, recorder)
+    for _ in range(3):
+        running.until("ready")
+    watched.leave()
+    assert {running.until("ended").child, running.until("ended").child} == {"rollout.0", "rollout.1"}
+    assert tree.states()["server.0"]["phase"] == "ready"
+    watched()
+    assert running.until("ended").child == "server.0"
+    assert running.end() is None
 
 
 @pytest.mark.parametrize("seconds", [0.2, 10.0])

@@ -108,7 +108,7 @@ def times_of_start(project: Project, since: float) -> dict[str, list[float]]:
     """Seconds since then at which two more rollouts had a container, a process, and were ready to take rows."""
 
     def both_ready(heard: list[Event]) -> bool:
-        return sum(e["kind"] == "ready" and e["time"] > since for e in heard) == 2
+        return bool(sum(e["kind"] == "ready" and e["time"] > since for e in heard) == 2)
 
     heard = project.events("relax.demo.event.rollout.>", both_ready, 90)
     inspected = json.loads(project.docker("inspect", *project.containers("rollout")))
