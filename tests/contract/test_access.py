@@ -18,6 +18,7 @@ from nats.js.api import ConsumerConfig
 from broker.bridge import Address, Bridge
 from broker.codec import encode
 from broker.errors import BrokerError
+from broker.lease import RunState
 from broker.server import MAX_PAYLOAD
 from broker.store import Store
 from broker.streams import ensure_bucket, ensure_streams, log_spec, table_spec
@@ -226,6 +227,19 @@ def test_who_may_not_write_weights_cannot_have_the_server_write_them(guarded: Gu
         found = table.get(forged)
         assert found is None or found.data != cell
         assert table.fetch_last("weights", Weights) is None
+
+
+def test_who_may_write_a_key_cannot_clear_the_others(guarded: Guarded) -> None:
+    """A message that rolls a stream up removes all that came before, of whatever subject."""
+    with closing(Bridge(guarded.address("operator"), "operator")) as operator:
+        state = RunState(operator, operator.call(ensure_bucket(operator, SUBJECTS), 20))
+        lives = [operator.call(state.next_incarnation("trainer", 0), 10) for _ in range(2)]
+        with closing(Bridge(guarded.address("rollout"), "rollout")) as rollout:
+            for kind in ("all", "sub"):
+                forged = rollout.js.publish(f"{KV}.lease.rollout.0", b"{}", headers={"Nats-Rollup": kind})
+                with pytest.raises(nats.errors.Error):
+                    rollout.call(forged, 10)
+        assert operator.call(state.next_incarnation("trainer", 0), 10) == lives[-1] + 1
 
 
 def test_wrong_credentials_and_none_are_refused(guarded: Guarded, make_guarded: MakeGuarded) -> None:
