@@ -29,6 +29,22 @@ def test_the_configuration_of_each_server_of_a_cluster_is_valid(tmp_path: Path) 
         assert done.returncode == 0, done.stderr
 
 
+def test_with_three_servers_every_container_knows_all_of_them() -> None:
+    import yaml
+
+    base, more = (
+        yaml.safe_load(path.read_text())["services"]
+        for path in (ROOT / "docker-compose.yml", DEPLOY / "nats" / "docker-compose.yml")
+    )
+    three = {f"nats://{name}:4222" for name in ("nats", "nats-2", "nats-3")}
+    clients = [name for name, service in base.items() if "nats://nats:4222" in str(service.get("command"))]
+    assert len(clients) > len(BUILT_IN)
+    for name in clients:
+        assert set(re.findall(r"nats://[\w-]+:4222", str(more.get(name)))) == three, name
+        old, new = (re.sub(r"nats://\S+:4222", "", str(service["command"])) for service in (base[name], more[name]))
+        assert old == new, name
+
+
 def test_compose_has_a_container_for_each_role_of_ours() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     for role in (*BUILT_IN, *OPTIONAL):
