@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,12 +16,14 @@ import pytest
 
 from broker.bridge import Bridge
 from broker.lease import RunState
+from broker.server import find_binary
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from tests.support.guarded import Guarded, MakeGuarded
-from tests.support.running import Run, relax, wait_until
+from tests.support.running import TINY, Run, relax, wait_until
 
 NAME = "spread"
+SBATCH = Path(__file__).parents[2] / "deploy" / "slurm" / "relax.sbatch"
 HERE = "prompts,reward,advantages,trainer"
 
 
@@ -147,3 +151,24 @@ def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], no
     code, said = nodes(guarded, run, "third", "nobody").end(deadline=60)
     assert code == 2, said
     assert "no role 'nobody' in run spread" in said
+
+
+@pytest.mark.timeout(200)
+def test_a_batch_job_goes_on_with_the_streams_of_the_one_before(tmp_path: Path) -> None:
+    hosts = tmp_path / "bin"
+    hosts.mkdir()
+    for name, path in (("nats-server", find_binary()), ("relax", Path(sys.executable).with_name("relax"))):
+        (hosts / name).symlink_to(path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for job in (1, 2):
+        slurm = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NUM_NODES": "1", "RELAX_BIN": str(hosts), "RELAX_PORT": str(port)}
+        command = ["bash", str(SBATCH), str(TINY), "run.name=batched", f"run.steps={job}"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | slurm, capture_output=True, text=True, check=False, timeout=90
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    (kept,) = (path for path in (tmp_path / "runs").glob("*.nats/jetstream/*") if path.name.startswith("A"))
+    assert (kept / "streams" / "RELAX_batched_TABLE").is_dir()
+    assert not (tmp_path / "runs" / "nats").exists()
