@@ -24,6 +24,7 @@ from relax_actors.supervision.node import Watched, pools_of
 from relax_actors.supervision.owners import Owned
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter
+from relax_actors.supervision.root import address_of
 from relax_actors.supervision.spec import Exit, Failure
 from relax_actors.supervision.supervisor import GiveUp
 from tests.support.running import TINY, wait_until
@@ -136,6 +137,13 @@ def test_a_node_whose_number_is_anothers_leaves_its_lease_alone(bridge: Bridge, 
     assert bridge.call(state.leases(), 10)["node.1"] == {"name": "other"}
     other.drop()
     assert "node.1" not in bridge.call(state.leases(), 10)
+
+
+def test_no_password_stays_in_the_urls_of_a_cluster() -> None:
+    address = address_of("nats://a%40b:p,w@one:4222,nats://a%40b:p,w@two:4222,nats://three:4222")
+    assert address.url == "nats://one:4222,nats://two:4222,nats://three:4222"
+    assert (address.user, address.password) == ("a@b", "p,w")
+    assert address_of("nats://one:4222,nats://two:4222").user is None
 
 
 def keep(owned: Owned, over: threading.Event) -> None:
