@@ -171,9 +171,12 @@ class RunState:
         )
 
     async def keep_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> bool:
-        """Renew a lease that was claimed with the same `state`; False if somebody else has it by now."""
+        """Renew a lease that was claimed with the same `state`; False if somebody else has it by now.
+
+        An entry with other keys than those of `state` is nobody's claim.
+        """
         value, _ = await self._get(f"lease.{role}.{n}")
-        if isinstance(value, dict) and value != state:
+        if isinstance(value, dict) and value.keys() == state.keys() and value != state:
             return False
         await self.renew_lease(role, n, state, ttl)
         return True

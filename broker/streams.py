@@ -11,7 +11,6 @@ from nats.js.api import (
     ConsumerConfig,
     DeliverPolicy,
     DiscardPolicy,
-    KeyValueConfig,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -24,7 +23,7 @@ from broker.codec import MAX_CELL_BYTES
 from broker.errors import BrokerError
 from broker.subjects import Subjects
 
-LEASE_MARKER_SECONDS = 60.0
+_DUPLICATES_SECONDS = 120.0
 MAX_LOG_BYTES = 256 << 10
 _HEADERS = 4 << 10
 MAX_ACTORS = 8192
@@ -133,16 +132,29 @@ async def wait_for_stream(bridge: Bridge, name: str, deadline: float) -> None:
 
 
 async def ensure_bucket(bridge: Bridge, subjects: Subjects, replicas: int = 1) -> KeyValue:
-    """The run's KV bucket for leases (with a time to live each), incarnations and failure counts."""
-    config = KeyValueConfig(
-        bucket=subjects.state_bucket, history=1, replicas=replicas, limit_marker_ttl=LEASE_MARKER_SECONDS
+    """The run's KV bucket for leases (with a time to live each), incarnations and failure counts.
+
+    Made here and not by nats-py, whose buckets allow roll-ups: who may write a single key could clear them all.
+    """
+    config = StreamConfig(
+        name=f"KV_{subjects.state_bucket}",
+        subjects=[f"$KV.{subjects.state_bucket}.>"],
+        storage=StorageType.FILE,
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        duplicate_window=_DUPLICATES_SECONDS,
+        num_replicas=replicas,
+        allow_msg_ttl=True,
+        allow_rollup_hdrs=False,
+        deny_delete=True,
     )
 
     async def ensure() -> KeyValue:
         try:
             return await bridge.js.key_value(subjects.state_bucket)
         except (BucketNotFoundError, NotFoundError):
-            return await bridge.js.create_key_value(config)
+            await bridge.js.add_stream(config)
+            return await bridge.js.key_value(subjects.state_bucket)
 
     return await bridge.persist(ensure, f"open bucket {subjects.state_bucket}", 20.0)
 

@@ -77,7 +77,7 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
     if settings.cluster:
         password = _route_password(private / "route.json")
         for name in settings.cluster:
-            text = server_config(config, server, settings) + _cluster(name, settings.cluster, password)
+            text = server_config(config, server, settings) + _cluster(name, server, settings, password)
             write_private(server / f"{name}.conf", text)
     scheme = "tls" if settings.tls else "nats"
     url = f"{scheme}://HOST:{settings.listen.rpartition(':')[2]}"
@@ -103,10 +103,7 @@ def server_config(config: Config, folder: Path, settings: Settings) -> str:
         f"  sync_interval: {quote(config.broker.sync_interval)}",
         "}",
     ]
-    certificates = (
-        f"  cert_file: {quote(str(folder / 'cert.pem'))}\n  key_file: {quote(str(folder / 'key.pem'))}\n"
-        f"  ca_file: {quote(str(folder / 'ca.pem'))}\n  verify: {'true' if settings.mutual else 'false'}"
-    )
+    certificates = _certified(folder, mutual=settings.mutual)
     if settings.tls:
         lines += ["tls {", certificates, "}"]
     if settings.http is not None:
@@ -117,8 +114,19 @@ def server_config(config: Config, folder: Path, settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cluster(name: str, names: tuple[str, ...], password: str) -> str:
+def _certified(folder: Path, *, mutual: bool) -> str:
+    """The settings of a block `tls`."""
+    quote = json.dumps
+    return (
+        f"  cert_file: {quote(str(folder / 'cert.pem'))}\n  key_file: {quote(str(folder / 'key.pem'))}\n"
+        f"  ca_file: {quote(str(folder / 'ca.pem'))}\n  verify: {'true' if mutual else 'false'}"
+    )
+
+
+def _cluster(name: str, folder: Path, settings: Settings, password: str) -> str:
     """What one server of a cluster knows of the others."""
+    names = settings.cluster
+    secure = f"  tls {{\n{_certified(folder, mutual=True)}\n  }}\n" if settings.tls else ""
     routes = "".join(f"    {json.dumps(f'nats-route://route:{password}@{other}:{ROUTE_PORT}')}\n" for other in names)
     return (
         f"server_name: {json.dumps(name)}\n"
@@ -127,6 +135,7 @@ def _cluster(name: str, names: tuple[str, ...], password: str) -> str:
         f'  listen: "0.0.0.0:{ROUTE_PORT}"\n'
         f"  authorization {{ user: route, password: {json.dumps(password)} }}\n"
         f"  routes: [\n{routes}  ]\n"
+        f"{secure}"
         "}\n"
     )
 

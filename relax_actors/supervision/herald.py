@@ -75,6 +75,8 @@ class Herald(threading.Thread):
             while not self._events.empty():
                 kind, child, fields = self._events.get()
                 journal.event(kind, role=child, **fields)
+            if bridge.nc.is_closed:
+                return  # for good, as when credentials expire; they may be newer by now
             if not bridge.nc.is_connected:
                 continue
             try:

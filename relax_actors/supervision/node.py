@@ -30,7 +30,7 @@ from relax_actors.blackbox import BlackBox
 from relax_actors.config import Config
 from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
-from relax_actors.exits import EXIT_AWAY, EXIT_CONFIG, EXIT_CRASHED, EXIT_GAVE_UP
+from relax_actors.exits import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_CRASHED, EXIT_GAVE_UP
 from relax_actors.journal import Journal
 from relax_actors.roles.access import NODE
 from relax_actors.runfolder import RunFolder
@@ -203,10 +203,10 @@ def run(folder: RunFolder, status: Status) -> int:
     began = time.time()
 
     def tell() -> None:
+        _end_if_refused(bridge, status)
         lease = {"pid": os.getpid(), "name": node.name, "since": began, "children": tree.states()}
         lease["zygote"] = zygote.state() if forked else None
-        bridge.submit(state.renew_lease("node", node.number, lease, ttl))
-        owned.renew()
+        owned.tell(lease)
 
     heart.tell = tell
     heart.watched = watched = Watched(folder, seen, tree)
@@ -225,11 +225,17 @@ def run(folder: RunFolder, status: Status) -> int:
     report = tree.run()
     heart.tell = lambda: None
     with suppress(RelaxError, nats.errors.Error):
-        bridge.call(state.drop_lease("node", node.number), 3)
         owned.drop()
     zygote.close()
     bridge.close()
     return 0 if report is None else _gave_up(report, reporter.failure, status)
+
+
+def _end_if_refused(bridge: Bridge, status: Status) -> None:
+    """End if the broker has ended the connection for good, as when credentials expire: the next life signs in anew."""
+    if bridge.nc.is_closed:
+        status.failed(f"broker {bridge.address.url} has ended the connection: are the credentials still good?")
+        os._exit(EXIT_BLAMELESS)
 
 
 def _gave_up(report: GiveUp, failure: Failure | None, status: Status) -> int:

@@ -1,10 +1,11 @@
-"""Which node has a role that is there but once: a lease a role, which a node takes before it starts its actors."""
+"""Which node has a number, and a role that is there but once: a lease each, taken before its actors start."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import structlog
 
@@ -18,8 +19,17 @@ LOOK_SECONDS = 1.0
 log = structlog.get_logger()
 
 
+async def is_taken(state: RunState, node: Assignment) -> bool:
+    """Whether a node of another name has a node's number."""
+    lease = await state.fetch(f"lease.node.{node.number}")
+    return isinstance(lease, dict) and isinstance(name := lease.get("name"), str) and name != node.name
+
+
 class Owned:
-    """The roles of a node that are there but once: no other node has them while it lives.
+    """The number of a node, and its roles that are there but once: no other node has them while it lives.
+
+    Who was cut off for longer than `ttl` may find its number taken, and writes that lease no more; `relax node` then
+    takes another. Number 0 is that of `relax up`.
 
     Args:
         bridge: the connection.
@@ -33,6 +43,7 @@ class Owned:
         self._roles = [role for role in node.roles if role in SINGLE]
         self._entry = {"node": node.number, "name": node.name}
         self._keeping: dict[str, Future[None]] = {}
+        self._telling: Future[None] | None = None
         self.lost: Callable[[], object] = lambda: None
         """Called, in the bridge's thread, when another node has a role: this one was away for longer than `ttl`."""
 
@@ -48,14 +59,31 @@ class Owned:
                 owner = self._bridge.call(self._state.leases(), 30).get(f"owner.{role}", self._entry)
                 if owner.get("node") == self._node.number and owner.get("name") == self._node.name:
                     break
+                if owner.keys() != self._entry.keys():  # no node's, and it would never end
+                    self._bridge.call(self._state.renew_lease("owner", role, self._entry, self._ttl), 30)
+                    break
                 if time.monotonic() > end:
                     where = f"node {owner.get('node')} ({owner.get('name')})"
                     msg = f"{role} runs on {where} already, and there is one of it; start this node without it"
                     raise ConfigError(msg)
                 time.sleep(LOOK_SECONDS)
 
+    def tell(self, lease: dict[str, Any]) -> None:
+        """Keep them, with what the node tells of itself."""
+        # The one before waits while the broker is away.
+        if self._telling is None or self._telling.done():
+            self._telling = self._bridge.submit(self._tell(lease))
+        self.renew()
+
+    async def _tell(self, lease: dict[str, Any]) -> None:
+        if not await self._is_lost():
+            await self._state.renew_lease("node", self._node.number, lease, self._ttl)
+
+    async def _is_lost(self) -> bool:
+        return self._node.number != 0 and await is_taken(self._state, self._node)
+
     def renew(self) -> None:
-        """Keep them."""
+        """Keep the roles."""
         for role in self._roles:
             # The one before waits while the broker is away.
             if role not in self._keeping or self._keeping[role].done():
@@ -68,5 +96,11 @@ class Owned:
 
     def drop(self) -> None:
         """Let others have them."""
+
+        async def number() -> None:
+            if not await self._is_lost():
+                await self._state.drop_lease("node", self._node.number)
+
+        self._bridge.call(number(), 3)
         for role in self._roles:
             self._bridge.call(self._state.drop_lease("owner", role), 3)

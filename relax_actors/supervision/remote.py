@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 import structlog
 from nats.js.errors import NotFoundError
 
@@ -31,6 +32,7 @@ from relax_actors.supervision.assignment import Assignment, parse
 from relax_actors.supervision.herald import Herald
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.logs import rotate
+from relax_actors.supervision.owners import is_taken
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.root import SupervisionLog
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
@@ -107,6 +109,21 @@ class Remote:
         subjects = Subjects(self.wanted.run)
         return RunState(self._bridge, self._bridge.call(ensure_bucket(self._bridge, subjects), 30))
 
+    def _signed_in_again(self) -> RunState | None:
+        """The run's state by a new connection, if the broker has ended the one before, as it does when credentials
+        expire: those on the disk may be newer by now. None if it has not, or refuses.
+        """
+        if not self._bridge.nc.is_closed:
+            return None
+        try:
+            bridge = Bridge(self.address.of(NODE), f"node {self.wanted.name}", deadline=30.0)
+        except RelaxError as error:
+            log.warning("not_signed_in", error=str(error))
+            return None
+        self._bridge.close()
+        self._bridge = bridge
+        return self._state()
+
     def _await_run(self) -> Published | None:
         """The run, once there is one that is not over; None when this node is to leave."""
         waited = 0
@@ -180,11 +197,13 @@ class Remote:
         leases = self._bridge.call(state.leases(), 30)
         held = {int(key[5:]): lease for key, lease in leases.items() if key.startswith("node.") and key[5:].isdigit()}
         own = [n for n, lease in held.items() if n > 0 and lease.get("name") == self.wanted.name]
-        if own:
-            return own[0]
+        ttl = max(CLAIM_SECONDS, config.supervision.heartbeat)
         body = {"name": self.wanted.name, "since": time.time()}
+        if own:
+            # Or it could end, and be another's, before the node's process renews it.
+            self._bridge.call(state.renew_lease("node", own[0], body, ttl), 30)
+            return own[0]
         for number in range(1, MOST_NODES):
-            ttl = max(CLAIM_SECONDS, config.supervision.heartbeat)
             if number not in held and self._bridge.call(state.claim_lease("node", number, body, ttl), 30):
                 return number
         msg = f"run {self.wanted.run} has {MOST_NODES} nodes already"
@@ -193,13 +212,21 @@ class Remote:
     def _watch(
         self, state: RunState, known: Published, node: Assignment, tree: ProcessTree, over: threading.Event
     ) -> None:
-        """Stop the node's process when the run is over, or its settings are others; tell it how many actors to have."""
+        """Stop the node's process when the run is over, its settings are others, or its number is another node's; tell
+        it how many actors to have.
+        """
         while not over.wait(LOOK_SECONDS):
             try:
                 found = self._bridge.call(published_run(state), 10)
-            except RelaxError as error:
+                taken = self._bridge.call(is_taken(state, node), 10)
+            except (RelaxError, nats.errors.Error) as error:
                 log.debug("run_not_read", error=str(error))
+                state = self._signed_in_again() or state
                 continue
+            if taken:
+                log.warning("number_is_taken", node=node.number, name=node.name)
+                tree.stop()
+                return
             if found is None:
                 continue
             if replace(found, scaled=known.scaled) != known:

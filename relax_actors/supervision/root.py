@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 import time
 from functools import partial
@@ -220,14 +221,18 @@ class Root:
 
 
 def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """An address from `nats://[user:password@]host:port`."""
+    """An address from `nats://[user:password@]host:port`; from those of a cluster's servers with commas between."""
     own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
-    head, at, host = url.rpartition("@")
-    if not at:
+    servers, account = [], ""
+    for server in re.split(r",(?=\w+://)", url):
+        scheme, _, rest = server.partition("://")
+        known, at, host = rest.rpartition("@")
+        servers.append(f"{scheme}://{host}" if at else server)
+        account = known or account
+    if not account:
         return Address(url, credentials=own, ca=authority)
-    scheme, _, account = head.partition("://")
     user, _, password = account.partition(":")
-    return Address(f"{scheme}://{host}", unquote(user), unquote(password), own, authority)
+    return Address(",".join(servers), unquote(user), unquote(password), own, authority)
 
 
 def _differences(old: object, new: object, at: str = "") -> list[str]:

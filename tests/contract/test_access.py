@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -18,10 +20,11 @@ from nats.js.api import ConsumerConfig
 from broker.bridge import Address, Bridge
 from broker.codec import encode
 from broker.errors import BrokerError
+from broker.lease import RunState
 from broker.server import MAX_PAYLOAD
 from broker.store import Store
-from broker.streams import ensure_bucket, ensure_streams, log_spec, table_spec
-from broker.subjects import Subjects
+from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, log_spec, pool_spec, table_spec
+from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.cli.keys import Settings, make_keys
 from relax_actors.messages import Weights
@@ -226,6 +229,44 @@ def test_who_may_not_write_weights_cannot_have_the_server_write_them(guarded: Gu
         found = table.get(forged)
         assert found is None or found.data != cell
         assert table.fetch_last("weights", Weights) is None
+
+
+def test_who_may_write_a_key_cannot_clear_the_others(guarded: Guarded) -> None:
+    """A message that rolls a stream up removes all that came before, of whatever subject."""
+    with closing(Bridge(guarded.address("operator"), "operator")) as operator:
+        state = RunState(operator, operator.call(ensure_bucket(operator, SUBJECTS), 20))
+        lives = [operator.call(state.next_incarnation("trainer", 0), 10) for _ in range(2)]
+        with closing(Bridge(guarded.address("rollout"), "rollout")) as rollout:
+            for kind in ("all", "sub"):
+                forged = rollout.js.publish(f"{KV}.lease.rollout.0", b"{}", headers={"Nats-Rollup": kind})
+                with pytest.raises(nats.errors.Error):
+                    rollout.call(forged, 10)
+        assert operator.call(state.next_incarnation("trainer", 0), 10) == lives[-1] + 1
+
+
+def test_monitoring_finds_what_waits_for_a_role_by_the_name_of_the_account(make_guarded: MakeGuarded) -> None:
+    """As KEDA asks, with the account that deploy/kubernetes/autoscaling says where to find."""
+    server = make_guarded(SETTINGS)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        http = probe.getsockname()[1]
+    server.make(Settings(http=http))
+    server.start()
+    with closing(Bridge(server.address("operator"), "root")) as bridge:
+        bridge.call(ensure_streams(bridge, [table_spec(SUBJECTS, 1 << 26)]), 20)
+    with closing(Bridge(server.address("rollout"), "rollout")) as bridge:
+        prompts = pool_spec("rollout", [SUBJECTS.column("prompt")], 30.0, 8)
+        bridge.call(ensure_consumer(bridge, TABLE, prompts), 20)
+    with closing(Bridge(server.address("prompts"), "prompts")) as bridge:
+        bridge.call(bridge.js.publish(SUBJECTS.cell(RowId(0, 0), "prompt"), b"waits"), 20)
+    preload = (server.keys / "server" / "auth.conf").read_text().partition("resolver_preload: {\n")[2]
+    account = preload.partition(":")[0].strip()
+    asked = f"http://127.0.0.1:{http}/jsz?acc={account}&consumers=true&config=true"
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        found = {known["name"]: known for known in json.load(answer)["account_details"]}
+    (stream,) = found[account]["stream_detail"]
+    (consumer,) = stream["consumer_detail"]
+    assert (stream["name"], consumer["name"], consumer["num_pending"]) == (TABLE, "rollout", 1)
 
 
 def test_wrong_credentials_and_none_are_refused(guarded: Guarded, make_guarded: MakeGuarded) -> None:

@@ -182,3 +182,13 @@ def test_the_page_of_prometheus_is_bounded_and_escaped() -> None:
     sink.close()
     for subject, data in ((f"relax.{RUN}.metric.r", b"{}"), (f"relax.{RUN}.metric.r.0", b"[1]"), ("a.b.c.d.e", b"{}")):
         assert Heard.read(subject, data) is None
+
+
+def test_numbers_beyond_all_measure_are_passed_over() -> None:
+    huge = "1" + "0" * 400
+    heard = Heard.read(f"relax.{RUN}.metric.r.0", f'{{"kind": "step", "step": 3, "x": {huge}, "y": 1}}'.encode())
+    assert heard is not None
+    assert heard.scalars() == (3, {"step/y": 1.0})
+    heard = Heard.read(f"relax.{RUN}.metric.r.0", b'{"kind": "step", "step": 1e30, "y": 1}')
+    assert heard is not None
+    assert heard.scalars() is None

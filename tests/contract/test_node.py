@@ -24,6 +24,7 @@ from relax_actors.supervision.node import Watched, pools_of
 from relax_actors.supervision.owners import Owned
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter
+from relax_actors.supervision.root import address_of
 from relax_actors.supervision.spec import Exit, Failure
 from relax_actors.supervision.supervisor import GiveUp
 from tests.support.running import TINY, wait_until
@@ -137,6 +138,55 @@ def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects
     away.renew()
     assert told.wait(10)
     assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other"}
+
+
+def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subjects: Subjects) -> None:
+    """Whoever may make a request can have its answer, which is JSON, written under any key."""
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    junk = {"type": "io.nats.jetstream.api.v1.stream_info_response", "total": 0}
+    owned = Owned(bridge, state, Assignment(1, "first", {"trainer": None}), 2.0)
+    told = threading.Event()
+    owned.lost = told.set
+    for key in ("lease.owner.trainer", "lease.node.1"):
+        bridge.call(state.put(key, junk), 10)
+    owned.claim()
+    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "first"}
+    for key in ("lease.owner.trainer", "lease.node.1"):
+        bridge.call(state.put(key, junk), 10)
+    wait_until(
+        lambda: owned.tell({"name": "first"}) or "name" in bridge.call(state.leases(), 10)["node.1"], "its number"
+    )
+    entry = {"node": 1, "name": "first"}
+    wait_until(lambda: bridge.call(state.leases(), 10).get("owner.trainer") == entry, "its role")
+    assert not told.is_set()
+
+
+def test_a_node_whose_number_is_anothers_leaves_its_lease_alone(bridge: Bridge, subjects: Subjects) -> None:
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    away, other = (Owned(bridge, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other"))
+
+    def told(owned: Owned, name: str) -> str:
+        owned.tell({"name": name})
+        told = owned._telling
+        assert told is not None
+        told.result(10)
+        return str(bridge.call(state.leases(), 10)["node.1"]["name"])
+
+    assert told(away, "away") == "away"
+    bridge.call(state.drop_lease("node", 1), 10)
+    assert told(other, "other") == "other"
+    assert told(away, "away") == "other"
+    away.drop()
+    assert bridge.call(state.leases(), 10)["node.1"] == {"name": "other"}
+    other.drop()
+    assert "node.1" not in bridge.call(state.leases(), 10)
+
+
+def test_no_password_stays_in_the_urls_of_a_cluster() -> None:
+    address = address_of("nats://a%40b:p,w@one:4222,nats://a%40b:p,w@two:4222,nats://three:4222")
+    assert address.url == "nats://one:4222,nats://two:4222,nats://three:4222"
+    assert (address.user, address.password) == ("a@b", "p,w")
+    assert address_of("nats://one:4222,nats://two:4222").user is None
 
 
 def keep(owned: Owned, over: threading.Event) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,12 +18,15 @@ import pytest
 
 from broker.bridge import Bridge
 from broker.lease import RunState
+from broker.server import find_binary
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
+from relax_actors.cli.keys import Settings
 from tests.support.guarded import Guarded, MakeGuarded
-from tests.support.running import Run, relax, wait_until
+from tests.support.running import TINY, Run, processes_of, relax, wait_until
 
 NAME = "spread"
+SBATCH = Path(__file__).parents[2] / "deploy" / "slurm" / "relax.sbatch"
 HERE = "prompts,reward,advantages,trainer"
 
 
@@ -134,6 +141,37 @@ def test_a_node_that_is_killed_takes_no_row_with_it(spread: tuple[Guarded, Run],
     assert other.end()[0] == 0
 
 
+@pytest.mark.timeout(200)
+def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
+    spread: tuple[Guarded, Run], nodes: Callable[..., Node]
+) -> None:
+    guarded, run = spread
+    run.start("run.steps=100000", "supervision.heartbeat=2", "--roles", HERE)
+    wait_until(run.folder.address.exists, "broker.json")
+    away = nodes(guarded, run, "away", "rollout")
+    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
+        state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
+
+        def names() -> dict[str, str]:
+            leases = bridge.call(state.leases(), 10)
+            return {key: str(lease.get("name")) for key, lease in leases.items() if key.startswith("node.")}
+
+        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "its actor", 60)
+        stopped = processes_of(away.work)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: "node.1" not in names(), "end of its lease", 30)
+            nodes(guarded, run, "other", "rollout")
+            wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "the other's actor", 60)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: children(state, bridge).get("node.2") == ["rollout.2000"], "another number", 60)
+        assert {key: name for key, name in names().items() if key != "node.0"} == {"node.1": "other", "node.2": "away"}
+    run.end_in_order()
+
+
 def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
     guarded, run = spread
     run.start("run.steps=100000", "--roles", HERE)
@@ -147,3 +185,55 @@ def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], no
     code, said = nodes(guarded, run, "third", "nobody").end(deadline=60)
     assert code == 2, said
     assert "no role 'nobody' in run spread" in said
+
+
+@pytest.mark.timeout(200)
+def test_a_node_whose_credentials_expire_goes_on_with_newer_ones(
+    spread: tuple[Guarded, Run], nodes: Callable[..., Node], tmp_path: Path
+) -> None:
+    guarded, run = spread
+    run.start("run.steps=100000", "--roles", HERE)
+    wait_until(run.folder.address.exists, "broker.json")
+    seconds = 30.0
+    brief = Guarded(tmp_path / "brief", guarded.port, guarded.settings)
+    shutil.copytree(guarded.keys, brief.keys)
+    brief.make(Settings(days=seconds / 86400))
+    expires = time.monotonic() + seconds
+    node = nodes(brief, run, "brief", "rollout")
+    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
+        state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
+        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "the node", seconds)
+        brief.make()
+        life = bridge.call(state.leases(), 10)["node.1"]["pid"]
+
+        def again() -> bool:
+            lease = bridge.call(state.leases(), 10).get("node.1", {})
+            return lease.get("pid") != life and children(state, bridge).get("node.1") == ["rollout.1000"]
+
+        wait_until(again, "its next life", 90)
+        assert time.monotonic() > expires - 1.0
+        assert relax("scale", str(run.folder.root), "rollout=2", "--node", "brief", cwd=tmp_path).returncode == 0
+    run.end_in_order()
+    code, said = node.end(signal.SIGTERM)
+    assert code == 0, said
+
+
+@pytest.mark.timeout(200)
+def test_a_batch_job_goes_on_with_the_streams_of_the_one_before(tmp_path: Path) -> None:
+    hosts = tmp_path / "bin"
+    hosts.mkdir()
+    for name, path in (("nats-server", find_binary()), ("relax", Path(sys.executable).with_name("relax"))):
+        (hosts / name).symlink_to(path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for job in (1, 2):
+        slurm = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NUM_NODES": "1", "RELAX_BIN": str(hosts), "RELAX_PORT": str(port)}
+        command = ["bash", str(SBATCH), str(TINY), "run.name=batched", f"run.steps={job}"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | slurm, capture_output=True, text=True, check=False, timeout=90
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    (kept,) = (path for path in (tmp_path / "runs").glob("*.nats/jetstream/*") if path.name.startswith("A"))
+    assert (kept / "streams" / "RELAX_batched_TABLE").is_dir()
+    assert not (tmp_path / "runs" / "nats").exists()

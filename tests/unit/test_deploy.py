@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
+import ssl
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from broker.server import find_binary
-from relax_actors.cli.keys import Settings, make_keys
+from relax_actors.cli.keys import ROUTE_PORT, Settings, make_keys
 from relax_actors.config import BUILT_IN
 from relax_actors.config.placement import OPTIONAL
+from tests.support.running import wait_until
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -27,6 +31,58 @@ def test_the_configuration_of_each_server_of_a_cluster_is_valid(tmp_path: Path) 
         command = [str(find_binary()), "-t", "-c", str(tmp_path / "server" / f"{name}.conf")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_servers_of_a_cluster_talk_in_the_clear_only_if_all_do(tmp_path: Path, *, tls: bool) -> None:
+    client, route = free_port(), free_port()
+    settings = Settings(tls=tls, cluster=("localhost", "elsewhere.invalid"), listen=f"127.0.0.1:{client}")
+    make_keys(DEMO, tmp_path, [], settings)
+    path = tmp_path / "server" / "localhost.conf"
+    path.write_text(path.read_text().replace(f"0.0.0.0:{ROUTE_PORT}", f"127.0.0.1:{route}"))
+    context = None
+    if tls:
+        own = tmp_path / "server"
+        context = ssl.create_default_context(cafile=own / "ca.pem")
+        context.load_cert_chain(own / "cert.pem", own / "key.pem")
+    server = subprocess.Popen([str(find_binary()), "-c", str(path)], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: greets(route, context), "greeting", 10)
+        assert greets(route, None) is not tls
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def greets(port: int, context: ssl.SSLContext | None) -> bool:
+    """Whether a server tells of itself, by TLS if a context is given."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as plain:
+        connection = plain if context is None else context.wrap_socket(plain, server_hostname="localhost")
+        with connection:
+            return connection.makefile("rb").readline().startswith(b"INFO ")
+    return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_with_three_servers_every_container_knows_all_of_them() -> None:
+    import yaml
+
+    base, more = (
+        yaml.safe_load(path.read_text())["services"]
+        for path in (ROOT / "docker-compose.yml", DEPLOY / "nats" / "docker-compose.yml")
+    )
+    three = {f"nats://{name}:4222" for name in ("nats", "nats-2", "nats-3")}
+    clients = [name for name, service in base.items() if "nats://nats:4222" in str(service.get("command"))]
+    assert len(clients) > len(BUILT_IN)
+    for name in clients:
+        assert set(re.findall(r"nats://[\w-]+:4222", str(more.get(name)))) == three, name
+        old, new = (re.sub(r"nats://\S+:4222", "", str(service["command"])) for service in (base[name], more[name]))
+        assert old == new, name
 
 
 def test_compose_has_a_container_for_each_role_of_ours() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from typing import Any, Protocol
 
 TOKENS = 5
+MOST_STEPS = 1 << 53
 
 
 class Sink(Protocol):
@@ -54,12 +55,14 @@ class Heard:
         return {
             name: float(value)
             for name, value in self.body.items()
-            if name not in skipped and isinstance(value, int | float) and math.isfinite(value)
+            if name not in skipped and isinstance(value, int | float) and abs(value) <= sys.float_info.max
         }
 
     def scalars(self) -> tuple[int, dict[str, float]] | None:
         """What is drawn over optimizer steps: of a step `step/<name>`, of the evaluation of a version `eval/reward`."""
         numbers = self.numbers()
+        if any(abs(numbers.get(name, 0.0)) >= MOST_STEPS for name in ("step", "version")):
+            return None
         if self.kind == "step" and not self.is_event and "step" in numbers:
             step = int(numbers.pop("step"))
             return step, {f"step/{name}": value for name, value in numbers.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class TensorBoard:
         step, scalars = found
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         at = heard.body.get("time")
-        time = float(at) if isinstance(at, int | float) else 0.0
+        time = float(at) if isinstance(at, int | float) and abs(at) <= sys.float_info.max else 0.0
         self._writer.add_event(self._event(wall_time=time, step=step, summary=self._summary(value=values)))
 
     def close(self) -> None:
