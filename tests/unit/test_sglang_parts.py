@@ -220,13 +220,11 @@ def test_a_record_is_private_and_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_views_are_pickled_without_what_they_are_views_of() -> None:
     body = torch.arange(1 << 16, dtype=torch.uint8)
-    views = {str(i): body[i << 12 : (i + 1) << 12].view(torch.float16).reshape(2, -1).T for i in range(16)}
+    views = {str(i): body[i << 12 : (i + 1) << 12].view(torch.float16) for i in range(16)}
     data = base64.b64decode(pickled(views))
     assert len(data) < 2 * body.nbytes
     found = dict(pickle.load(io.BytesIO(data)))  # noqa: S301 our own
-    assert all(
-        torch.equal(found[name].view(torch.int16), view.contiguous().view(torch.int16)) for name, view in views.items()
-    )
+    assert all(torch.equal(found[name].view(torch.int16), view.view(torch.int16)) for name, view in views.items())
 
 
 class Closed(BaseHTTPRequestHandler):
