@@ -80,6 +80,7 @@ class SglangEngine:
         self._server: Server | None = None
         self._streams: Streams | None = None
         self._lost: set[str] = set()
+        self._why = ""
         # Why the server did not take weights while it generated; nobody knows then what it serves.
         self._unsure: ServerGoneError | None = None
         self._staged: Staged | None = None
@@ -192,7 +193,8 @@ class SglangEngine:
         """The next server, waited for; without the requests of a life before this one."""
         while True:
             if time.monotonic() > end or self._stopping():
-                msg = f"no inference server is ready within {self._patience:g} s; logs/server.*.log says why"
+                last = f"; of the last: {self._why}" if self._why else ""
+                msg = f"no inference server is ready within {self._patience:g} s; logs/server.*.log says why{last}"
                 raise ActorError(msg)
             record = self._find()
             if record is not None and record.life not in self._lost:
@@ -224,7 +226,7 @@ class SglangEngine:
         if server is None:
             return
         log.warning("server_lost", url=server.record.url, reason=why)
-        self.losses += 1
+        self.losses, self._why = self.losses + 1, why
         if server.record.is_own:
             self._lost.add(server.record.life)
             server.record.kill()
