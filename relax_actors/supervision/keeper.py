@@ -57,7 +57,7 @@ class Keeper:
         key, port = secrets.token_urlsafe(32), free_port()
         self._record = ServerRecord(f"http://127.0.0.1:{port}", key, secrets.token_hex(8), os.getpid())
         command = [sys.executable, "-m", launch.__name__, str(folder.root), str(n), str(port)]
-        environment = os.environ | {launch.KEY: key, "TMPDIR": scratch}
+        environment = os.environ | {launch.KEY: key, "TMPDIR": scratch, "GLOO_SOCKET_IFNAME": "lo"}
         self._server = spawn(command, log=2, environment=environment, session=False)
 
     def _clean_up_after_us(self, scratch: str) -> None:
