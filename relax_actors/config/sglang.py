@@ -19,9 +19,9 @@ class SglangSection(Section):
     """Servers that run elsewhere, one for each actor. They must see the run's folder, and be used by this run alone."""
     api_key_file: Path | None = None
     """File with the key that the servers of `urls` ask for."""
-    weights: Literal["disk", "tensors"] = "disk"
-    """How a server takes a version: a file in the run's folder, or the request itself. The latter is pickled, as SGLang
-    wants it, and sent to servers of our own only."""
+    weights: Literal["disk", "tensors", "group"] = "disk"
+    """How a server takes a version: from a file in the run's folder; in the request, pickled as SGLang wants it; or by
+    broadcast in a process group (gloo). The last two are for servers of our own."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the server computes in; "auto" is `trainer.dtype`."""
     tensor_parallel: Positive = 1
@@ -35,10 +35,8 @@ class SglangSection(Section):
 
     @model_validator(mode="after")
     def _foreign(self) -> SglangSection:
-        if self.urls and self.weights == "tensors":
-            msg = (
-                'rollout.sglang.weights = "tensors" sends a pickle, which only our own servers get; use "disk" for urls'
-            )
+        if self.urls and self.weights != "disk":
+            msg = f'rollout.sglang.weights = "{self.weights}" is for servers of our own; use "disk" for urls'
             raise ValueError(msg)
         places = [url.rstrip("/") for url in self.urls]
         if twice := sorted({place for place in places if places.count(place) > 1}):

@@ -49,7 +49,7 @@ def make_engine(context: Context) -> InferenceEngine:
 def make_sglang(context: Context) -> InferenceEngine:
     """The engine that uses the actor's inference server, which its node keeps up beside it."""
     from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415
-    from relax_actors.engines.sglang.loading import FromDisk, FromTensors  # noqa: PLC0415
+    from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader  # noqa: PLC0415
     from relax_actors.engines.sglang.record import ServerRecord  # noqa: PLC0415
 
     config, path = context.config, context.folder.server(context.n)
@@ -61,10 +61,13 @@ def make_sglang(context: Context) -> InferenceEngine:
             raise ConfigError(msg)
         key = "" if settings.api_key_file is None else settings.api_key_file.read_text().strip()
         elsewhere = ServerRecord(settings.urls[context.n], key, "elsewhere")
+    loader: Loader = FromDisk(path.with_suffix(""))
+    if settings.weights != "disk":
+        loader = (FromTensors if settings.weights == "tensors" else FromGroup)(settings.tensor_parallel)
     facts = measure(config.model_path)
     engine = SglangEngine(
         lambda: elsewhere or ServerRecord.load(path),
-        FromTensors(settings.tensor_parallel) if settings.weights == "tensors" else FromDisk(path.with_suffix("")),
+        loader,
         facts.context_length,
         moe=facts.moe if config.trainer.router_replay else None,
         rows=rollout.rows_together,

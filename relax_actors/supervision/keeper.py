@@ -58,7 +58,7 @@ class Keeper:
         life, pid = secrets.token_hex(8), os.getpid()
         self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, pid, began(pid) or 0)
         command = [sys.executable, "-m", launch.__name__, str(folder.root), str(n), str(port)]
-        environment = os.environ | {launch.KEY: key, "TMPDIR": scratch}
+        environment = os.environ | {launch.KEY: key, "TMPDIR": scratch, "GLOO_SOCKET_IFNAME": "lo"}
         self._server = spawn(command, log=2, environment=environment, session=False)
 
     def _clean_up_after_us(self, scratch: str) -> None:

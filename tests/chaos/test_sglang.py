@@ -19,7 +19,13 @@ from tests.support.sglang_servers import skip_if_missing
 skip_if_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 MakeRun = Callable[..., Run]
-SERVED = ("rollout.backend=sglang", "supervision.intensity=20", "supervision.ack_wait=1", "supervision.heartbeat=30")
+SERVED = (
+    "rollout.backend=sglang",
+    "supervision.intensity=20",
+    "supervision.ack_wait=1",
+    "supervision.heartbeat=30",
+    "supervision.start_deadline=400",
+)
 ON_POLICY = (*SERVED, "staleness.max=0", "run.deterministic=true", "run.steps=6")
 LONG = 600.0
 

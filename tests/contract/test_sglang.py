@@ -35,6 +35,7 @@ from tests.support.sglang_servers import (
     DENSE,
     MOE,
     STOP,
+    FromGroup,
     FromTensors,
     Kept,
     config_of,
@@ -43,7 +44,7 @@ from tests.support.sglang_servers import (
 )
 
 skip_if_missing()
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def request(text: str, seed: int, **fields: Any) -> GenerationRequest:
@@ -149,9 +150,10 @@ def test_sampled_tokens_follow_the_distribution_also_with_top_p(kept: Kept, tmp_
         assert {int(s.tokens[0]) for s in narrow} <= set(order[:wanted].tolist())
 
 
-@pytest.mark.parametrize("way", ["disk", "tensors"])
+@pytest.mark.parametrize("way", ["disk", "tensors", "group"])
 def test_other_weights_give_other_numbers_under_their_version(kept: Kept, tmp_path: Path, way: str) -> None:
-    with engine_of(kept, FromTensors(1) if way == "tensors" else None) as engine:
+    loaders = {"disk": None, "tensors": FromTensors(1), "group": FromGroup(1)}
+    with engine_of(kept, loaders[way]) as engine:
         engine.load(3, *shards(kept, tmp_path))
         engine.stage(4, tensors(kept, 0.7))
         assert engine.version == 3

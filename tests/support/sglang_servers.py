@@ -17,7 +17,7 @@ from relax_actors.blackbox import Reading
 from relax_actors.config import Config, validate
 from relax_actors.engines.sglang import presence
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.loading import FromDisk, FromTensors, Loader
+from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader
 from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.errors import ConfigError
 from relax_actors.modelfolder import measure, prepare
@@ -51,7 +51,7 @@ MOE = DENSE | {
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
 }
-START_SECONDS = 170.0
+START_SECONDS = 400.0
 
 
 def skip_if_missing() -> None:
@@ -140,4 +140,15 @@ def engine_of(kept: Kept, loader: Loader | None = None, **settings: Any) -> Iter
         engine.close()
 
 
-__all__ = ["ALPHABET", "DENSE", "MOE", "STOP", "FromTensors", "Kept", "config_of", "engine_of", "skip_if_missing"]
+__all__ = [
+    "ALPHABET",
+    "DENSE",
+    "MOE",
+    "STOP",
+    "FromGroup",
+    "FromTensors",
+    "Kept",
+    "config_of",
+    "engine_of",
+    "skip_if_missing",
+]

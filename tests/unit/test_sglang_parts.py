@@ -186,7 +186,7 @@ def test_a_server_is_told_what_the_configuration_says() -> None:
     [
         ({"min_tokens": 3}, "rollout.min_tokens = 3"),
         ({"sglang": {"urls": ["http://a"]}, "replicas": 2}, "give each actor one"),
-        ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "only our own servers"),
+        ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "servers of our own; use"),
         ({"sglang": {"api_key_file": "key"}}, "is for urls"),
         ({"sglang": {"urls": ["http://a", "http://a/"]}, "replicas": 2}, "more than once"),
     ],

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from broker.errors import StoreError
 from relax_actors.engines import weights
+from relax_actors.engines.sglang.group import Broadcast
 from relax_actors.engines.sglang.server import Server, pickled
 
 
@@ -114,3 +115,42 @@ class FromTensors:
     def close(self) -> None:
         """Free all; see `Loader`."""
         self._payloads.clear()
+
+
+class FromGroup:
+    """By broadcast, to a server of our own on this machine.
+
+    Args:
+        ranks: of the server.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._kept: dict[Staged, dict[str, Tensor]] = {}
+        self._group: Broadcast | None = None
+
+    def stage(self, staged: Staged, tensors: Mapping[str, Tensor]) -> None:
+        """Copy them; see `Loader`."""
+        self._kept[staged] = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+
+    def load(self, server: Server, staged: Staged) -> None:
+        """Send them, with a new group to a new server; see `Loader`."""
+        if self._group is None or self._group.life != server.record.life:
+            self.close_group()
+            self._group = Broadcast(server, self._ranks)
+        self._group.send(server, self._kept[staged], staged.identity)
+
+    def close_group(self) -> None:
+        """Leave the server."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def forget(self, staged: Staged) -> None:
+        """Free them; see `Loader`."""
+        self._kept.pop(staged, None)
+
+    def close(self) -> None:
+        """Free all; see `Loader`."""
+        self.close_group()
+        self._kept.clear()

@@ -55,13 +55,33 @@ class Server:
 
     def load_tensors(self, payload: str, ranks: int, identity: str) -> None:
         """Load what `pickled` made, in each of its ranks."""
-        self._ask("POST", "/begin_weight_update", {})
         body = {"serialized_named_tensors": [payload] * ranks, "weight_version": identity, "flush_cache": True}
-        self._ask("POST", "/update_weights_from_tensor", body, LOAD_SECONDS)
+        self._update("/update_weights_from_tensor", body)
+
+    def join_group(self, host: str, port: int, size: int, name: str, backend: str) -> None:
+        """Join a process group as its ranks from 1 on; rank 0 is at an address."""
+        body = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": size}
+        self._ask("POST", "/init_weights_update_group", body | {"group_name": name, "backend": backend}, LOAD_SECONDS)
+
+    def load_broadcast(self, tensors: Mapping[str, Tensor], group: str, identity: str) -> None:
+        """Load tensors that rank 0 of a group broadcasts meanwhile, one by one."""
+        body = {
+            "names": list(tensors),
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+            "shapes": [list(tensor.shape) for tensor in tensors.values()],
+            "group_name": group,
+            "weight_version": identity,
+            "flush_cache": True,
+        }
+        self._update("/update_weights_from_distributed", body)
+
+    def _update(self, path: str, body: dict[str, Any]) -> None:
+        self._ask("POST", "/begin_weight_update", {})
+        self._ask("POST", path, body, LOAD_SECONDS)
         self._ask("POST", "/end_weight_update", {}, LOAD_SECONDS)
 
     def end_update(self) -> None:
-        """End what a life before this one has left open that was killed in the middle of `load_tensors`.
+        """End what a life before this one has left open that was killed in the middle of an update.
 
         The weights may have their name by then, but not yet the form that is computed with.
         """
