@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import xxhash
-from nats.js.errors import InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import APIError, InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from broker.bridge import Bridge
@@ -28,6 +28,7 @@ class Failures:
 
 
 COUNTS = ("count", "outside")
+_WRONG_LAST_SEQUENCE = 10071
 
 
 def _checksum(key: str, entry: dict[str, Any]) -> str:
@@ -152,14 +153,28 @@ class RunState:
         """Take a lease that nobody holds; False if somebody does, oneself it may be: an answer can be lost."""
         key, data = f"lease.{role}.{n}", json.dumps(state).encode()
 
-        async def create() -> bool:
+        seconds = max(1.0, float(int(ttl)))
+        value, revision = await self._get(key)
+        if isinstance(value, dict):
+            return False
+
+        async def take() -> bool:
             try:
-                await self._kv.create(key, data, msg_ttl=max(1.0, float(int(ttl))))
+                if revision:
+                    # One that ran out leaves a marker, which nats-py's `create` takes for a value.
+                    last = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+                    await self._bridge.js.publish(f"$KV.{self._bucket}.{key}", data, headers=last, msg_ttl=seconds)
+                else:
+                    await self._kv.create(key, data, msg_ttl=seconds)
             except KeyWrongLastSequenceError:
+                return False
+            except APIError as error:
+                if error.err_code != _WRONG_LAST_SEQUENCE:
+                    raise
                 return False
             return True
 
-        return await self._bridge.persist(create, f"claim {key}")
+        return await self._bridge.persist(take, f"claim {key}")
 
     async def renew_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> None:
         """Say that an actor lives, and what it does; forgotten after `ttl` seconds (whole, at least 1)."""

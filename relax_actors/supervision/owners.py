@@ -56,7 +56,7 @@ class Owned:
         end = time.monotonic() + self._ttl + OWNER_SECONDS
         for role in self._roles:
             while not self._bridge.call(self._state.claim_lease("owner", role, self._entry, self._ttl), 30):
-                owner = self._bridge.call(self._state.leases(), 30).get(f"owner.{role}", self._entry)
+                owner = self._bridge.call(self._state.leases(), 30).get(f"owner.{role}", {})
                 if owner.get("node") == self._node.number and owner.get("name") == self._node.name:
                     break
                 if owner.keys() != self._entry.keys():  # no node's, and it would never end
