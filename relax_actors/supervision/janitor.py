@@ -11,8 +11,8 @@ import signal
 import sys
 import time
 
-LOOK_SECONDS, LOOK_MOST = 0.25, 5.0
-"""From one look to the next, at first and once the group is old."""
+LOOK_SECONDS, LOOK_MOST = 0.25, 1.0
+"""From one look to the next, at first and later: what is made and left in between is not seen."""
 END_SECONDS = 10.0
 MEMORY = "/dev/shm/"  # noqa: S108 where shared memory lies
 THEIRS = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
