@@ -149,6 +149,25 @@ class RunState:
         data = json.dumps(value).encode()
         await self._bridge.persist(lambda: self._kv.put(key, data), f"write {key}")
 
+    async def change(self, key: str, change: Callable[[Any], Any]) -> None:
+        """Put what `change` makes of the plain data under a key, of which nothing written meanwhile is lost.
+
+        Args:
+            key: of the bucket.
+            change: given None if nothing is there; called again if somebody else was faster. What it raises is raised.
+        """
+
+        async def attempt() -> None:
+            while True:
+                value, revision = await self._get(key)
+                try:
+                    await self._kv.update(key, json.dumps(change(value)).encode(), last=revision)
+                except KeyWrongLastSequenceError:
+                    continue
+                return
+
+        await self._bridge.persist(attempt, f"change {key}")
+
     async def claim_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> bool:
         """Take a lease that nobody holds; False if somebody does, oneself it may be: an answer can be lost."""
         key, data = f"lease.{role}.{n}", json.dumps(state).encode()

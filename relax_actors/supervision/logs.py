@@ -32,20 +32,20 @@ def rotate(path: Path) -> None:
 
 
 class Forgiving:
-    """A text file that drops what cannot be written: a full disk must not stop whoever logs."""
+    """A text file that drops what cannot be written: a full disk, or a closed file, must not stop whoever logs."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
         """Write, if there is room."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             return self._file.write(text)
         return 0
 
     def flush(self) -> None:
         """Flush, if there is room."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._file.flush()
 
 

@@ -54,17 +54,25 @@ async def publish_scale(state: RunState, node: str, numbers: dict[str, int]) -> 
     Raises:
         BrokerError: nobody has published the run.
     """
-    found = await published_run(state)
-    if found is None:
-        msg = "the run is not published to nodes; `relax up` it first"
-        raise BrokerError(msg)
-    scaled = {**found.scaled, node: {**found.scaled.get(node, {}), **numbers}}
-    await state.put(RUN_KEY, asdict(replace(found, scaled=scaled)))
+
+    def scale(body: Any) -> dict[str, Any]:
+        found = _published(body)
+        if found is None:
+            msg = "the run is not published to nodes; `relax up` it first"
+            raise BrokerError(msg)
+        scaled = {**found.scaled, node: {**found.scaled.get(node, {}), **numbers}}
+        return asdict(replace(found, scaled=scaled))
+
+    # The run may end meanwhile, which must not be forgotten.
+    await state.change(RUN_KEY, scale)
 
 
 async def published_run(state: RunState) -> Published | None:
     """The run as it was published last; None if it was not, or by nobody of ours."""
-    body = await state.fetch(RUN_KEY)
+    return _published(await state.fetch(RUN_KEY))
+
+
+def _published(body: Any) -> Published | None:
     try:
         scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
         return Published(dict(body["config"]), str(body["import_path"]), bool(body["finished"]), scaled)

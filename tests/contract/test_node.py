@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Callable
@@ -187,6 +188,18 @@ def test_no_password_stays_in_the_urls_of_a_cluster() -> None:
     assert address.url == "nats://one:4222,nats://two:4222,nats://three:4222"
     assert (address.user, address.password) == ("a@b", "p,w")
     assert address_of("nats://one:4222,nats://two:4222").user is None
+
+
+def test_changes_that_come_at_once_are_all_kept(bridge: Bridge, subjects: Subjects) -> None:
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+
+    async def add() -> None:
+        await asyncio.gather(
+            *(state.change("run", lambda before: {"n": (before or {"n": 0})["n"] + 1}) for _ in range(8))
+        )
+
+    bridge.call(add(), 30)
+    assert bridge.call(state.fetch("run"), 10) == {"n": 8}
 
 
 def keep(owned: Owned, over: threading.Event) -> None:

@@ -124,6 +124,7 @@ def test_nodes_join_are_seen_and_leave_and_the_run_ends(
     assert code == 0, said
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_node_that_is_killed_takes_no_row_with_it(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
     guarded, run = spread
@@ -141,6 +142,7 @@ def test_a_node_that_is_killed_takes_no_row_with_it(spread: tuple[Guarded, Run],
     assert other.end()[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
     spread: tuple[Guarded, Run], nodes: Callable[..., Node]
@@ -167,7 +169,7 @@ def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: children(state, bridge).get("node.2") == ["rollout.2000"], "another number", 60)
+        wait_until(lambda: children(state, bridge).get("node.2") == ["rollout.2000"], "another number", 120)
         assert {key: name for key, name in names().items() if key != "node.0"} == {"node.1": "other", "node.2": "away"}
     run.end_in_order()
 
@@ -187,6 +189,7 @@ def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], no
     assert "no role 'nobody' in run spread" in said
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_node_whose_credentials_expire_goes_on_with_newer_ones(
     spread: tuple[Guarded, Run], nodes: Callable[..., Node], tmp_path: Path
@@ -218,6 +221,7 @@ def test_a_node_whose_credentials_expire_goes_on_with_newer_ones(
     assert code == 0, said
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_batch_job_goes_on_with_the_streams_of_the_one_before(tmp_path: Path) -> None:
     hosts = tmp_path / "bin"

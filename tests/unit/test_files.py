@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from broker.files import remove_unfinished, write_private
+from relax_actors.supervision.logs import Forgiving
 
 
 def test_a_file_is_replaced_whole_and_is_for_its_user_only(tmp_path: Path) -> None:
@@ -27,3 +28,12 @@ def test_what_dead_writers_left_goes_and_what_living_ones_write_stays(tmp_path: 
         path.touch()
     remove_unfinished(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([kept.name, "config.json"])
+
+
+def test_a_log_that_was_closed_stops_nobody(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        log = Forgiving(file)
+        assert log.write("one\n") == 4
+    assert log.write("two\n") == 0
+    log.flush()
+    assert (tmp_path / "log").read_text() == "one\n"

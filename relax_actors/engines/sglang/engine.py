@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -159,8 +160,14 @@ class SglangEngine:
     def _give(self, server: Server) -> None:
         """Have a server serve the weights in use."""
         assert self._serving is not None  # noqa: S101 nothing is served before the first swap
-        if server.identity() != self._serving.identity:
-            self._loader.load(server, self._serving)
+        if server.identity() == self._serving.identity:
+            return
+        # Large weights take longer to load than an actor may be silent.
+        with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
+            loading = thread.submit(self._loader.load, server, self._serving)
+            while not wait([loading], LOOK_SECONDS).done:
+                self._progress()
+        loading.result()
 
     def wait_for_server(self) -> None:
         """Wait until there is one: an actor without has nothing to do with rows.
