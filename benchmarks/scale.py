@@ -60,6 +60,7 @@ class LoopBridge(Bridge):
         self.address, self.loop, self.on_reconnect = address, loop, []
         self.waiting = lambda: None
         self._name, self._closing = name, False
+        self._refused_at, self._refusal = float("-inf"), ""
 
     async def connect(self) -> None:
         """Connect."""
