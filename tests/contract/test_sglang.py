@@ -23,6 +23,7 @@ from relax_actors.engines.experts import Routers
 from relax_actors.engines.inference import Generation, GenerationRequest
 from relax_actors.engines.inference.transformers_engine import TransformersEngine
 from relax_actors.engines.model import build, copy_into, tensors_of
+from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.loading import FromDisk, Staged
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.errors import ActorError, EngineError, StoreError
@@ -186,22 +187,27 @@ def test_weights_that_are_not_what_was_announced_are_not_served(kept: Kept, tmp_
         assert print_of in staged.name
 
 
+def generated_over_a_swap(kept: Kept, engine: SglangEngine) -> list[tuple[GenerationRequest, Generation]]:
+    """Long samples, in the middle of which version 4 takes the place of the one before."""
+    grown = 0
+
+    def progress() -> None:
+        nonlocal grown
+        grown += 1
+
+    def refresh() -> bool:
+        if grown < 2 or engine.version == 4:
+            return False
+        engine.stage(4, tensors(kept, 0.7))
+        return engine.swap() == 4
+
+    return pairs(LONG, engine.generate(LONG, progress, refresh))
+
+
 def test_samples_go_on_with_newer_weights_and_tell_who_wrote_which_token(kept: Kept, tmp_path: Path) -> None:
     with engine_of(kept) as engine:
         engine.load(3, *shards(kept, tmp_path))
-        grown = 0
-
-        def progress() -> None:
-            nonlocal grown
-            grown += 1
-
-        def refresh() -> bool:
-            if grown < 2 or engine.version == 4:
-                return False
-            engine.stage(4, tensors(kept, 0.7))
-            return engine.swap() == 4
-
-        made = pairs(LONG, engine.generate(LONG, progress, refresh))
+        made = generated_over_a_swap(kept, engine)
         for _, sample in made:
             assert len(sample.tokens) == 450
             assert sorted(set(sample.versions)) == [3, 4]
@@ -227,19 +233,7 @@ def test_a_server_that_may_not_have_taken_weights_in_flight_is_not_used_on(kept:
     loader = SlowOnce(kept.folder.server(0).with_suffix(""))
     with engine_of(kept, loader) as engine:
         engine.load(3, *shards(kept, tmp_path))
-        grown = 0
-
-        def progress() -> None:
-            nonlocal grown
-            grown += 1
-
-        def refresh() -> bool:
-            if grown < 2 or engine.version == 4:
-                return False
-            engine.stage(4, tensors(kept, 0.7))
-            return engine.swap() == 4
-
-        made = pairs(LONG, engine.generate(LONG, progress, refresh))
+        made = generated_over_a_swap(kept, engine)
         assert engine.losses == 1
         check_logprobs(kept, made, {3: 1.0, 4: 0.7}, 5e-5)
         after = pairs(REQUESTS, engine.generate(REQUESTS, nothing))
