@@ -81,7 +81,7 @@ def test_off_policy_the_proximal_policy_follows_the_weights_and_every_row_is_acc
         "algorithm.correction=tis",
         "roles.reference.replicas=1",
         "algorithm.kl_coefficient=0.1",
-        "placement.take_turns=[['rollout', 'trainer']]",
+        "rollout.max_tokens=24",
     ).start()
     kill_at(run, "actor_fwd.1", "batch.3")
     ledger = run.ledger()
@@ -95,7 +95,7 @@ def test_off_policy_the_proximal_policy_follows_the_weights_and_every_row_is_acc
     steps = [metric for metric in story.metrics if metric["role"] == "trainer" and metric.get("kind") == "step"]
     assert len(steps) == 24
     assert max(step["age"] for step in steps) >= 1
-    # Weighted by the proximal policy over the rollout's, which is an older one.
+    # Weighted by the proximal policy over the rollout's, an older one where weights came while a row was generated.
     assert any(abs(step["weight"] - 1) > 1e-6 for step in steps)
     assert max(step["kl"] for step in steps) > 0
     assert versions(story, "reference") <= {-1, 0}
