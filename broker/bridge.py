@@ -213,7 +213,7 @@ class Bridge:
 
         async def on_reconnect() -> None:
             log.info("broker_reconnected", url=self.address.url)
-            for hook in self.on_reconnect:
+            for hook in list(self.on_reconnect):
                 await hook()
 
         # nats-py tries for ever by itself: the deadline is ours.

@@ -22,7 +22,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from broker.bridge import Bridge
 
-EXPIRES = 1.0
+EXPIRES, IDLE_EXPIRES = 1.0, 4.0
 _GRACE = 0.3
 _GONE = ("404", "503")
 
@@ -44,7 +44,8 @@ async def give_back(bridge: Bridge, stream: str, consumer: str, deliveries: Iter
 class StandingPull:
     """Keeps up to `credit` messages asked for or waiting, of one consumer.
 
-    An unanswered request dies with the connection, so each lives for a second only and is then asked again.
+    An unanswered request may die unnoticed with the server that held it, so each lives for a second only, up to four
+    where nothing comes, and is then asked again; after a reconnection at once.
     `took` is told of every message as it arrives. With `ahead`, more is asked for while what was taken is worked on.
     """
 
@@ -70,23 +71,31 @@ class StandingPull:
         self._arrived = asyncio.Event()
         self._asked = 0
         self._asked_until = 0.0
+        self._expires = EXPIRES
         self._subscription: Subscription | None = None
 
     async def start(self) -> None:
         """Subscribe; call once, in the bridge's loop."""
         self._subscription = await self._bridge.nc.subscribe(self._inbox, cb=self._on_message)
+        self._bridge.on_reconnect.append(self._on_reconnect)
+
+    async def _on_reconnect(self) -> None:
+        self._asked, self._expires = 0, EXPIRES
+        self._arrived.set()
 
     async def _on_message(self, message: Msg) -> None:
         # The server's own answers have no address for an acknowledgement; a stored message may have any header.
         status = None if message.reply else (message.headers or {}).get("Status")
         if message.reply:
             self._asked -= 1
+            self._expires = EXPIRES
             self._waiting.append(message)
             if self._took is not None and (known := message.metadata).sequence is not None:
                 self._took(Delivery(known.num_delivered or 1, known.sequence.stream, known.sequence.consumer))
         else:
             pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
             self._asked -= int(pending) if pending.isdigit() else 0
+            self._expires = min(2 * self._expires, IDLE_EXPIRES)
             text = (message.headers or {}).get("Description", "")
             self.gone = status in _GONE or "Deleted" in text
             if self.gone:
@@ -102,8 +111,8 @@ class StandingPull:
         if wanted * 2 < self.credit or wanted <= 0 or not self._bridge.nc.is_connected:
             return
         self._asked += wanted
-        self._asked_until = now + EXPIRES
-        request = json.dumps({"batch": wanted, "expires": int(EXPIRES * 1e9)}).encode()
+        self._asked_until = now + self._expires
+        request = json.dumps({"batch": wanted, "expires": int(self._expires * 1e9)}).encode()
         await self._bridge.nc.publish(self._next, request, reply=self._inbox)
 
     async def next(self, limit: int, patience: float, linger: float = 0.0) -> list[Msg]:
@@ -121,7 +130,7 @@ class StandingPull:
             if self._waiting:
                 break
             try:
-                await asyncio.wait_for(self._arrived.wait(), min(left, EXPIRES + _GRACE))
+                await asyncio.wait_for(self._arrived.wait(), min(left, self._expires + _GRACE))
             except TimeoutError:
                 continue
         end = time.monotonic() + linger
@@ -157,6 +166,8 @@ class StandingPull:
 
     async def close(self) -> None:
         """Unsubscribe; without a connection too, or each that the server drops would be renewed for ever."""
+        with suppress(ValueError):
+            self._bridge.on_reconnect.remove(self._on_reconnect)
         if self._subscription is not None:
             with suppress(nats.errors.Error):
                 await self._subscription.unsubscribe()

@@ -28,7 +28,7 @@ from relax_actors.mailbox import ExitRequestedError, Mailbox, ask
 from relax_actors.messages import Checkpoint, Dropped, DropReason, Quarantined
 from relax_actors.watch import Watch
 
-RETRY_SECONDS = 0.2
+RETRY_SECONDS, PATIENCE = 0.2, 5.0
 NOT_THE_ROWS = (ActorError, BrokerError, ConfigError, StoreFullError)
 
 
@@ -114,7 +114,7 @@ class PoolPump:
             try:
                 self.watch.end(self._waits_for)
                 while not stopping.is_set() and not pull.gone:
-                    messages = await pull.next(together, 0.5, self.role.linger)
+                    messages = await pull.next(together, PATIENCE, self.role.linger)
                     self._fetched = messages
                     await self._process([m for m in messages if (m.metadata.num_delivered or 1) == 1])
                     # One that comes again may have killed an actor: alone, its neighbours are not blamed for it.

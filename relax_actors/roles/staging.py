@@ -22,8 +22,9 @@ from relax_actors.roles.transport import announced_of, receiver_of
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-LOOK_SECONDS = 1.0
-"""The table is looked at so often even if no announcement was heard."""
+LOOK_SECONDS = 10.0
+"""The table is looked at so often even if no announcement was heard, and no reconnection."""
+AGAIN_SECONDS = 1.0
 RETRY_SECONDS = 0.02
 
 
@@ -71,6 +72,8 @@ class Stager:
         table = self._context.table
         subject = table.subjects.numbered("weights", "*")
         table.bridge.call(table.bridge.nc.subscribe(subject, cb=self._on_announcement), 30)
+        # What was announced without a connection was not heard.
+        table.bridge.on_reconnect.append(self._on_reconnect)
         self._thread.start()
 
     def use(self, least: int) -> None:
@@ -166,11 +169,16 @@ class Stager:
         self.swap_seconds = time.perf_counter() - began
         self.serving, self._ready = self._known[version], None
 
+    async def _on_reconnect(self) -> None:
+        with self._changed:
+            self._look = True
+            self._changed.notify_all()
+
     async def _on_announcement(self, message: Msg) -> None:
         version = message.subject.rpartition(".")[2]
         with self._changed:
             if version.isdigit() and int(version) > self._heard:
-                self._heard, self._heard_until = int(version), time.monotonic() + LOOK_SECONDS
+                self._heard, self._heard_until = int(version), time.monotonic() + AGAIN_SECONDS
             self._look = True
             self._changed.notify_all()
 
@@ -186,11 +194,11 @@ class Stager:
             try:
                 found = self._look_for_newer()
             except Exception as error:  # noqa: BLE001 told where somebody waits for it
-                failed, found = error, True
+                failed, found = error, False
             with self._changed:
                 self._error = failed
                 self._changed.notify_all()
-            pause = LOOK_SECONDS if found else RETRY_SECONDS
+            pause = LOOK_SECONDS if found else RETRY_SECONDS if failed is None else AGAIN_SECONDS
 
     def _look_for_newer(self) -> bool:
         """Prepare the newest weights; False if they are not there yet, though they have been announced."""

@@ -270,6 +270,39 @@ def test_a_pull_that_ends_while_the_server_is_away_leaves_no_subscription(tmp_pa
         server.stop()
 
 
+def test_a_pull_that_waits_asks_again_at_once_when_the_server_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.pull.EXPIRES", 600.0)
+    server = Server(tmp_path / "broker")
+    bridge = Bridge(server.start(), "test")
+    subjects = Subjects("r")
+    bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 20)]), 20)
+    table = Table(bridge, subjects, Store(tmp_path / "store"), "test.0#1")
+
+    async def ask() -> StandingPull:
+        await ensure_consumer(
+            bridge, subjects.table_stream, pool_spec("pool", [subjects.column("dropped")], 600.0, 100)
+        )
+        pull = StandingPull(bridge, subjects.table_stream, "pool", 16)
+        await pull.start()
+        assert await pull.next(1, 0.1) == []
+        return pull
+
+    try:
+        waiting = bridge.submit(bridge.call(ask(), 10).next(1, 30))
+        assert server.process is not None
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+        server = Server(tmp_path / "broker")
+        server.start()
+        table.put(table.cell(ROW, "dropped"), Dropped("x", ""))
+        assert [m.subject for m in waiting.result(10)] == [table.cell(ROW, "dropped")]
+    finally:
+        bridge.close()
+        server.stop()
+
+
 def test_port_in_use_is_named_with_the_remedy(address: Address, tmp_path: Path) -> None:
     port = int(address.url.rsplit(":", 1)[1])
     with pytest.raises(BrokerError, match=rf"port {port} is in use; set broker.port"):
