@@ -56,6 +56,7 @@ def node(
     work: Annotated[Path | None, typer.Option(help="folder of this node alone, for logs")] = None,
     name: Annotated[str | None, typer.Option(help="of this node; that of the machine if not given")] = None,
     code: Annotated[Path | None, typer.Option(help="where the run's own modules are found here")] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="when the run is over, wait for it to go on")] = False,
 ) -> None:
     """Join a run from anywhere with some actors; SIGTERM leaves it in order.
 
@@ -63,7 +64,7 @@ def node(
     """
     from relax_actors.cli.node import Joining, join
 
-    place = Joining(broker, credentials, ca, run, name, work)
+    place = Joining(broker, credentials, ca, run, name, work, stay)
     raise typer.Exit(join(place, role, store, folder, code, settings or []))
 
 

@@ -29,6 +29,7 @@ class Joining:
     run: str | None
     name: str | None
     work: Path | None
+    stays: bool
 
 
 def join(
@@ -52,7 +53,7 @@ def join(
     folder = store.resolve().parent if folder is None else Path(str(folder).replace("{run}", run))
     name = place.name or os.uname().nodename
     work = place.work or Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / f"{run}.{name}"
-    wanted = Wanted(run, name, roles, store, folder, work, code, tuple(settings))
+    wanted = Wanted(run, name, roles, store, folder, work, code, tuple(settings), place.stays)
     node = Remote(address, wanted)
     asked = threading.Event()
 

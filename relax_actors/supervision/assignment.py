@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import xxhash
 
 from broker.files import write_private
 from relax_actors.config import BUILT_IN, Config
@@ -23,11 +26,15 @@ SINGLE = ("prompts", "trainer", "evaluator")
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Number and name of a node, and how many actors of which roles it has; None for as many as is set."""
+    """Number and name of a node, and how many actors of which roles it has; None for as many as is set.
+
+    `where` is another one for each of two nodes of one name.
+    """
 
     number: int
     name: str
     roles: dict[str, int | None]
+    where: str = ""
 
     def save(self, folder: RunFolder) -> None:
         """Keep it in a node's folder."""
@@ -37,7 +44,8 @@ class Assignment:
     @classmethod
     def load(cls, folder: RunFolder, config: Config) -> Assignment:
         """What `save` kept; all roles of the run if it kept nothing."""
-        return cls(**json.loads(folder.node.read_text())) if folder.node.exists() else whole(config)
+        kept = cls(**json.loads(folder.node.read_text())) if folder.node.exists() else whole(config)
+        return replace(kept, where=where(folder))
 
     def scaled(self, numbers: dict[str, int]) -> Assignment:
         """With other numbers of actors; of roles that it has not, and of those that own state, they say nothing."""
@@ -50,6 +58,15 @@ class Assignment:
         count = replicas(config, role) if wanted is None else wanted
         first = 0 if role in SINGLE else self.number * SPAN
         return [f"{role}.{n}" for n in range(first, first + count)]
+
+
+def where(folder: RunFolder) -> str:
+    """The same for every life of the node that works in a folder, and for no other one.
+
+    A container has a name of its own; in a folder there is one node at a time, by its lock.
+    """
+    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return xxhash.xxh3_64_hexdigest("|".join([machine, os.uname().nodename, str(folder.root)]).encode())
 
 
 def whole(config: Config, roles: list[str] | None = None) -> Assignment:

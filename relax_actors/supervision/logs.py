@@ -12,6 +12,8 @@ from typing import TextIO, cast
 
 import structlog
 
+from relax_actors.runfolder import RunFolder
+
 LOG_BYTES = 4 << 20
 
 
@@ -29,6 +31,12 @@ def rotate(path: Path) -> None:
                 os.truncate(path, 0)
             finally:
                 temporary.unlink(missing_ok=True)
+
+
+def keep_root(folder: RunFolder) -> None:
+    """What the first process of a run or of a node does now and then: its log, and its sign of life."""
+    rotate(folder.log("root"))
+    folder.beat()
 
 
 class Forgiving:

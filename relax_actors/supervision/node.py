@@ -204,7 +204,7 @@ def run(folder: RunFolder, status: Status) -> int:
 
     def tell() -> None:
         _end_if_refused(bridge, status)
-        lease = {"pid": os.getpid(), "name": node.name, "since": began, "children": tree.states()}
+        lease = {"pid": os.getpid(), "since": began, "children": tree.states()}
         lease["zygote"] = zygote.state() if forked else None
         owned.tell(lease)
 

@@ -20,9 +20,14 @@ log = structlog.get_logger()
 
 
 async def is_taken(state: RunState, node: Assignment) -> bool:
-    """Whether a node of another name has a node's number."""
+    """Whether another node has a node's number."""
     lease = await state.fetch(f"lease.node.{node.number}")
-    return isinstance(lease, dict) and isinstance(name := lease.get("name"), str) and name != node.name
+    return isinstance(lease, dict) and isinstance(lease.get("name"), str) and not is_of(lease, node.name, node.where)
+
+
+def is_of(lease: dict[str, Any], name: str, where: str) -> bool:
+    """Whether a lease is a node's own, of this life or the one before."""
+    return (lease.get("name"), lease.get("where")) == (name, where)
 
 
 class Owned:
@@ -41,7 +46,7 @@ class Owned:
     def __init__(self, bridge: Bridge, state: RunState, node: Assignment, ttl: float) -> None:
         self._bridge, self._state, self._node, self._ttl = bridge, state, node, ttl
         self._roles = [role for role in node.roles if role in SINGLE]
-        self._entry = {"node": node.number, "name": node.name}
+        self._entry = {"node": node.number, "name": node.name, "where": node.where}
         self._keeping: dict[str, Future[None]] = {}
         self._telling: Future[None] | None = None
         self.lost: Callable[[], object] = lambda: None
@@ -57,7 +62,7 @@ class Owned:
         for role in self._roles:
             while not self._bridge.call(self._state.claim_lease("owner", role, self._entry, self._ttl), 30):
                 owner = self._bridge.call(self._state.leases(), 30).get(f"owner.{role}", {})
-                if owner.get("node") == self._node.number and owner.get("name") == self._node.name:
+                if owner == self._entry:
                     break
                 if owner.keys() != self._entry.keys():  # no node's, and it would never end
                     self._bridge.call(self._state.renew_lease("owner", role, self._entry, self._ttl), 30)
@@ -77,7 +82,8 @@ class Owned:
 
     async def _tell(self, lease: dict[str, Any]) -> None:
         if not await self._is_lost():
-            await self._state.renew_lease("node", self._node.number, lease, self._ttl)
+            body = {"name": self._node.name, "where": self._node.where, **lease}
+            await self._state.renew_lease("node", self._node.number, body, self._ttl)
 
     async def _is_lost(self) -> bool:
         return self._node.number != 0 and await is_taken(self._state, self._node)

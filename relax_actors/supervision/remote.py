@@ -7,6 +7,7 @@ actors. It comes and goes: its number is a lease, its rows go to others when it 
 from __future__ import annotations
 
 import random
+import re
 import sys
 import threading
 import time
@@ -28,21 +29,22 @@ from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.roles import section_of
 from relax_actors.roles.access import NODE
 from relax_actors.runfolder import RunFolder
-from relax_actors.supervision.assignment import Assignment, parse
+from relax_actors.supervision.assignment import Assignment, parse, where
 from relax_actors.supervision.herald import Herald
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.logs import rotate
-from relax_actors.supervision.owners import is_taken
+from relax_actors.supervision.logs import keep_root
+from relax_actors.supervision.owners import OWNER_SECONDS, is_of, is_taken
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.root import SupervisionLog
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
-from relax_actors.supervision.streams import Published, published_run
+from relax_actors.supervision.streams import Published, mark_of, published_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
 MOST_NODES = 10_000
 LOOK_SECONDS = 1.0
 CLAIM_SECONDS = 20.0
+STORE_SECONDS = 10.0
 END_SECONDS = 5.0
 """For a node's process to end, when its actors have."""
 
@@ -52,7 +54,8 @@ class Wanted:
     """What a node is asked to be.
 
     `roles` are `role=number` each; `store` is the run's store and `folder` its folder as they are seen here; `work` is
-    of this node alone; `code` is where dotted paths are found, where they were for the run if None.
+    of this node alone; `code` is where dotted paths are found, where they were for the run if None. Who `stays` waits,
+    when the run is over, for it to go on.
     """
 
     run: str
@@ -63,6 +66,7 @@ class Wanted:
     work: Path
     code: Path | None = None
     settings: tuple[str, ...] = ()
+    stays: bool = False
 
 
 class Remote:
@@ -134,12 +138,14 @@ class Remote:
                 if found is not None and not found.finished:
                     return found
                 # It may be about to go on with more steps, or under new settings.
-                if found is not None and (self._took_part or waited * LOOK_SECONDS > CLAIM_SECONDS):
+                over = self._took_part or waited * LOOK_SECONDS > CLAIM_SECONDS
+                if found is not None and over and not self.wanted.stays:
                     log.info("run_is_over", run=self.wanted.run)
                     return None
             if waited % 10 == 0:
                 log.info("waiting_for_run", run=self.wanted.run, broker=self.address.url)
             waited += 1
+            self.folder.beat()
             self._halt.wait(LOOK_SECONDS)
         return None
 
@@ -147,8 +153,10 @@ class Remote:
         """Run the node's process until the run is over, or is another one."""
         wanted, state = self.wanted, self._state()
         config = self._config(found)
+        self._check_store(found)
         number = self._claim(state, config)
         node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
+        node = replace(node, where=where(self.folder))
         code = str(wanted.code.resolve()) if wanted.code is not None else found.import_path
         self.folder.save_config(config, code)
         self.address.save(self.folder.address)
@@ -159,8 +167,8 @@ class Remote:
         specs = [ChildSpec("node", shutdown=drain + END_SECONDS, start_deadline=60)]
         limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
         pool = Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
-        observer, log_file = SupervisionLog(), self.folder.log("root")
-        tree = ProcessTree({"node": pool}, self._launch, observer, settings.heartbeat, partial(rotate, log_file))
+        observer, chores = SupervisionLog(), partial(keep_root, self.folder)
+        tree = ProcessTree({"node": pool}, self._launch, observer, settings.heartbeat, chores)
         self._tree = tree
         if self._halt.is_set():
             return None
@@ -179,6 +187,24 @@ class Remote:
             watching.join(5)
             log.info("left", run=wanted.run, node=number)
 
+    def _check_store(self, found: Published) -> None:
+        """See that the store is the run's, and no folder that only has its path.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        end = time.monotonic() + STORE_SECONDS
+        while (mark := mark_of(self.wanted.store, make=False)) != found.mark and not self._halt.is_set():
+            if time.monotonic() > end:
+                what = "is another run's" if mark else "has no file 'mark' of the run's"
+                msg = (
+                    f"{self.wanted.store.resolve()} is not the store of run {self.wanted.run}: it {what}; "
+                    "mount the run's store there, or say by --store where it is"
+                )
+                raise ConfigError(msg)
+            # A file made elsewhere may take a while to be seen.
+            self._halt.wait(LOOK_SECONDS)
+
     def _launch(self, _child: str) -> Launch:
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
         return Launch(command, self.folder.log("node"), self.folder.box("node"))
@@ -193,16 +219,34 @@ class Remote:
         return apply_settings(body, list(self.wanted.settings), f"run {self.wanted.run}")
 
     def _claim(self, state: RunState, config: Config) -> int:
-        """A number that no other node has: the one that this had in a life before, or the lowest that is free."""
-        leases = self._bridge.call(state.leases(), 30)
-        held = {int(key[5:]): lease for key, lease in leases.items() if key.startswith("node.") and key[5:].isdigit()}
-        own = [n for n, lease in held.items() if n > 0 and lease.get("name") == self.wanted.name]
+        """A number that no other node has: the one that this had in a life before, or the lowest that is free.
+
+        Raises:
+            ConfigError: a living node has the same name, or there are too many.
+        """
         ttl = max(CLAIM_SECONDS, config.supervision.heartbeat)
-        body = {"name": self.wanted.name, "since": time.time()}
-        if own:
-            # Or it could end, and be another's, before the node's process renews it.
-            self._bridge.call(state.renew_lease("node", own[0], body, ttl), 30)
-            return own[0]
+        here = where(self.folder)
+        body = {"name": self.wanted.name, "where": here, "since": time.time()}
+        end = time.monotonic() + ttl + OWNER_SECONDS
+        while True:
+            leases = self._bridge.call(state.leases(), 30)
+            held = {int(key[5:]): value for key, value in leases.items() if re.fullmatch(r"node\.\d+", key)}
+            named = {n: lease for n, lease in held.items() if n > 0 and lease.get("name") == self.wanted.name}
+            own = [n for n, lease in named.items() if is_of(lease, self.wanted.name, here)]
+            if own:
+                # Or it could end, and be another's, before the node's process renews it.
+                self._bridge.call(state.renew_lease("node", own[0], body, ttl), 30)
+                return own[0]
+            if not named or self._halt.is_set():
+                break
+            if time.monotonic() > end:
+                msg = (
+                    f"run {self.wanted.run} has a node named {self.wanted.name!r}, number {min(named)}; "
+                    "give this one another name, by --name"
+                )
+                raise ConfigError(msg)
+            # One that died has its lease for some seconds still.
+            self._halt.wait(LOOK_SECONDS)
         for number in range(1, MOST_NODES):
             if number not in held and self._bridge.call(state.claim_lease("node", number, body, ttl), 30):
                 return number

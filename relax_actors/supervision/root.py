@@ -25,7 +25,7 @@ from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.brokerhealth import BrokerHealth
 from relax_actors.supervision.herald import Herald
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.logs import rotate
+from relax_actors.supervision.logs import keep_root, rotate
 from relax_actors.supervision.pools import children_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
@@ -117,10 +117,8 @@ class Root:
             self._lock.close()
             raise
         self._observer = SupervisionLog()
-        pools, log_file = {"run": self._supervisor()}, self.folder.log("root")
-        self.tree = ProcessTree(
-            pools, self._launch, self._observer, config.supervision.heartbeat, partial(rotate, log_file)
-        )
+        pools, chores = {"run": self._supervisor()}, partial(keep_root, self.folder)
+        self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, chores)
 
     def _check_same_run(self) -> None:
         """See that a run that was begun in the folder has the same settings."""

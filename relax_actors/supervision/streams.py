@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from broker.bridge import Bridge
@@ -13,7 +17,7 @@ from relax_actors.config import Config
 from relax_actors.errors import BrokerError
 
 LOG_AGE = 7 * 86400.0
-RUN_KEY = "run"
+RUN_KEY, MARK = "run", "mark"
 PRIVATE = ("url", "credentials", "ca")
 
 
@@ -21,13 +25,15 @@ PRIVATE = ("url", "credentials", "ca")
 class Published:
     """A run as others may join it: its settings without those of the broker, and whether it is over.
 
-    `scaled` are the numbers of actors that `relax scale` asked for, by node name and role.
+    `scaled` are the numbers of actors that `relax scale` asked for, by node name and role; `mark` is what the run's
+    store is known by, see `mark_of`.
     """
 
     config: dict[str, Any]
     import_path: str
     finished: bool = False
     scaled: dict[str, dict[str, int]] = field(default_factory=dict)
+    mark: str = ""
 
 
 async def ensure_run_streams(bridge: Bridge, config: Config) -> RunState:
@@ -42,10 +48,39 @@ async def ensure_run_streams(bridge: Bridge, config: Config) -> RunState:
 
 
 async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:
-    """Let others know the run."""
+    """Let others know the run; what nodes were asked for by `relax scale` goes on."""
     body = config.model_dump(mode="json")
     body["broker"] = {name: value for name, value in body["broker"].items() if name not in PRIVATE}
-    await state.put(RUN_KEY, asdict(Published(body, import_path, finished)))
+    mark = mark_of(config.store_path)
+
+    def publish(known: Any) -> dict[str, Any]:
+        before = _published(known)
+        return asdict(Published(body, import_path, finished, before.scaled if before is not None else {}, mark))
+
+    await state.change(RUN_KEY, publish)
+
+
+def mark_of(store: Path, *, make: bool = True) -> str:
+    """What tells a run's store from a folder that only has its path: the content of a file in it; empty if it has none.
+
+    Args:
+        store: the folder.
+        make: whether to give it one.
+    """
+    path = store / MARK
+    with suppress(FileNotFoundError):
+        if mark := path.read_text():
+            return mark
+    if not make:
+        return ""
+    store.mkdir(parents=True, exist_ok=True)
+    mark = secrets.token_hex(8)
+    unfinished = path.with_name(f".{MARK}.{mark}.tmp")
+    unfinished.write_text(mark)
+    with suppress(FileExistsError):
+        os.link(unfinished, path)
+    unfinished.unlink()
+    return path.read_text()
 
 
 async def publish_scale(state: RunState, node: str, numbers: dict[str, int]) -> None:
@@ -75,6 +110,8 @@ async def published_run(state: RunState) -> Published | None:
 def _published(body: Any) -> Published | None:
     try:
         scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
-        return Published(dict(body["config"]), str(body["import_path"]), bool(body["finished"]), scaled)
+        return Published(
+            dict(body["config"]), str(body["import_path"]), bool(body["finished"]), scaled, str(body["mark"])
+        )
     except (TypeError, KeyError, ValueError, AttributeError):
         return None

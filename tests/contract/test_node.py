@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.bridge import Bridge
+from broker.bridge import Address, Bridge
 from broker.lease import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -19,14 +19,17 @@ from relax_actors.config import load_config, validate
 from relax_actors.errors import ConfigError
 from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
-from relax_actors.supervision.assignment import Assignment, whole
+from relax_actors.supervision import remote
+from relax_actors.supervision.assignment import Assignment, where, whole
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.node import Watched, pools_of
 from relax_actors.supervision.owners import Owned
 from relax_actors.supervision.processes import ProcessTree
+from relax_actors.supervision.remote import Remote, Wanted
 from relax_actors.supervision.reporter import Reporter
 from relax_actors.supervision.root import address_of
 from relax_actors.supervision.spec import Exit, Failure
+from relax_actors.supervision.streams import mark_of, publish_run, publish_scale, published_run
 from relax_actors.supervision.supervisor import GiveUp
 from tests.support.running import TINY, wait_until
 from tests.unit.test_processes import HEAD, WAITS, Recorder, Running, python
@@ -138,7 +141,7 @@ def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects
     other.claim()
     away.renew()
     assert told.wait(10)
-    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other"}
+    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other", "where": ""}
 
 
 def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subjects: Subjects) -> None:
@@ -151,13 +154,13 @@ def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subj
     for key in ("lease.owner.trainer", "lease.node.1"):
         bridge.call(state.put(key, junk), 10)
     owned.claim()
-    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "first"}
+    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "first", "where": ""}
     for key in ("lease.owner.trainer", "lease.node.1"):
         bridge.call(state.put(key, junk), 10)
     wait_until(
         lambda: owned.tell({"name": "first"}) or "name" in bridge.call(state.leases(), 10)["node.1"], "its number"
     )
-    entry = {"node": 1, "name": "first"}
+    entry = {"node": 1, "name": "first", "where": ""}
     wait_until(lambda: bridge.call(state.leases(), 10).get("owner.trainer") == entry, "its role")
     assert not told.is_set()
 
@@ -178,9 +181,71 @@ def test_a_node_whose_number_is_anothers_leaves_its_lease_alone(bridge: Bridge, 
     assert told(other, "other") == "other"
     assert told(away, "away") == "other"
     away.drop()
-    assert bridge.call(state.leases(), 10)["node.1"] == {"name": "other"}
+    assert bridge.call(state.leases(), 10)["node.1"] == {"name": "other", "where": ""}
     other.drop()
     assert "node.1" not in bridge.call(state.leases(), 10)
+
+
+def test_of_two_living_nodes_of_one_name_only_one_takes_part(
+    bridge: Bridge, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    config = load_config(TINY, ["supervision.heartbeat=1"])
+    monkeypatch.setattr(remote, "CLAIM_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "OWNER_SECONDS", 1.0)
+    wanted = [Wanted(subjects.run, "twin", ["trainer"], tmp_path, tmp_path, tmp_path / name) for name in ("a", "b")]
+    first, second = (Remote(address, one) for one in wanted)
+    lives = [Assignment(1, "twin", {"trainer": 1}, where(node.folder)) for node in (first, second)]
+    owned, other = (Owned(bridge, state, life, 2.0) for life in lives)
+    over = threading.Event()
+    thread = threading.Thread(target=lambda: keep(owned, over, lambda: owned.tell({})))
+    try:
+        assert first._claim(first._state(), config) == 1
+        assert first._claim(first._state(), config) == 1  # another life of the same node
+        owned.claim()
+        thread.start()
+        with pytest.raises(ConfigError, match=r"has a node named 'twin', number 1; .* --name"):
+            second._claim(second._state(), config)
+        with pytest.raises(ConfigError, match=r"trainer runs on node 1 \(twin\) already"):
+            other.claim()
+        over.set()
+        thread.join()
+        assert second._claim(second._state(), config) == 1
+        other.claim()
+    finally:
+        over.set()
+        for node in (first, second):
+            node._bridge.close()
+            node._lock.close()
+
+
+def test_a_folder_that_only_has_the_path_of_the_store_is_refused(
+    bridge: Bridge, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "STORE_SECONDS", 0.0)
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    config = load_config(TINY, [f"run.name={subjects.run}", f"store.path={tmp_path / 'store'}"])
+    bridge.call(publish_run(state, config, ""), 10)
+    bridge.call(publish_scale(state, "far", {"rollout": 3}), 10)
+    bridge.call(publish_run(state, config, "", finished=True), 10)
+    found = bridge.call(published_run(state), 10)
+    assert found is not None
+    assert found.mark == mark_of(tmp_path / "store") != ""
+    assert found.scaled == {"far": {"rollout": 3}}
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mark").write_text("another")
+    for name, error in (("empty", "has no file 'mark'"), ("other", "is another run's"), ("store", "")):
+        node = Remote(address, Wanted(subjects.run, "far", [], tmp_path / name, tmp_path, tmp_path / f"work-{name}"))
+        try:
+            if error:
+                with pytest.raises(ConfigError, match=rf"{name} is not the store of run .*: it {error}.*--store"):
+                    node._check_store(found)
+            else:
+                node._check_store(found)
+        finally:
+            node._bridge.close()
+            node._lock.close()
 
 
 def test_no_password_stays_in_the_urls_of_a_cluster() -> None:
@@ -202,6 +267,6 @@ def test_changes_that_come_at_once_are_all_kept(bridge: Bridge, subjects: Subjec
     assert bridge.call(state.fetch("run"), 10) == {"n": 8}
 
 
-def keep(owned: Owned, over: threading.Event) -> None:
+def keep(owned: Owned, over: threading.Event, renew: Callable[[], None] | None = None) -> None:
     while not over.wait(0.5):
-        owned.renew()
+        (renew or owned.renew)()

@@ -117,7 +117,7 @@ def test_the_manifests_are_what_kubernetes_expects() -> None:
             if manifest["kind"] != "Kustomization":
                 validator.validate(manifest, validator.latest_version(), strict=True)
                 kinds.append(manifest["kind"])
-    assert {"StatefulSet", "Deployment", "Service", "PersistentVolumeClaim"} <= set(kinds)
+    assert {"StatefulSet", "Deployment", "Job", "Service", "PersistentVolumeClaim"} <= set(kinds)
 
 
 def test_the_batch_script_is_one_of_bash() -> None:
