@@ -59,7 +59,11 @@ def make_sglang(context: Context) -> InferenceEngine:
         if context.n >= len(settings.urls):
             msg = f"rollout.sglang.urls has none for {context.role}.{context.n}; a node that joins cannot use them"
             raise ConfigError(msg)
-        key = "" if settings.api_key_file is None else settings.api_key_file.read_text().strip()
+        try:
+            key = "" if settings.api_key_file is None else settings.api_key_file.read_text().strip()
+        except OSError as error:
+            msg = f"rollout.sglang.api_key_file cannot be read: {error}; put the servers' key there, for this user only"
+            raise ConfigError(msg) from error
         elsewhere = ServerRecord(settings.urls[context.n], key, "elsewhere")
     loader: Loader = FromDisk(path.with_suffix(""))
     if settings.weights != "disk":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,23 @@ def test_an_update_that_a_life_before_left_open_is_closed(kept: Kept, tmp_path: 
             made = pairs(REQUESTS, engine.generate(REQUESTS, nothing))
     assert kept.record == record
     check_logprobs(kept, made, {3: 1.0}, 1e-5)
+
+
+def test_weights_that_were_not_loaded_to_the_end_are_given_again_under_the_same_name(
+    kept: Kept, tmp_path: Path
+) -> None:
+    print_of, files = shards(kept, tmp_path)
+    with engine_of(kept) as engine:
+        engine.load(3, print_of, files)
+    with closing(Server(kept.record)) as server:
+        named = server.identity()
+        with pytest.raises(EngineError, match="refuses /update_weights_from_disk"):
+            server.load_files(tmp_path / "nothing", "4:x")
+        assert server.identity() != named
+        with engine_of(kept) as engine:
+            engine.load(3, print_of, files)
+            assert server.identity() == named
+            check_logprobs(kept, pairs(REQUESTS, engine.generate(REQUESTS, nothing)), {3: 1.0}, 1e-5)
 
 
 def test_a_life_after_a_crash_finds_the_server_with_its_weights(kept: Kept, tmp_path: Path) -> None:

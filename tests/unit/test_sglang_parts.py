@@ -31,7 +31,7 @@ from relax_actors.engines.sglang.loading import FromDisk
 from relax_actors.engines.sglang.record import ServerRecord, began
 from relax_actors.engines.sglang.samples import Sample
 from relax_actors.engines.sglang.server import Server, pickled
-from relax_actors.errors import ActorError, ConfigError, EngineError
+from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
 from relax_actors.messages import FinishReason
 from relax_actors.modelfolder import ModelFacts, MoeFacts
 from relax_actors.supervision.janitor import MEMORY, members, segments
@@ -114,17 +114,17 @@ def test_a_request_that_somebody_ended_leaves_its_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("told", "error", "why"),
     [
-        (chunk([5], 1, {"type": "length"}, [("9:z", 0, 1)]), "which it was not given"),
-        (chunk([5], 3), "from 2 on; here are 0"),
-        (chunk([], 0, {"type": "abort", "status_code": 400, "message": "too long"}), "too long"),
+        (chunk([5], 1, {"type": "length"}, [("9:z", 0, 1)]), ActorError, "which it was not given"),
+        (chunk([5], 3), EngineError, "from 2 on; here are 0"),
+        (chunk([], 0, {"type": "abort", "status_code": 400, "message": "too long"}), EngineError, "too long"),
     ],
 )
-def test_what_a_server_cannot_mean_is_an_error(told: Any, why: str) -> None:
+def test_what_a_server_cannot_mean_is_an_error(told: Any, error: type[RelaxError], why: str) -> None:
     sample = Sample(request(), 0)
     sample.begin()
-    with pytest.raises(EngineError, match=why):
+    with pytest.raises(error, match=why):
         sample.take(told, 3, NAMED)
 
 

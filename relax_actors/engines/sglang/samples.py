@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from relax_actors.engines.inference.protocol import Generation, GenerationRequest
 from relax_actors.engines.sglang.arguments import stream_interval
 from relax_actors.engines.sglang.experts import routed_experts
-from relax_actors.errors import EngineError
+from relax_actors.errors import ActorError, EngineError
 from relax_actors.messages import FinishReason
 from relax_actors.modelfolder import MoeFacts
 from relax_actors.routing import MISSING
@@ -92,7 +92,8 @@ class Sample:
             named: versions by the name that their weights were given.
 
         Raises:
-            EngineError: the server failed, or used weights that nobody gave it.
+            EngineError: the server failed.
+            ActorError: it used weights that this actor did not give it.
         """
         meta = chunk["meta_info"]
         tokens = chunk["output_ids"]
@@ -135,8 +136,11 @@ class Sample:
         """Put down who wrote the tokens of this request, as the server says."""
         for span in spans:
             if span["version"] not in named:
-                msg = f"the server generated with weights {span['version']!r}, which it was not given by this actor"
-                raise EngineError(msg)
+                msg = (
+                    f"the server generated with weights {span['version']!r}, which it was not given by this actor; "
+                    "a server of rollout.sglang.urls is for one rollout actor of one run"
+                )
+                raise ActorError(msg)
             for place in range(self._from + span["start"], min(self._from + span["end"], len(self._tokens))):
                 self._versions[place] = named[span["version"]]
 

@@ -21,6 +21,7 @@ from relax_actors.errors import EngineError
 
 CONNECT_SECONDS, ANSWER_SECONDS, LOAD_SECONDS = 5.0, 60.0, 600.0
 OK = 200
+UNFINISHED = "unfinished"
 
 
 class ServerGoneError(EngineError):
@@ -51,6 +52,7 @@ class Server:
     def load_files(self, folder: Path, identity: str) -> None:
         """Load a folder of safetensors, and drop keys and values of other weights."""
         body = {"model_path": str(folder), "load_format": "auto", "weight_version": identity, "flush_cache": True}
+        self._unname()
         self._ask("POST", "/update_weights_from_disk", body, LOAD_SECONDS)
 
     def load_tensors(self, payload: str, ranks: int, identity: str) -> None:
@@ -76,9 +78,14 @@ class Server:
         self._update("/update_weights_from_distributed", body)
 
     def _update(self, path: str, body: dict[str, Any]) -> None:
+        self._unname()
         self._ask("POST", "/begin_weight_update", {})
         self._ask("POST", path, body, LOAD_SECONDS)
         self._ask("POST", "/end_weight_update", {}, LOAD_SECONDS)
+
+    def _unname(self) -> None:
+        """Have the weights in use go by no name from now on: an update that is cut off or refused leaves a mixture."""
+        self._ask("POST", "/update_weight_version", {"new_version": UNFINISHED, "abort_all_requests": False})
 
     def end_update(self) -> None:
         """End what a life before this one has left open that was killed in the middle of an update.
