@@ -27,25 +27,37 @@ def write(folder: Path, save: Callable[[Path], None], when_full: Callable[[Store
     Raises:
         StoreFullError: no space left, and `when_full` gave up.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
-        if not Path(f"/proc/{left.name.split('.')[-2]}").exists():
-            shutil.rmtree(left, ignore_errors=True)
     with_room(lambda: _write(folder, save), folder.parent, f"{folder.parent.name}/{folder.name}", when_full)
 
 
 def _write(folder: Path, save: Callable[[Path], None]) -> None:
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    unfinished = begin(folder)
     try:
-        save(temporary)
-        for path in [*temporary.rglob("*"), temporary]:
-            _sync(path)
-        _put(temporary, folder)
-        _sync(folder.parent)
+        save(unfinished)
+        put(unfinished, folder)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def begin(folder: Path) -> Path:
+    """An empty folder to be filled, for `put`; what writers that died left of the same is removed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+        if not Path(f"/proc/{left.name.split('.')[-2]}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    return unfinished
+
+
+def put(unfinished: Path, folder: Path) -> None:
+    """Make what `begin` gave appear at `folder`, whole and durable; an older one there is replaced."""
+    for path in [*unfinished.rglob("*"), unfinished]:
+        _sync(path)
+    _exchange(unfinished, folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    _sync(folder.parent)
 
 
 def seal(folder: Path) -> None:
@@ -97,7 +109,7 @@ def collect(parent: Path, kept: Collection[str], version: int, incarnation: int)
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _put(new: Path, folder: Path) -> None:
+def _exchange(new: Path, folder: Path) -> None:
     """Rename `new` to `folder`; where the file system can, there is no moment without one of the two there."""
     libc = ctypes.CDLL(None, use_errno=True)
     exchanged = (

@@ -71,13 +71,13 @@ def examine(config: Config) -> Findings:
 
         attempt(model)
         attempt(lambda: _megatron(config, folder))
-        attempt(lambda: _sglang(config))
         attempt(lambda: _roles(config))
         attempt(lambda: _rewards(config))
         attempt(lambda: _arithmetic(config))
         attempt(lambda: placed(config))
         if facts:
             found = facts[0]
+            attempt(lambda: _sglang(config, found))
             attempt(lambda: _router_replay(config, found))
             attempt(lambda: _data(config, config.data, "data", folder, found))
             if config.eval is not None:
@@ -105,9 +105,15 @@ def _megatron(config: Config, folder: Path) -> Iterator[str]:
         yield f"the trainer has {found.ranks} ranks: {sizes}"
 
 
-def _sglang(config: Config) -> Iterator[str]:
+def _sglang(config: Config, facts: ModelFacts) -> Iterator[str]:
     if config.rollout.backend != "sglang":
         return
+    if facts.moe is not None and facts.model_type not in sglang.FAMILIES_WITH_EXPERTS:
+        msg = (
+            f'rollout.backend = "sglang" with a model of type {facts.model_type}: of those with experts it is given '
+            f'weights of {", ".join(sglang.FAMILIES_WITH_EXPERTS)} only; use "transformers"'
+        )
+        raise ConfigError(msg)
     if not config.owns_servers:
         yield f"rollouts use {len(config.rollout.sglang.urls)} servers that run elsewhere"
         return

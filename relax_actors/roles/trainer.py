@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from relax_actors.engines.training import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.ledger import Ledger
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
+from relax_actors.roles.checkpointer import Checkpointer
 from relax_actors.roles.feed import Feed
 from relax_actors.roles.publish import Publisher
 from relax_actors.roles.reading import KINDS, Numbered, observe, put_own
@@ -72,7 +72,7 @@ class Trainer(StatefulRole):
         self._needs = ("advantage", *reader.columns)
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        self._checkpoints: dict[int, str] = {}
+        self._checkpoints = Checkpointer(self.context, self._engine, self._publisher, self._ledger)
         self._metrics: dict[str, float] = {}
         self._waited_since = time.monotonic()
         self._completed: dict[int, float] = {}
@@ -92,7 +92,7 @@ class Trainer(StatefulRole):
             if isinstance(found, Checkpoint):
                 purged = last.floor if last is not None else 0
                 last = found if last is None or found.version > last.version else last
-                self._checkpoints[found.version] = found.path
+                self._checkpoints.known[found.version] = found.path
         self._tidy()
         if last is None:
             self._begin()
@@ -120,7 +120,7 @@ class Trainer(StatefulRole):
         self._publisher.restore(self._version)
         if self._version >= self.context.config.run.steps:
             self._publisher.export()
-            self._checkpoint()
+            self._checkpoints.write(self._version)
         if replayed or last is not None:
             self.context.journal.event("recovered", version=self._version, replayed=replayed)
         self._advance()
@@ -142,7 +142,7 @@ class Trainer(StatefulRole):
         self._engine.finish_warm_start()
         self._version = 0
         self._publisher.announce(0)
-        self._checkpoint()
+        self._checkpoints.write(0)
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Take cells in; step while a step's rows are all there."""
@@ -258,52 +258,12 @@ class Trainer(StatefulRole):
         self._completed.pop(step, None)
         self._publisher.announce(self._version)
         self.progress()
-        steps = self.context.config.run.steps
-        if self._version == steps:
+        self._checkpoints.finish()
+        if self._version == self.context.config.run.steps:
             self._publisher.export()
-        if self._version % self._settings.checkpoint_every == 0 or self._version == steps:
-            self._checkpoint()
-
-    def _checkpoint(self) -> None:
-        """Write a checkpoint, announce it, and only then let go of the rows that it covers."""
-        version = self._version
-        if version in self._checkpoints:
-            return
-        self._publisher.settle()
-        path = self.context.folder.checkpoints / f"{version}.{self.context.incarnation}"
-
-        def save(folder: Path) -> None:
-            self._engine.save(folder)
-            checkpoints.seal(folder)
-
-        checkpoints.write(path, save, self.context.wait_for_room)
-        self.progress()
-        old, floor = self._ledger.floor, self._ledger.next_floor(version)
-        cell = Checkpoint(
-            version=version,
-            path=str(path.relative_to(self.context.folder.root)),
-            fingerprint=self._engine.fingerprint(),
-            floor=floor,
-            totals=self._ledger.totals_below(floor),
-            incarnation=self.context.incarnation,
-        )
-        found = put_own(self.context, self.context.table.subjects.numbered("checkpoint", version), cell)
-        if found is not None:
-            if found.incarnation > self.context.incarnation:
-                msg = f"checkpoint {version} was written by a later life; this one gives way"
-                raise FencedError(msg)
-            cell = found
-        self._ledger.observe(CellId("checkpoint", version), cell)
-        self._checkpoints[version] = cell.path
-        self.context.journal.event("checkpoint", version=version, floor=cell.floor, path=cell.path)
-        self._publisher.purge(old, cell.floor)
-        self._collect_checkpoints()
-        self.progress()
-
-    def _collect_checkpoints(self) -> None:
-        folder, newest = self.context.folder, sorted(self._checkpoints)[-self._settings.keep_checkpoints :]
-        kept = {Path(self._checkpoints[version]).name for version in newest}
-        checkpoints.collect(folder.checkpoints, kept, newest[-1], self.context.incarnation)
+            self._checkpoints.write(self._version)
+        elif self._version % self._settings.checkpoint_every == 0:
+            self._checkpoints.begin(self._version)
 
     def _report(self, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]) -> None:
         self._metrics = {

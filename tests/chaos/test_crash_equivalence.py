@@ -33,8 +33,11 @@ def kill_at(run: Run, actor: str, subject: str) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_run_with_kills_at_named_points_ends_with_the_same_weights(make_run: MakeRun, undisturbed: str) -> None:
-    run = make_run("killed", *ON_POLICY).start()
+@pytest.mark.parametrize("meanwhile", ["false", "true"], ids=["", "checkpoints meanwhile"])
+def test_run_with_kills_at_named_points_ends_with_the_same_weights(
+    make_run: MakeRun, undisturbed: str, meanwhile: str
+) -> None:
+    run = make_run("killed", *ON_POLICY, f"trainer.async_checkpoints={meanwhile}").start()
     kill_at(run, "trainer.0", "weights.0")  # before the first checkpoint
     kill_at(run, "rollout.0", "group.0.0.prompt")  # before or in the middle of a generation
     kill_at(run, "trainer.0", "batch.1")  # in the middle of a step, between batch cell and weights cell

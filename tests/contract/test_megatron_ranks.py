@@ -294,8 +294,9 @@ def test_two_ranks_go_on_from_their_checkpoint_exactly(tmp_path: Path, group_of:
     trained(one, range(2))
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    one.save(folder)
+    finish = one.begin_save(folder)
     wanted = trained(one, range(2, 4)), one.fingerprint()
+    finish()
     one.close()
     other = group_of(config)
     other.load(folder)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -212,3 +214,54 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_loaded(make_trainer: MakeTrainer
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=f"file {file} of .* is not what was written there"):
         make_trainer(*settings, incarnation=2)
+
+
+def checkpoints(table: Table) -> list[int]:
+    return [cell_id.step for cell_id, _ in table.snapshot([table.subjects.numbered("checkpoint", "*")])]
+
+
+MEANWHILE = ("trainer.checkpoint_every=1", "trainer.async_checkpoints=true", "staleness.max=0")
+
+
+def test_a_checkpoint_that_was_begun_is_announced_after_the_next_step(make_trainer: MakeTrainer, table: Table) -> None:
+    trainer = make_trainer(*MEANWHILE)
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    assert (trainer._version, checkpoints(table)) == (1, [0])
+    # A life that ends here leaves what nobody announced: the next goes on from the checkpoint before.
+    other = make_trainer(*MEANWHILE, incarnation=2)
+    assert other._version == 1
+    put_step(table, 1, version=1)
+    read_all(table, other)
+    assert (other._version, checkpoints(table)) == (2, [0, 1])
+    put_step(table, 2, version=2)
+    read_all(table, other)
+    assert checkpoints(table) == [0, 1, 2]
+    found = table.fetch_last("checkpoint", Checkpoint)
+    assert found is not None
+    assert found.fingerprint == fingerprint(table, 2)
+    third = make_trainer(*MEANWHILE, incarnation=3)
+    assert third._engine.fingerprint() == fingerprint(table, 3)
+    folder = third.context.folder.checkpoints
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == ["1.2", "2.2"]
+
+
+def test_without_room_a_begun_checkpoint_is_given_up_and_the_next_waited_for(
+    make_trainer: MakeTrainer, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(*MEANWHILE)
+
+    def begin_save(folder: Path) -> Callable[[], None]:
+        (folder / "half").write_bytes(b"half")
+
+        def finish() -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        return finish
+
+    monkeypatch.setattr(trainer._engine, "begin_save", begin_save)
+    for step in range(2):
+        put_step(table, step, version=step)
+        read_all(table, trainer)
+    assert (trainer._version, checkpoints(table)) == (2, [0, 2])
+    assert [path.name for path in trainer.context.folder.checkpoints.iterdir() if "1." in path.name[:3]] == []

@@ -411,6 +411,16 @@ def test_a_role_that_scores_by_megatron_needs_it_installed() -> None:
         make_role(load_config(DEMO, ["roles.reference.backend=sglang"]), "reference")
 
 
+def test_sglang_is_given_weights_of_known_models_with_experts_only() -> None:
+    elsewhere = ["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"]
+    moe = ["num_experts=8", "num_local_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=32"]
+    overrides = [*elsewhere, *(f"model.architecture.{setting}" for setting in moe)]
+    assert examine(load_config(DEMO, [*overrides, "model.architecture.model_type=qwen3_moe"])).errors == ()
+    (error,) = examine(load_config(DEMO, [*overrides, "model.architecture.model_type=mixtral"])).errors
+    assert "with a model of type mixtral" in error
+    assert "qwen3_moe only" in error
+
+
 def test_router_replay_needs_a_model_with_experts() -> None:
     (error,) = examine(load_config(DEMO, ["trainer.router_replay=true"])).errors
     assert "the model (qwen3) has no experts" in error

@@ -249,6 +249,27 @@ def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, algorithm: d
     assert other.fingerprint() == one.fingerprint()
 
 
+def test_a_checkpoint_that_is_written_meanwhile_is_of_the_moment_at_which_it_was_begun(tmp_path: Path) -> None:
+    config = config_of(tmp_path, algorithm={"kl_coefficient": 0.1})
+    one = TorchEngine(config)
+    one.initialise(5)
+    one.finish_warm_start()
+    batch = batch_of(generate(served(one, config, tmp_path), REQUESTS), REQUESTS)
+    train(one, batch, 0, lambda: None)
+    folders = [tmp_path / name for name in ("waited for", "meanwhile")]
+    for folder in folders:
+        folder.mkdir()
+    one.save(folders[0])
+    finish = one.begin_save(folders[1])
+    train(one, batch, 1, lambda: None)
+    finish()
+    for path in folders[0].iterdir():
+        assert (folders[1] / path.name).read_bytes() == path.read_bytes(), path.name
+    broken = one.begin_save(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="nowhere"):
+        broken()
+
+
 def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
     results = []
     for budget in (30, 10_000):

@@ -98,6 +98,26 @@ def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, architecture
     assert other.fingerprint() == one.fingerprint()
 
 
+@pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
+def test_a_checkpoint_that_is_written_meanwhile_is_of_the_moment_at_which_it_was_begun(
+    tmp_path: Path, architecture: dict[str, Any]
+) -> None:
+    config = config_of(tmp_path, architecture, algorithm={"kl_coefficient": 0.1})
+    one = started(config)
+    train(one, batch_of(0), 0, nothing)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    fingerprint, finish = one.fingerprint(), one.begin_save(folder)
+    train(one, batch_of(1), 1, nothing)
+    finish()
+    assert one.fingerprint() != fingerprint
+    other = MegatronEngine(config)
+    other.load(folder)
+    assert other.fingerprint() == fingerprint
+    train(other, batch_of(1), 1, nothing)
+    assert other.fingerprint() == one.fingerprint()
+
+
 def test_a_checkpoint_of_several_buckets_is_taken_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
@@ -143,7 +163,10 @@ def test_a_checkpoint_without_room_says_so(tmp_path: Path, monkeypatch: pytest.M
         patched.setattr(Path, "mkdir", make_and_point_at_the_full_device)
         with pytest.raises(OSError, match="No space left") as found:
             engine.save(folder)
-    assert found.value.errno == errno.ENOSPC
+        finish = engine.begin_save(folder)
+        with pytest.raises(OSError, match="No space left") as later:
+            finish()
+    assert found.value.errno == later.value.errno == errno.ENOSPC
     engine.save(folder)
     engine.load(folder)
 

@@ -22,12 +22,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_actors.config import Config, validate
+from relax_actors.engines import weights
 from relax_actors.engines.inference import GenerationRequest
+from relax_actors.engines.model import build, tensors_of
 from relax_actors.engines.sglang.arguments import CPU_TOKENS, server_arguments
 from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.engines.sglang.loading import FromDisk
+from relax_actors.engines.sglang.names import on_disk
 from relax_actors.engines.sglang.record import ServerRecord, began
 from relax_actors.engines.sglang.samples import Sample
 from relax_actors.engines.sglang.server import Server, pickled
@@ -37,6 +40,8 @@ from relax_actors.modelfolder import ModelFacts, MoeFacts
 from relax_actors.supervision.janitor import MEMORY, members, segments
 from relax_actors.supervision.keeper import answers, free_port, generates
 from tests.support.running import wait_until
+from tests.support.sglang_servers import MOE
+from tests.support.sglang_servers import config_of as run_with
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "deploy" / "sglang-cpu" / "src"
@@ -104,6 +109,16 @@ def test_tokens_that_nobody_can_date_are_generated_again() -> None:
     assert sample.prompt == [1, 2, 5, 6]
     sample.cut_off(keep=False)
     assert sample.prompt == [1, 2]
+
+
+def test_experts_get_the_names_that_they_have_on_disk(tmp_path: Path) -> None:
+    model = build(run_with(tmp_path / "run", MOE).model_path, seed=3)
+    model.save_pretrained(tmp_path / "saved")
+    stored = weights.load([tmp_path / "saved" / "model.safetensors"])
+    named = on_disk(tensors_of(model))
+    assert len([name for name in named if "experts.7." in name]) == 3 * MOE["num_hidden_layers"]
+    assert {name: tensor.tolist() for name, tensor in named.items()} == {n: t.tolist() for n, t in stored.items()}
+    assert on_disk(named).keys() == named.keys()
 
 
 def test_a_request_that_somebody_ended_leaves_its_tokens() -> None:

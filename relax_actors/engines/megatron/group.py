@@ -219,6 +219,14 @@ class MegatronGroup(Whole):
         """Write a checkpoint; see the protocol."""
         self._call("save", str(folder))
 
+    def begin_save(self, folder: Path) -> Callable[[], None]:
+        """Have each rank write its part meanwhile; see `SavesMeanwhile`."""
+        self._call("begin_save", str(folder))
+        return self._finish_save
+
+    def _finish_save(self) -> None:
+        self._call("finish_save")
+
     def load(self, folder: Path) -> None:
         """Take a checkpoint; see the protocol."""
         self._call("load", str(folder))

@@ -24,6 +24,7 @@ from relax_actors.engines.hostcopy import HostCopy
 from relax_actors.engines.inference.protocol import Generation, GenerationRequest, Refresh
 from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.loading import Loader, Staged
+from relax_actors.engines.sglang.names import on_disk
 from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.engines.sglang.samples import Sample
 from relax_actors.engines.sglang.server import Server, ServerGoneError
@@ -107,9 +108,10 @@ class SglangEngine:
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Make weights ready for the server; see `TakesWeights`."""
-        staged = Staged(version, weights.fingerprint(tensors.items()))
+        named = on_disk(tensors)
+        staged = Staged(version, weights.fingerprint(named.items()))
         if staged != self._serving:
-            self._loader.stage(staged, tensors)
+            self._loader.stage(staged, named)
         with self._changing:
             before, self._staged = self._staged, staged
             needed = (staged, self._serving)

@@ -6,6 +6,9 @@ from importlib.util import find_spec
 
 from relax_actors.errors import ConfigError
 
+FAMILIES_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe")
+"""Models with experts that `names` knows the weights of."""
+
 
 def require() -> None:
     """Refuse to go on without SGLang.

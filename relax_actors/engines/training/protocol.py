@@ -93,6 +93,17 @@ class TrainingEngine(Protocol):
 
 
 @runtime_checkable
+class SavesMeanwhile(Protocol):
+    """An engine that can write a checkpoint while it steps on."""
+
+    def begin_save(self, folder: Path) -> Callable[[], None]:
+        """As `save`, of this moment: the files are written meanwhile, and what is given waits for them.
+
+        One at a time; that is called in the same thread, between two steps.
+        """
+
+
+@runtime_checkable
 class Offers(Protocol):
     """An engine whose weights can be given out from memory."""
 

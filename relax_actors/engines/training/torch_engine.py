@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from relax_actors.engines.announcing import Announcer
 from relax_actors.engines.experts import Routers
 from relax_actors.engines.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.frozen import freeze
+from relax_actors.engines.meanwhile import meanwhile
 from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.sequences import Sequences
 from relax_actors.engines.taking import Content
@@ -229,13 +231,19 @@ class TorchEngine:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see the protocol."""
-        weights.save(tensors_of(self._model), folder / MODEL)
+        _write(folder, self._state())
+
+    def begin_save(self, folder: Path) -> Callable[[], None]:
+        """Write a copy of the state meanwhile; see `SavesMeanwhile`."""
+        copied = {file: {n: t.detach().clone() for n, t in held.items()} for file, held in self._state().items()}
+        return meanwhile(partial(_write, folder, copied))
+
+    def _state(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds, by file."""
         state = self._optimizer.state_dict()["state"]
         flat = {f"{i}.{name}": value for i, entry in state.items() for name, value in entry.items()}
-        weights.save(flat, folder / OPTIMIZER)
-        if self._reference is not None:
-            weights.save(tensors_of(self._reference), folder / REFERENCE)
-        (folder / "engine.json").write_text(json.dumps({"engine": "torch", "parameters": len(state)}))
+        found = {MODEL: tensors_of(self._model), OPTIMIZER: flat}
+        return found if self._reference is None else found | {REFERENCE: tensors_of(self._reference)}
 
     def load(self, folder: Path) -> None:
         """Take a checkpoint; see the protocol."""
@@ -256,3 +264,9 @@ class TorchEngine:
         """Write a model folder; see the protocol."""
         with weights.errors_of_the_disk(folder):
             self._model.save_pretrained(folder)
+
+
+def _write(folder: Path, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    for file, tensors in state.items():
+        weights.save(tensors, folder / file)
+    (folder / "engine.json").write_text(json.dumps({"engine": "torch"}))

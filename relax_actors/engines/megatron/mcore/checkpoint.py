@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 
+from relax_actors.engines.meanwhile import meanwhile
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.transformer import Chunks
@@ -30,6 +34,43 @@ def save(folder: Path, layout: Layout, optimizer: Optimizer, reference: Chunks |
     Raises:
         OSError: it cannot be written; with errno ENOSPC if there is no space.
     """
+    state = _prepared(folder, layout, reference)
+    with _told(state):
+        dist_checkpointing.save(_sharded(optimizer, reference, is_loading=False), str(state))
+
+
+def begin(folder: Path, layout: Layout, optimizer: Optimizer, reference: Chunks | None) -> Callable[[], None]:
+    """As `save`, from a copy, by a thread of its own; what is given waits for that. All ranks call both.
+
+    Raises:
+        OSError: as `save`; so does what is given.
+    """
+    state = _prepared(folder, layout, reference)
+    with _told(state):
+        request = dist_checkpointing.save(
+            _sharded(optimizer, reference, is_loading=False), str(state), async_sharded_save=True
+        )
+        # As AsyncRequest.execute_sync, whose tensors may be those that the next step changes.
+        arguments = list(request.async_fn_args)
+        if request.preload_fn is not None:
+            arguments[1] = [
+                (file, key, (parts, [(item, tensor.clone()) for item, tensor in tensors]))
+                for file, key, (parts, tensors) in request.preload_fn()
+            ]
+    write = request.async_fn or (lambda *_: None)
+    written = meanwhile(partial(write, *arguments, **request.async_fn_kwargs))
+
+    def finish() -> None:
+        with _told(state):
+            written()
+            distributed.barrier()
+            for last in request.finalize_fns:
+                last()
+
+    return finish
+
+
+def _prepared(folder: Path, layout: Layout, reference: Chunks | None) -> Path:
     state = folder / STATE
     if distributed.get_rank() == 0:
         shutil.rmtree(state, ignore_errors=True)
@@ -37,8 +78,13 @@ def save(folder: Path, layout: Layout, optimizer: Optimizer, reference: Chunks |
         about = {"engine": "megatron", "layout": asdict(layout), "reference": reference is not None}
         (folder / ABOUT).write_text(json.dumps(about))
     distributed.barrier()
+    return state
+
+
+@contextmanager
+def _told(state: Path) -> Iterator[None]:
     try:
-        dist_checkpointing.save(_sharded(optimizer, reference, is_loading=False), str(state))
+        yield
     except (Exception, CheckpointException) as error:  # torch's own is no Exception
         full = f"[Errno {errno.ENOSPC}]" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(state)) from error

@@ -258,6 +258,10 @@ class MegatronEngine(Whole):
         """Write a checkpoint, each rank its part; see the protocol."""
         checkpoint.save(folder, self._layout, self._optimizer, self._reference)
 
+    def begin_save(self, folder: Path) -> Callable[[], None]:
+        """Write a copy meanwhile, each rank its part; see `SavesMeanwhile`."""
+        return checkpoint.begin(folder, self._layout, self._optimizer, self._reference)
+
     def load(self, folder: Path) -> None:
         """Take a checkpoint, whatever the layout it was written with; see the protocol."""
         reference = self._new_reference() if checkpoint.has_reference(folder) else None

@@ -42,9 +42,23 @@ class _Delta:
         return self._write(Path(path)) if self._write is not None else ""
 
 
+class _Saving:
+    """The two halves of `begin_save`, which are two messages."""
+
+    def __init__(self, engine: MegatronEngine) -> None:
+        self._engine = engine
+        self._finish: Callable[[], None] = lambda: None
+
+    def begin(self, folder: str) -> None:
+        self._finish = self._engine.begin_save(Path(folder))
+
+    def finish(self) -> None:
+        self._finish()
+
+
 def _calls(engine: MegatronEngine, progress: Callable[[], None]) -> dict[str, Callable[..., Any]]:
     """What a rank can be told, by name: each takes what a message holds and gives what one can."""
-    delta = _Delta(engine)
+    delta, saving = _Delta(engine), _Saving(engine)
     return {
         "initialise": engine.initialise,
         "warm_start": lambda sequences, rate: dict(engine.warm_start(Sequences(**sequences), rate, progress).metrics),
@@ -56,6 +70,8 @@ def _calls(engine: MegatronEngine, progress: Callable[[], None]) -> dict[str, Ca
         "write_delta": delta.write,
         "fingerprint": engine.fingerprint,
         "save": lambda folder: engine.save(Path(folder)),
+        "begin_save": saving.begin,
+        "finish_save": saving.finish,
         "load": lambda folder: engine.load(Path(folder)),
         "export": lambda folder: engine.export(Path(folder)),
     }
