@@ -67,6 +67,7 @@ class StandingPull:
         self._took = took
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = bridge.nc.new_inbox()
+        self._turn = 0
         self._waiting: deque[Msg] = deque()
         self._arrived = asyncio.Event()
         self._asked = 0
@@ -76,12 +77,17 @@ class StandingPull:
 
     async def start(self) -> None:
         """Subscribe; call once, in the bridge's loop."""
-        self._subscription = await self._bridge.nc.subscribe(self._inbox, cb=self._on_message)
+        self._subscription = await self._bridge.nc.subscribe(f"{self._inbox}.*", cb=self._on_message)
         self._bridge.on_reconnect.append(self._on_reconnect)
 
     async def _on_reconnect(self) -> None:
-        self._asked, self._expires = 0, EXPIRES
+        self._forget()
+        self._expires = EXPIRES
         self._arrived.set()
+
+    def _forget(self) -> None:
+        """Take what was asked for as unanswered for good: what the server says of it from now on counts not."""
+        self._turn, self._asked = self._turn + 1, 0
 
     async def _on_message(self, message: Msg) -> None:
         # The server's own answers have no address for an acknowledgement; a stored message may have any header.
@@ -92,7 +98,7 @@ class StandingPull:
             self._waiting.append(message)
             if self._took is not None and (known := message.metadata).sequence is not None:
                 self._took(Delivery(known.num_delivered or 1, known.sequence.stream, known.sequence.consumer))
-        else:
+        elif message.subject == f"{self._inbox}.{self._turn}":
             pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
             self._asked -= int(pending) if pending.isdigit() else 0
             self._expires = min(2 * self._expires, IDLE_EXPIRES)
@@ -104,8 +110,8 @@ class StandingPull:
 
     async def _refill(self) -> None:
         now = time.monotonic()
-        if now > self._asked_until + _GRACE:
-            self._asked = 0
+        if self._asked and now > self._asked_until + _GRACE:
+            self._forget()
         self._asked = max(0, self._asked)
         wanted = self.credit - len(self._waiting) - self._asked
         if wanted * 2 < self.credit or wanted <= 0 or not self._bridge.nc.is_connected:
@@ -113,7 +119,7 @@ class StandingPull:
         self._asked += wanted
         self._asked_until = now + self._expires
         request = json.dumps({"batch": wanted, "expires": int(self._expires * 1e9)}).encode()
-        await self._bridge.nc.publish(self._next, request, reply=self._inbox)
+        await self._bridge.nc.publish(self._next, request, reply=f"{self._inbox}.{self._turn}")
 
     async def next(self, limit: int, patience: float, linger: float = 0.0) -> list[Msg]:
         """Up to `limit` messages, as soon as there is one; none after `patience` seconds, when `gone` or woken up.

@@ -39,13 +39,18 @@ def _write(folder: Path, save: Callable[[Path], None]) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def place(folder: Path) -> Path:
+    """Where this process fills a checkpoint that is to be at `folder`."""
+    return folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+
+
 def begin(folder: Path) -> Path:
-    """An empty folder to be filled, for `put`; what writers that died left of the same is removed."""
+    """Make `place` an empty folder, for `put`; what writers that died left of the same is removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         if not Path(f"/proc/{left.name.split('.')[-2]}").exists():
             shutil.rmtree(left, ignore_errors=True)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    unfinished = place(folder)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     return unfinished

@@ -32,6 +32,7 @@ def up(
     json: Annotated[bool, typer.Option("--json", help="print the result as one last line of JSON")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no live progress")] = False,
     roles: Annotated[str | None, typer.Option(help="only these here, e.g. prompts,trainer; see `relax node`")] = None,
+    must_finish: Annotated[bool, typer.Option("--must-finish", help="exit code 1 if told to stop before")] = False,
 ) -> None:
     """Train: start a run, or resume it where it stood.
 
@@ -40,7 +41,8 @@ def up(
     from relax_actors.cli.up import up as run_up
 
     here = None if roles is None else [role for role in roles.split(",") if role]
-    raise typer.Exit(run_up(config, settings or [], as_json=json, quiet=quiet, roles=here))
+    code = run_up(config, settings or [], as_json=json, quiet=quiet, roles=here, must_finish=must_finish)
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -169,7 +169,15 @@ def _is_finished(table: Table, config: Config) -> bool:
     return False
 
 
-def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool, roles: list[str] | None = None) -> int:
+def up(
+    path: Path,
+    settings: list[str],
+    *,
+    as_json: bool,
+    quiet: bool,
+    roles: list[str] | None = None,
+    must_finish: bool = False,
+) -> int:
     """The verb; gives the exit code."""
     logs.configure()
     console = Console(stderr=as_json)
@@ -190,7 +198,7 @@ def up(path: Path, settings: list[str], *, as_json: bool, quiet: bool, roles: li
     if watcher.result is None:
         where = f"step {watcher.progress.step} of {config.run.steps}"
         console.print(f"stopped at {where}; `relax up {path}` goes on from there", highlight=False, soft_wrap=True)
-        return 0 if interrupted else 1
+        return 0 if interrupted and not must_finish else 1
     summary = replace(watcher.result[0], seconds_to_first_step=watcher.first_step_after)
     draw(watcher.result[1], folder.picture, f"{config.run.name}: reward by step")
     write_private(folder.finished, json.dumps(summary.json(), indent=1))

@@ -1,7 +1,8 @@
 """Checkpoints of the trainer: written, announced, and only then are the rows let go that they cover.
 
-With `trainer.async_checkpoints` one is only begun at its step, and announced after the next: its files are written
-meanwhile. A life that ends in between leaves a folder that nobody announced; the next goes on from the one before.
+With `trainer.async_checkpoints` one is only begun at its step, and announced when nothing is to be done, after the next
+step at the latest: its files are written meanwhile. A life that ends in between leaves a folder that nobody announced;
+the next goes on from the checkpoint before.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ class Checkpointer:
             return
         self._publisher.settle()
         path = self._path(version)
-        unfinished = checkpoints.begin(path)
+        unfinished = checkpoints.place(path)
         try:
+            checkpoints.begin(path)
             finish = self._engine.begin_save(unfinished)
         except OSError as error:
             self._without_room(version, unfinished, error)
@@ -116,7 +118,7 @@ class Checkpointer:
 
     def _without_room(self, version: int, unfinished: Path, error: OSError) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise error
         self._there_is_room = False
         self._context.journal.event("checkpoint_given_up", version=version, error=str(error))
@@ -127,6 +129,8 @@ class Checkpointer:
     def _announce(self, version: int, path: Path, fingerprint: str) -> None:
         context = self._context
         context.progress()
+        # Of a later life, which may still need the rows.
+        context.give_way()
         old, floor = self._ledger.floor, self._ledger.next_floor(version)
         cell = Checkpoint(
             version=version,

@@ -177,7 +177,7 @@ class Stager:
     async def _on_announcement(self, message: Msg) -> None:
         version = message.subject.rpartition(".")[2]
         with self._changed:
-            if version.isdigit() and int(version) > self._heard:
+            if version.isdigit() and int(version) >= self._heard:
                 self._heard, self._heard_until = int(version), time.monotonic() + AGAIN_SECONDS
             self._look = True
             self._changed.notify_all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -152,7 +153,8 @@ class Trainer(StatefulRole):
         self._advance()
 
     def idle(self) -> None:
-        """See that the weights in use are there."""
+        """See that the weights in use are there, and announce the checkpoint that was begun."""
+        self._checkpoints.finish()
         self._publisher.look_after()
 
     def _take(self, cell_id: CellId, cell: Cell) -> Numbered | None:
@@ -281,6 +283,8 @@ class Trainer(StatefulRole):
 
     def close(self) -> None:
         """End what runs beside."""
+        with suppress(RelaxError, OSError):
+            self._checkpoints.finish()
         self._publisher.close()
 
     def metrics(self) -> dict[str, float]:

@@ -63,10 +63,13 @@ class Assignment:
 def where(folder: RunFolder) -> str:
     """The same for every life of the node that works in a folder, and for no other one.
 
-    A container has a name of its own; in a folder there is one node at a time, by its lock.
+    Containers of one machine, which may have one name, have roots of their own; in a folder there is one node at a
+    time, by its lock.
     """
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return xxhash.xxh3_64_hexdigest("|".join([machine, os.uname().nodename, str(folder.root)]).encode())
+    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    root = next((" ".join(fields[fields.index("-") :]) for fields in reversed(mounts) if fields[4] == "/"), "")
+    return xxhash.xxh3_64_hexdigest("|".join([machine, os.uname().nodename, root, str(folder.root)]).encode())
 
 
 def whole(config: Config, roles: list[str] | None = None) -> Assignment:

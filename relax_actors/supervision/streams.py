@@ -77,9 +77,15 @@ def mark_of(store: Path, *, make: bool = True) -> str:
     mark = secrets.token_hex(8)
     unfinished = path.with_name(f".{MARK}.{mark}.tmp")
     unfinished.write_text(mark)
-    with suppress(FileExistsError):
+    try:
         os.link(unfinished, path)
-    unfinished.unlink()
+    except FileExistsError:
+        pass
+    except OSError:  # no hard links on this file system
+        with suppress(FileExistsError), path.open("x") as file:
+            file.write(mark)
+    finally:
+        unfinished.unlink()
     return path.read_text()
 
 
@@ -111,7 +117,7 @@ def _published(body: Any) -> Published | None:
     try:
         scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
         return Published(
-            dict(body["config"]), str(body["import_path"]), bool(body["finished"]), scaled, str(body["mark"])
+            dict(body["config"]), str(body["import_path"]), bool(body["finished"]), scaled, str(body.get("mark", ""))
         )
     except (TypeError, KeyError, ValueError, AttributeError):
         return None

@@ -303,6 +303,34 @@ def test_a_pull_that_waits_asks_again_at_once_when_the_server_is_back(
         server.stop()
 
 
+def test_after_lost_connections_a_reader_has_no_more_in_hand_than_its_credit(
+    bridge: Bridge, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.pull.EXPIRES", 0.4)
+    monkeypatch.setattr("broker.pull.IDLE_EXPIRES", 1.2)
+    subjects, column = table.subjects, table.subjects.column("dropped")
+
+    async def ask() -> StandingPull:
+        await ensure_consumer(bridge, subjects.table_stream, pool_spec("pool", [column], 600.0, 100))
+        pull = StandingPull(bridge, subjects.table_stream, "pool", 4, ahead=False)
+        await pull.start()
+        assert await pull.next(1, 1.5) == []  # until requests live for long
+        for _ in range(2):
+            await pull._on_reconnect()
+            assert await pull.next(1, 0.1) == []
+        assert await pull.next(1, 1.8) == []  # those from before have ended
+        return pull
+
+    async def take(pull: StandingPull) -> int:
+        first = await pull.next(1, 5)
+        await asyncio.sleep(0.5)
+        return len(first) + len(pull.waiting)
+
+    pull = bridge.call(ask(), 30)
+    table.put_all((table.cell(RowId(0, i), "dropped"), Dropped("x", "")) for i in range(30))
+    assert bridge.call(take(pull), 10) == 4
+
+
 def test_port_in_use_is_named_with_the_remedy(address: Address, tmp_path: Path) -> None:
     port = int(address.url.rsplit(":", 1)[1])
     with pytest.raises(BrokerError, match=rf"port {port} is in use; set broker.port"):

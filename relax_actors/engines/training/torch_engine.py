@@ -235,7 +235,11 @@ class TorchEngine:
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a copy of the state meanwhile; see `SavesMeanwhile`."""
-        copied = {file: {n: t.detach().clone() for n, t in held.items()} for file, held in self._state().items()}
+        copied = {
+            # The reference never changes.
+            file: held if file == REFERENCE else {n: t.detach().to("cpu", copy=True) for n, t in held.items()}
+            for file, held in self._state().items()
+        }
         return meanwhile(partial(_write, folder, copied))
 
     def _state(self) -> dict[str, dict[str, Tensor]]:

@@ -53,7 +53,9 @@ class _Saving:
         self._finish = self._engine.begin_save(Path(folder))
 
     def finish(self) -> None:
-        self._finish()
+        # It holds the copy.
+        finish, self._finish = self._finish, lambda: None
+        finish()
 
 
 def _calls(engine: MegatronEngine, progress: Callable[[], None]) -> dict[str, Callable[..., Any]]:
