@@ -1,4 +1,4 @@
-# make demo | test | test-all | megatron | sglang | chaos | fuzz | compose-test | lint | bench | bench-recovery | clean
+# make demo | test | test-all | megatron | sglang | smollm2 | chaos | fuzz | compose-test | lint | bench | bench-recovery | clean
 PYTHON ?= python3
 VENV ?= .venv
 # Another build of torch, e.g. one for CUDA: make demo TORCH=torch
@@ -86,7 +86,7 @@ lint: $(VENV)/.lint
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/grpo_vs_trl.py
 
-# Kills every part of a run ten times, then one at random every 20 of 2,000 steps; a quarter of an hour.
+# Kills every part of a run ten times, then one at random every 20 of 2,000 steps; the second takes a quarter of an hour.
 bench-recovery: $(VENV)/.base
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/soak.py --picture docs/soak.png

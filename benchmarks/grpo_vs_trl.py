@@ -3,7 +3,7 @@
     python benchmarks/grpo_vs_trl.py                          # makes TRL's environment first, 2 GB
     python benchmarks/grpo_vs_trl.py --trl-python PYTHON --json
 
-Compared, in one invocation and in turns: `relax up` as a user runs it (broker, supervisor and six actor processes)
+Compared, in one invocation and in turns: `relax up` as a user runs it (broker, supervisor and five actor processes)
 and TRL's trainer in its one process. Both get the same model (Qwen3, hidden 128, 4 layers, 0.8 M parameters, float32,
 the same random weights), the same tokenizer, the same prompts (8 a step, 16 tokens each), 8 samples a prompt of
 exactly 32 new tokens (the end token is masked out), the same reward, AdamW at 1e-3, no KL term, one torch thread a

@@ -87,7 +87,7 @@ def simulate(
 ) -> None:
     """Predict a cluster that one does not have: the real actors and table, with engines that only take time.
 
-    CONFIG has a section [simulate]; see docs/simulate.md.
+    CONFIG has a section "simulate"; see docs/simulate.md.
     """
     from relax_actors.cli.simulate import simulate as run_simulate
 

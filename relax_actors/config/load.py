@@ -81,6 +81,7 @@ _PATHS = (
     ("broker", "credentials"),
     ("broker", "ca"),
     ("store", "path"),
+    ("rollout", "sglang", "api_key_file"),
 )
 
 

@@ -72,8 +72,8 @@ class TrainerSection(PoolSection):
     checkpoint_every: Positive = 50
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     async_checkpoints: bool = False
-    """The files of a checkpoint are written while the next step runs, from a copy in memory; it is announced after that
-    step. The last one of a run is not."""
+    """The files of a checkpoint are written while the next step runs, from a copy in memory; it is announced when
+    nothing else is to be done, after that step at the latest. The last one of a run is not."""
     warm_start: WarmStartSection | None = None
     megatron: MegatronSection = MegatronSection()
     replicas: Literal[1] = 1

@@ -14,6 +14,7 @@ from tests.support.running import Run, relax, wait_until
 MakeRun = Callable[..., Run]
 
 
+@pytest.mark.slow
 def test_faults_are_told_and_the_ledger_stays_complete(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("hurt", "run.steps=3000", "supervision.intensity=50", "supervision.ack_wait=1").start()
     wait_until(lambda: run.table.get("relax.hurt.batch.2"), "batch.2", 90)

@@ -57,7 +57,7 @@ def finished_with_quarantine(run: Run) -> list[Quarantined]:
         pytest.param("poison_raise", "RuntimeError: this reward cannot", marks=pytest.mark.slow),
         pytest.param("poison_exit", "SystemExit", marks=pytest.mark.slow),
         ("poison_segfault", "SIGSEGV"),
-        ("poison_hang", "no progress"),
+        pytest.param("poison_hang", "no progress", marks=pytest.mark.slow),
         pytest.param("poison_spin", "no progress", marks=pytest.mark.slow),
     ],
 )

@@ -83,10 +83,9 @@ def is_there(path: Path) -> bool:
     return path.is_dir() and any(path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "moment", ["step", pytest.param("checkpoint", marks=pytest.mark.slow), pytest.param("rows", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("moment", ["step", "checkpoint", "rows"])
 def test_a_trainer_that_wakes_up_after_its_successor_took_over_gives_way(
     make_run: MakeRun, undisturbed: str, moment: str
 ) -> None:

@@ -19,7 +19,7 @@ from relax_actors.config import load_config, validate
 from relax_actors.errors import ConfigError
 from relax_actors.journal import Journal
 from relax_actors.runfolder import RunFolder
-from relax_actors.supervision import remote
+from relax_actors.supervision import owners, remote
 from relax_actors.supervision.assignment import Assignment, where, whole
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.node import Watched, pools_of
@@ -192,7 +192,8 @@ def test_of_two_living_nodes_of_one_name_only_one_takes_part(
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
     config = load_config(TINY, ["supervision.heartbeat=1"])
     monkeypatch.setattr(remote, "CLAIM_SECONDS", 1.0)
-    monkeypatch.setattr(remote, "OWNER_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "OWNER_SECONDS", 4.0)
+    monkeypatch.setattr(owners, "OWNER_SECONDS", 2.0)
     wanted = [Wanted(subjects.run, "twin", ["trainer"], tmp_path, tmp_path, tmp_path / name) for name in ("a", "b")]
     first, second = (Remote(address, one) for one in wanted)
     lives = [Assignment(1, "twin", {"trainer": 1}, where(node.folder)) for node in (first, second)]

@@ -174,6 +174,7 @@ def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
     run.end_in_order()
 
 
+@pytest.mark.slow
 def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
     guarded, run = spread
     run.start("run.steps=100000", "--roles", HERE)
