@@ -105,8 +105,8 @@ def page() -> str:
     head = [
         "# Configuration",
         "",
-        "Made by `python docs/make_config.py` from `relax_actors/config`. Paths are relative to the file, `run.folder` and",
-        "those on the command line to the working directory; every key can be set there as `section.key=value`.",
+        "Made by `python docs/make_config.py` from `relax_actors/config`. Paths are relative to the file, `run.folder`",
+        "and those on the command line to the working directory; every key can be set there as `section.key=value`.",
         "Unknown keys are refused.",
         "",
     ]
