@@ -322,6 +322,11 @@ class Bridge:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=0.5)
+            # One that was about to sign in has left its socket open: nats-py closes it only where it is connected.
+            transport: Any = self.nc._transport  # noqa: SLF001
+            with suppress(AttributeError):  # no transport, or no connection
+                transport.close()
+            await asyncio.sleep(0)
 
     def _stop_loop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -22,7 +22,8 @@ MakeRun = Callable[..., Run]
 def test_a_run_whose_broker_is_killed_again_and_again_ends_with_a_complete_ledger(
     make_run: MakeRun, kills: int
 ) -> None:
-    steps = 4 * kills + 4
+    # Enough left after the last kill that the run does not end before we are connected again.
+    steps = 4 * kills + 60
     quick = ("supervision.intensity=50", "supervision.backoff_max=0.3")
     run = make_run("brokerkill", f"run.steps={steps}", *quick).start()
     wait_for_cell(run, "batch.0")
