@@ -114,6 +114,12 @@ def strike(run: Run, kill: Kill, tally: Tally) -> None:
                 180,
             )
             pid = strike_now()
+    elif kill.victim == "trainer.0" and kill.point.startswith("batch"):
+        subject = f"relax.{run.name}.{kill.point}"
+        with aimed(run, kill.victim) as strike_now:
+            # A step takes as long as looking for its process.
+            wait_until(lambda: run.table.get(subject), kill.point, 180)
+            pid = strike_now()
     else:
         subject = f"relax.{run.name}.{kill.point}"
         wait_until(lambda: run.table.get(subject) or _passed(run, kill.step), kill.point, 180)
@@ -135,7 +141,8 @@ def _passed(run: Run, step: int) -> bool:
 def _at(run: Run, kill: Kill) -> str | None:
     """What a dead actor left half done."""
     if kill.victim == "trainer.0":
-        if list(run.folder.checkpoints.glob(".*.tmp")):
+        # What an earlier kill left of a checkpoint may still be there.
+        if kill.point == "checkpoint" and list(run.folder.checkpoints.glob(".*.tmp")):
             return "a checkpoint"
         last = run.table.written(f"relax.{run.name}.batch.*")
         step = max(int(subject.rsplit(".", 1)[1]) for subject in last) if last else -1
