@@ -78,8 +78,16 @@ def base_of(shard: Path) -> str | None:
 @contextmanager
 def _opened(shard: Path) -> Iterator[Any]:
     try:
-        with safetensors.safe_open(shard, framework="pt") as file:
+        with _open(shard) as file:
             yield file
     except (OSError, safetensors.SafetensorError) as error:
         msg = f"weights shard {shard} cannot be read: {error}"
         raise StoreError(msg) from error
+
+
+def _open(shard: Path) -> Any:
+    try:
+        return safetensors.safe_open(shard, framework="pt")
+    except RuntimeError as error:
+        # The library opens the file, then has torch open it again, which has words of its own if it is gone by then.
+        raise OSError(str(error)) from error

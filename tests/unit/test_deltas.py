@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,6 +204,23 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     steps[1].shards[0].unlink()
     with pytest.raises(StoreError, match=r"1\.safetensors cannot be read"):
         HostCopy().take(steps)
+
+
+def test_a_file_that_goes_while_it_is_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Sender(tmp_path).series(2)
+    shard, opened_by_torch = steps[1].shards[0], torch.UntypedStorage.from_file
+
+    def gone_by_now(name: str, *args: Any, **options: Any) -> object:
+        if Path(name) == shard:
+            shard.unlink()
+        return opened_by_torch(name, *args, **options)
+
+    # safetensors has opened the file by then.
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", gone_by_now)
+    with pytest.raises(StoreError, match=r"1\.safetensors cannot be read") as refused:
+        HostCopy().take(steps)
+    # So that nobody removes it: the trainer may have written it anew.
+    assert isinstance(refused.value.__cause__, OSError)
 
 
 def test_large_steps_and_a_sender_without_memory_have_no_delta(tmp_path: Path) -> None:
