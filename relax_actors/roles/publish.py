@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -101,12 +102,12 @@ class Publisher:
 
     def _write(self, version: int) -> Weights:
         """Write the weights, or what changed since the version before if that is worth it."""
-        store, base = self._context.table.store, self._base
+        base = self._base
         delta = None if base is None or self._whole_is_due(base) else self._engine.delta()
         # Each life writes files of its own: one that was replaced must not touch what its successor announced.
         uri = f"weights/{version}.{self._context.incarnation}.safetensors"
-        fingerprint = store.write(uri, delta or self._engine.announce)
-        shard = Shard(uri, store.path(uri).stat().st_size, fingerprint)
+        fingerprint, nbytes = self._write_file(uri, delta or self._engine.announce)
+        shard = Shard(uri, nbytes, fingerprint)
         base_version = base.version if delta is not None and base is not None else None
         return Weights(version, fingerprint, [shard], self._context.incarnation, base_version)
 
@@ -164,11 +165,16 @@ class Publisher:
 
     def _write_whole(self, known: Weights) -> None:
         """Write a version's file as a whole set, whether it was a delta or not: it says so itself."""
-        store = self._context.table.store
-        for shard in known.shards:
-            store.write(shard.path, self._engine.announce)
-        shards = [replace(shard, nbytes=store.path(shard.path).stat().st_size) for shard in known.shards]
+        written = [self._write_file(shard.path, self._engine.announce) for shard in known.shards]
+        shards = [replace(shard, nbytes=nbytes) for shard, (_, nbytes) in zip(known.shards, written, strict=True)]
         self._latest = replace(known, shards=shards)
+
+    def _write_file(self, uri: str, write: Callable[[Path], str]) -> tuple[str, int]:
+        """Have a file written into the store; gives what that gave, and its bytes.
+
+        These are counted before the file has its name: from then on somebody may remove it.
+        """
+        return self._context.table.store.write(uri, lambda path: (write(path), path.stat().st_size))
 
     def _collect(self, version: int) -> None:
         """Remove weights that nobody asks for: all but the last few, those to be evaluated, and what they stand on."""

@@ -71,5 +71,7 @@ class Start:
 
 def is_whole(store: Store, weights: Weights) -> bool:
     """Whether all files of announced weights are there in their full length."""
-    paths = [(store.path(shard.path), shard.nbytes) for shard in weights.shards]
-    return all(path.exists() and path.stat().st_size == nbytes for path, nbytes in paths)
+    try:
+        return all(store.path(shard.path).stat().st_size == shard.nbytes for shard in weights.shards)
+    except FileNotFoundError:
+        return False

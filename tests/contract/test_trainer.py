@@ -265,3 +265,31 @@ def test_without_room_a_begun_checkpoint_is_given_up_and_the_next_waited_for(
         read_all(table, trainer)
     assert (trainer._version, checkpoints(table)) == (2, [0, 2])
     assert [path.name for path in trainer.context.folder.checkpoints.iterdir() if "1." in path.name[:3]] == []
+
+
+def test_weights_that_go_as_soon_as_they_have_their_name_are_announced_and_written_again(
+    make_trainer: MakeTrainer, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer()
+    store = trainer.context.table.store
+    write = store.write
+
+    def vanishing(uri: str, save: Callable[[Path], Any]) -> Any:
+        result = write(uri, save)
+        if uri.startswith("weights/1."):
+            store.path(uri).unlink()
+        return result
+
+    monkeypatch.setattr(store, "write", vanishing)
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    announced = table.fetch(table.subjects.numbered("weights", 1), Weights)
+    assert announced is not None
+    (shard,) = announced.shards
+    path = table.store.path(shard.path)
+    assert not path.exists()
+    trainer.idle()
+    assert not path.exists()
+    monkeypatch.undo()
+    trainer.idle()
+    assert path.stat().st_size >= shard.nbytes > 0
