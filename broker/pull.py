@@ -41,6 +41,11 @@ async def give_back(bridge: Bridge, stream: str, consumer: str, deliveries: Iter
         await bridge.nc.publish(f"$JS.ACK.{stream}.{consumer}.{'.'.join(map(str, delivery))}.0.0", b"-NAK")
 
 
+def comes_again(message: Msg) -> bool:
+    """Whether a message was delivered before: to one who did not acknowledge it."""
+    return (message.metadata.num_delivered or 1) > 1
+
+
 class StandingPull:
     """Keeps up to `credit` messages asked for or waiting, of one consumer.
 
@@ -108,13 +113,14 @@ class StandingPull:
                 self._asked = 0
         self._arrived.set()
 
-    async def _refill(self) -> None:
+    async def _refill(self, most: int | None = None) -> None:
         now = time.monotonic()
         if self._asked and now > self._asked_until + _GRACE:
             self._forget()
         self._asked = max(0, self._asked)
-        wanted = self.credit - len(self._waiting) - self._asked
-        if wanted * 2 < self.credit or wanted <= 0 or not self._bridge.nc.is_connected:
+        wanted = (self.credit if most is None else most) - len(self._waiting) - self._asked
+        few = most is None and wanted * 2 < self.credit
+        if few or wanted <= 0 or not self._bridge.nc.is_connected:
             return
         self._asked += wanted
         self._asked_until = now + self._expires
@@ -152,6 +158,18 @@ class StandingPull:
         taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
         if not self.gone and self._ahead:
             await self._refill()
+        return taken
+
+    async def more(self, limit: int) -> list[Msg]:
+        """What is here, up to `limit`, without waiting; what lacks is asked for, to be here another time.
+
+        None from the first on that comes again: `next` gives it.
+        """
+        if self._woken or any(map(comes_again, self._waiting)):
+            return []
+        taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+        if not self.gone:
+            await self._refill(limit - len(taken))
         return taken
 
     def wake(self) -> None:

@@ -8,10 +8,10 @@ handled again after a crash, so `handle` should depend on the row alone.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import pydantic
 
@@ -89,6 +89,12 @@ class Row:
             msg = f"row {self.id} has no column {name!r} here; the role reads {sorted(self._cells)}: add it to `reads`"
             raise AttributeError(msg)
         return self.column(name)
+
+
+Results: TypeAlias = Sequence[tuple[Row, Any]]
+"""Rows, each with its value, a `Drop`, or the error that it failed with."""
+More: TypeAlias = Callable[[int], Sequence[Row]]
+"""Gives rows that came meanwhile, at most as many as asked for."""
 
 
 @dataclass
@@ -172,8 +178,20 @@ class Role:
         """Handle up to `together()` rows at once; one value a row, in order."""
         return [self.handle(row) for row in rows]
 
+    def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
+        """Handle rows, and give each with its value as soon as that is there; all at once unless a role knows better.
+
+        A role that takes long, over rows that end at different times, may ask `more` for as many as it has room for.
+        """
+        del more
+        values = self.handle_many(rows)
+        if len(values) != len(rows):
+            msg = f"{type(self).__name__}.handle_many gave {len(values)} values for {len(rows)} rows"
+            raise ValueError(msg)
+        yield list(zip(rows, values, strict=True))
+
     def together(self) -> int:
-        """How many rows `handle_many` takes at once."""
+        """How many rows are handled at once, at most."""
         return self.rows_together
 
     def progress(self) -> None:

@@ -67,23 +67,19 @@ class FollowPump:
             self.handled += len(cells)
 
     async def _run(self, work: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
         self.watch.begin([])
-        start = loop.time()
         try:
             await ask(self.mailbox, work)
         except Exception:
             # A later life lets go of rows and files that this one misses.
             await self._give_way()
             raise
-        self.watch.busy_seconds += loop.time() - start
-        self.watch.busy = False
+        self.watch.rest()
 
     async def _idle(self) -> None:
-        self.watch.progress()
-        self.watch.busy = True
+        self.watch.work()
         await ask(self.mailbox, self.role.idle)
-        self.watch.busy = False
+        self.watch.rest()
 
     async def _give_way(self) -> None:
         """End by `FencedError` if a later life of the actor has begun; a broker that does not answer says nothing."""

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import time
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any
 
 import nats.errors
 import pykka
 from nats.aio.msg import Msg
 
-from broker.errors import RelaxError, StoreError
-from broker.pull import StandingPull
+from broker.errors import RelaxError
+from broker.pull import StandingPull, comes_again
 from broker.streams import ensure_consumer, pool_spec
 from broker.subjects import CellId, RowId
-from relax_actors.actor import Context, Drop, Role, Row
-from relax_actors.errors import ActorError, BrokerError, CodecError, ConfigError, RowError, StoreFullError, SubjectError
+from broker.table import CALL_DEADLINE
+from relax_actors.actor import Context, Role
+from relax_actors.errors import CodecError, RowError, SubjectError
+from relax_actors.handling import NOT_THE_ROWS, Handler, Job
 from relax_actors.mailbox import ExitRequestedError, Mailbox, ask
-from relax_actors.messages import Checkpoint, Dropped, DropReason, Quarantined
+from relax_actors.messages import Checkpoint, Dropped, Quarantined
 from relax_actors.watch import Watch
 
 RETRY_SECONDS, PATIENCE = 0.2, 5.0
-NOT_THE_ROWS = (ActorError, BrokerError, ConfigError, StoreFullError)
-
 
 # What is there whenever a column is there: it need not be waited for by itself.
 IMPLIED = {"trajectory": {"prompt"}, "reward": {"prompt", "trajectory"}, "advantage": {"prompt", "trajectory"}}
@@ -50,18 +50,6 @@ def waking(inputs: tuple[str, ...], rewards: str = "reward") -> list[str]:
         if name == "advantage":
             implied |= {rewards} | IMPLIED.get(rewards, set())
     return [name for name in inputs if name not in implied]
-
-
-@dataclass(slots=True)
-class Job:
-    """A row in hand: its message, its columns, and what became of it."""
-
-    message: Msg
-    row: RowId
-    cells: dict[str, bytes]
-    field: str = ""
-    data: bytes | None = None
-    error: Exception | None = None
 
 
 class PoolPump:
@@ -88,8 +76,11 @@ class PoolPump:
         self.handled = 0
         self._floor = 0
         self._pull: StandingPull | None = None
-        self._held: list[Msg] = []
         self._fetched: list[Msg] = []
+        self._handler = Handler(role, context)
+        self._jobs: list[Job] = []
+        self._joined = False
+        self._finishing: set[Future[None]] = set()
         self._inputs = role.inputs()
         self._wakes = waking(self._inputs, context.config.advantages.reads)
         self._ack_wait = context.config.supervision.ack_wait
@@ -102,6 +93,8 @@ class PoolPump:
         # Cells purged with a floor may still come as redeliveries: their rows are gone.
         await bridge.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._on_checkpoint)
         together = max(1, self.role.together())
+        # Whoever has a turn on a device gives it back when the rows are through with which it began.
+        shares_device = self.context.turn is not nullcontext
         while not stopping.is_set():
             spec = pool_spec(self.context.role, filters, self._ack_wait, max_ack_pending=max(1024, 8 * together))
             await ensure_consumer(bridge, subjects.table_stream, spec)
@@ -116,11 +109,12 @@ class PoolPump:
                 while not stopping.is_set() and not pull.gone:
                     messages = await pull.next(together, PATIENCE, self.role.linger)
                     self._fetched = messages
-                    await self._process([m for m in messages if (m.metadata.num_delivered or 1) == 1])
+                    again = [message for message in messages if comes_again(message)]
+                    first = [message for message in messages if not comes_again(message)]
+                    await self._process(first, joined=not (again or shares_device))
                     # One that comes again may have killed an actor: alone, its neighbours are not blamed for it.
-                    for message in messages:
-                        if (message.metadata.num_delivered or 1) > 1:
-                            await self._process([message])
+                    for message in again:
+                        await self._process([message])
                     self._fetched = []
             finally:
                 renewing.cancel()
@@ -146,7 +140,8 @@ class PoolPump:
     async def _renew(self, pull: StandingPull) -> None:
         while True:
             await asyncio.sleep(self._ack_wait / 3)
-            for message in {id(m): m for m in self._held + self._fetched + pull.waiting}.values():
+            held = [job.message for job in self._jobs] + self._fetched + pull.waiting
+            for message in {id(message): message for message in held}.values():
                 await self._quietly(message.in_progress())
 
     @staticmethod
@@ -157,25 +152,54 @@ class PoolPump:
         except nats.errors.Error:
             return
 
-    async def _process(self, messages: list[Msg]) -> None:
+    async def _process(self, messages: list[Msg], *, joined: bool = False) -> None:
+        """Have messages handled; with `joined` also those that come meanwhile, while the role has room."""
         if not messages:
             return
-        self._held = messages
+        self._joined = joined
         try:
-            jobs = [job for job in await asyncio.gather(*map(self._join, messages)) if job is not None]
-            if jobs:
-                self.watch.begin([str(job.row) for job in jobs])
-                start = time.monotonic()
-                await ask(self.mailbox, lambda: self._handle(jobs))
-                self.watch.busy_seconds += time.monotonic() - start
-                await asyncio.gather(*map(self._finish, jobs))
+            if jobs := await self._join_all(messages):
+                await ask(self.mailbox, lambda: self._handler.run(jobs, self._more, self._settled))
+                await asyncio.gather(*map(asyncio.wrap_future, self._finishing))
                 self.watch.end(self._waits_for)
         except ExitRequestedError as error:
             self.fail(error)
         except (RelaxError, OSError) as error:
             self.fail(error)
         finally:
-            self._held = []
+            self._jobs, self._finishing, self._joined = [], set(), False
+
+    async def _join_all(self, messages: list[Msg]) -> list[Job]:
+        jobs = [job for job in await asyncio.gather(*map(self._join, messages)) if job is not None]
+        if jobs:
+            self._jobs += jobs
+            self.watch.begin([str(job.row) for job in self._jobs])
+        return jobs
+
+    def _more(self, most: int) -> list[Job]:
+        """In the role's thread: rows that came meanwhile, at once; none if it is to come to an end."""
+        if most < 1 or not self._joined or self.context.stopping():
+            return []
+        return self.table.bridge.call(self._take_more(most), CALL_DEADLINE)
+
+    async def _take_more(self, most: int) -> list[Job]:
+        # As in `run`: one that comes again is handled alone, once all of these are through.
+        return await self._join_all(await self._pull.more(most)) if self._pull is not None else []
+
+    def _settled(self, jobs: list[Job]) -> None:
+        """In the role's thread: have what rows gave written, while others are handled."""
+        future = self.table.bridge.submit(self._finish_all(jobs))
+        self._finishing.add(future)
+        future.add_done_callback(self._finishing.discard)
+
+    async def _finish_all(self, jobs: list[Job]) -> None:
+        try:
+            await asyncio.gather(*map(self._finish, jobs))
+        except Exception as error:  # noqa: BLE001 nobody waits for it while others are handled
+            self.fail(error)
+        self._jobs = [job for job in self._jobs if job not in jobs]
+        if self._jobs:
+            self.watch.begin([str(job.row) for job in self._jobs])
 
     async def _join(self, message: Msg) -> Job | None:
         """The row's other columns; None if it is done, gone, or waits for a column still to come."""
@@ -186,7 +210,7 @@ class PoolPump:
             await self._quietly(message.term())
             return None
         row = cell.row
-        again = (message.metadata.num_delivered or 1) > 1
+        again = comes_again(message)
         over = self._is_below_floor(row)
         if over and not again:
             self.context.journal.event("stray_cell", subject=message.subject, error="the rows of its step are gone")
@@ -232,44 +256,6 @@ class PoolPump:
             await self._quarantine(row, failed.count + failed.outside, failed.error, failed.traceback)
             return False
         return True
-
-    def _handle(self, jobs: list[Job]) -> None:
-        """In the role's thread: handle rows and encode what they give."""
-        rows = [Row(job.row, job.cells, self.table.store) for job in jobs]
-        results: list[Any]
-        try:
-            with self.context.turn():
-                results = self.role.handle_many(rows)
-            if len(results) != len(rows):
-                msg = f"{type(self.role).__name__}.handle_many gave {len(results)} values for {len(rows)} rows"
-                raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role
-        except Exception as error:  # noqa: BLE001 one bad row must not take its neighbours along
-            together = len(rows) == 1 or isinstance(error, NOT_THE_ROWS)
-            results = [error] * len(rows) if together else [self._alone(row) for row in rows]
-        for job, result in zip(jobs, results, strict=True):
-            try:
-                self._encode(job, result)
-            except Exception as error:  # noqa: BLE001 sorted out in _finish
-                job.error = error
-
-    def _alone(self, row: Row) -> Any:
-        try:
-            with self.context.turn():
-                return self.role.handle_many([row])[0]
-        except Exception as error:  # noqa: BLE001 sorted out in _finish
-            return error
-
-    def _encode(self, job: Job, result: Any) -> None:
-        if isinstance(result, StoreError) and not isinstance(result, StoreFullError):
-            result = Drop(DropReason.LOST_SEGMENT, str(result))
-        if isinstance(result, Exception):
-            job.error = result
-            return
-        job.field = self.role.writes
-        if isinstance(result, Drop):
-            job.field, result = "dropped", Dropped(result.reason, result.detail)
-        if job.field:
-            job.data = self.table.encode(self.table.cell(job.row, job.field), result)
 
     async def _finish(self, job: Job) -> None:
         if job.error is not None:

@@ -44,7 +44,7 @@ class Watch:
         self._last = time.monotonic()
         self._pauses, self._cpu = Pauses(unusual(context.config.supervision.heartbeat)), 0.0
         self.busy = False
-        self.busy_seconds = 0.0
+        self._busy_since = self._busy_before = 0.0
         self.thread_id: int | None = None
         self.took = box.took
         context.progress = self.progress
@@ -57,15 +57,29 @@ class Watch:
         self._last = time.monotonic()
 
     def begin(self, rows: list[str]) -> None:
-        """The role begins to handle rows."""
+        """The role handles these rows from now on."""
         self._box.record(rows)
-        self._last = time.monotonic()
-        self.busy = True
+        self.work()
 
     def end(self, waits_for: str) -> None:
         """The role is done, and waits."""
-        self.busy = False
+        self.rest()
         self._box.record([], waits_for)
+
+    def work(self) -> None:
+        """The role is asked to do something."""
+        self._last = time.monotonic()
+        if not self.busy:
+            self.busy, self._busy_since = True, self._last
+
+    def rest(self) -> None:
+        """It has done it."""
+        self._busy_before, self.busy = self.busy_seconds, False
+
+    @property
+    def busy_seconds(self) -> float:
+        """Time with rows in hand, so far."""
+        return self._busy_before + (time.monotonic() - self._busy_since if self.busy else 0.0)
 
     def check(self) -> None:
         """Give a sign of life, or end a process whose role hangs or takes too much memory."""

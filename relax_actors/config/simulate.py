@@ -27,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
     },
     "data": {"kind": "python", "function": "relax_actors.envs.modelled.make", "size": 1000},
     "rollout": {"backend": "modelled", "rows_together": 1, "max_tokens": 2},
-    "trainer": {"backend": "modelled", "checkpoint_every": 1000000},
+    "trainer": {"backend": "modelled", "checkpoint_every": 1000000, "token_budget": 8},
 }
 """What a file with [simulate] need not say."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from broker.errors import StoreError
-from relax_actors.actor import Context, Role, Row
+from relax_actors.actor import Context, More, Results, Role, Row
 from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
 from relax_actors.engines.modelled.devices import Devices
 from relax_actors.engines.modelled.inference import ModelledInference
@@ -23,6 +23,9 @@ from relax_actors.routing import shared_prompt
 from relax_actors.tokenizer import Tokenizer
 
 TELL_SECONDS = 0.25
+Kind: TypeAlias = tuple[int | None, bool]
+"""What rows that are generated together have in common: the one version that they ask for, if any; greedy or not."""
+Waiting: TypeAlias = defaultdict[Kind, list[Row]]
 LINGER_LEAST, LINGER_MOST, LINGER_SHARE = 0.003, 0.1, 0.01
 
 
@@ -31,7 +34,8 @@ def make_engine(context: Context) -> InferenceEngine:
     config = context.config
     backend, path = config.rollout.backend, config.model_path
     if config.simulate is not None:
-        return ModelledInference(Devices(config.simulate, context.folder.root), context.n, measure(path).context_length)
+        devices, length = Devices(config.simulate, context.folder.root), measure(path).context_length
+        return ModelledInference(devices, context.n, length, config.rollout.rows_together)
     from relax_actors.engines.forward import device_of  # noqa: PLC0415 only the process that generates pays for torch
     from relax_actors.engines.inference.transformers_engine import TransformersEngine  # noqa: PLC0415
     from relax_actors.engines.kernels import set_up  # noqa: PLC0415
@@ -95,7 +99,7 @@ class Rollout(Role):
     ahead: ClassVar = False
 
     def together(self) -> int:
-        """Prompts generated as one batch."""
+        """Prompts generated at once, at most."""
         return self.context.config.rollout.rows_together
 
     def setup(self) -> None:
@@ -114,6 +118,11 @@ class Rollout(Role):
         self._told = 0.0
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
+        """Generate rows, and give all at the end; see `stream`."""
+        found = dict(pair for results in self.stream(rows, lambda _: ()) for pair in results)
+        return [found[row] for row in rows]
+
+    def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
         """Generate rows together; those that ask for one version of the weights are generated with just that.
 
         A row whose prompt is bad, or whose version is gone, gets its error and does not hold up its neighbours.
@@ -122,31 +131,61 @@ class Rollout(Role):
             RowError: weights as new as a row demands were never announced; rows are admitted after them.
             ActorError: they are announced but cannot be had.
         """
-        groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
-        found: dict[int, Trajectory | RelaxError] = {}
-        for i, row in enumerate(rows):
+        waiting: Waiting = defaultdict(list)
+        yield self._sort(rows, waiting)
+        while waiting:
+            yield from self._generate(next(iter(waiting)), waiting, more)
+
+    def _sort(self, rows: Sequence[Row], waiting: Waiting) -> list[tuple[Row, RelaxError]]:
+        """Put rows to those that may be generated together; gives those that cannot be generated."""
+        bad = []
+        for row in rows:
             try:
                 prompt = self._prompt(row)
             except RelaxError as error:
-                found[i] = error
+                bad.append((row, error))
                 continue
-            groups[prompt.min_version if prompt.exact_version else -1, prompt.greedy].append(i)
-        for (version, greedy), members in groups.items():
-            prompts = [rows[i].prompt for i in members]
-            if version < 0:
-                self._stager.use(max(p.min_version for p in prompts))
-            elif not self._stager.use_exactly(version):
-                found |= dict.fromkeys(members, StoreError(f"weights {version} are gone"))
-                continue
-            requests = [self._request(prompt, greedy=greedy) for prompt in prompts]
-            began, at = time.thread_time(), time.monotonic()
-            refresh = self._stager.refresh if version < 0 and self._in_flight else None
-            generated = self._engine.generate(requests, self.progress, refresh)
-            self._model_seconds += time.thread_time() - began
-            self._tell(len(requests), generated, time.monotonic() - at)
-            for i, prompt, samples in zip(members, prompts, generated, strict=True):
-                found[i] = self._trajectory(prompt, samples, is_trained=not rows[i].is_eval)
-        return [found[i] for i in range(len(rows))]
+            waiting[prompt.min_version if prompt.exact_version else None, prompt.greedy].append(row)
+        return bad
+
+    def _generate(self, kind: Kind, waiting: Waiting, more: More) -> Iterator[Results]:
+        """Generate the rows of a kind, and those that come meanwhile: until others wait, or newer weights."""
+        rows, (version, greedy) = waiting.pop(kind), kind
+        if version is None:
+            self._stager.use(max(row.prompt.min_version for row in rows))
+        elif not self._stager.use_exactly(version):
+            yield [(row, StoreError(f"weights {version} are gone")) for row in rows]
+            return
+        refresh = self._stager.refresh if version is None and self._in_flight else None
+        began = dict.fromkeys(rows, time.monotonic())
+        bad: list[tuple[Row, RelaxError]] = []
+
+        def joining(most: int) -> list[GenerationRequest]:
+            drains = refresh is None and (waiting or self._stager.has_newer)
+            if version is not None or drains or any(other != kind for other in waiting):
+                return []
+            if not waiting:
+                bad.extend(self._sort(more(most), waiting))
+            serving = self._stager.serving
+            newest, here = -1 if serving is None else serving.version, waiting.pop(kind, [])
+            joined = [row for row in here if row.prompt.min_version <= newest]
+            if len(joined) < len(here):
+                waiting[kind] = [row for row in here if row.prompt.min_version > newest]
+            rows.extend(joined)
+            began.update(dict.fromkeys(joined, time.monotonic()))
+            return [self._request(row.prompt, greedy=greedy) for row in joined]
+
+        requests = [self._request(row.prompt, greedy=greedy) for row in rows]
+        at = time.thread_time()
+        for done in self._engine.stream(requests, self.progress, refresh, joining):
+            self._model_seconds += time.thread_time() - at
+            for i, samples in done:
+                self._tell(samples, time.monotonic() - began[rows[i]])
+            found = [(rows[i], self._trajectory(rows[i], samples)) for i, samples in done]
+            yield [*found, *bad]
+            bad.clear()
+            at = time.thread_time()
+        yield bad
 
     def _prompt(self, row: Row) -> Prompt:
         prompt: Prompt = row.prompt
@@ -154,16 +193,15 @@ class Rollout(Role):
             raise RowError(why)
         return prompt
 
-    def _tell(self, rows: int, generated: list[list[Generation]], seconds: float) -> None:
-        """Publish how long rows took that were generated together; of quick ones only some."""
+    def _tell(self, samples: list[Generation], seconds: float) -> None:
+        """Publish how long a row took; of quick ones only some."""
         # Rows that come a moment later would wait for the whole batch: the longer that takes, the longer they may be.
         self.linger = min(LINGER_MOST, max(LINGER_LEAST, LINGER_SHARE * seconds))
         now = time.monotonic()
         if now - self._told >= TELL_SECONDS:
             self._told = now
-            tokens = sum(len(sample.tokens) for samples in generated for sample in samples)
-            body = {"kind": "generated", "rows": rows, "tokens": tokens, "seconds": round(seconds, 5)}
-            self.context.journal.metric(body)
+            tokens = sum(len(sample.tokens) for sample in samples)
+            self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
     def _request(self, prompt: Prompt, *, greedy: bool) -> GenerationRequest:
         settings = self._settings
@@ -179,7 +217,8 @@ class Rollout(Role):
             min_tokens=settings.min_tokens,
         )
 
-    def _trajectory(self, prompt: Prompt, samples: list[Generation], *, is_trained: bool) -> Trajectory:
+    def _trajectory(self, row: Row, samples: list[Generation]) -> Trajectory:
+        prompt, is_trained = row.prompt, not row.is_eval
         self._tokens += sum(len(s.tokens) for s in samples)
         routed = [s.routed_experts for s in samples if s.routed_experts is not None] if is_trained else []
         experts = shared_prompt(routed, len(prompt.tokens)) if routed else (None, None)

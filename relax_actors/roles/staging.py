@@ -107,6 +107,11 @@ class Stager:
             before = self.serving
             return self._serves(0) and self.serving != before
 
+    @property
+    def has_newer(self) -> bool:
+        """Whether weights are ready that are newer than those in use."""
+        return self._ready is not None
+
     def use_exactly(self, version: int) -> bool:
         """Serve just that version; False if it or its files are gone."""
         if self.serving is not None and self.serving.version == version:

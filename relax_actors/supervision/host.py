@@ -31,9 +31,10 @@ from relax_actors.config import Config
 from relax_actors.errors import BrokerUnreachableError, ConfigError, FencedError
 from relax_actors.exits import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_CRASHED
 from relax_actors.follow import FollowPump
+from relax_actors.handling import NOT_THE_ROWS
 from relax_actors.journal import Journal
 from relax_actors.mailbox import Mailbox, ask
-from relax_actors.pump import NOT_THE_ROWS, PoolPump
+from relax_actors.pump import PoolPump
 from relax_actors.roles import make_role, section_of
 from relax_actors.runfolder import RunFolder
 from relax_actors.supervision import logs

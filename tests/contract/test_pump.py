@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +25,18 @@ from broker.store import digest
 from broker.streams import ensure_bucket, ensure_consumer, pool_spec
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.actor import Context, Role, Row
+from relax_actors.actor import Context, More, Results, Role, Row
 from relax_actors.blackbox import HELD, BlackBox, Delivery
 from relax_actors.config import load_config
 from relax_actors.errors import ActorError
+from relax_actors.handling import Handler, Job
 from relax_actors.journal import Journal
 from relax_actors.mailbox import Mailbox
 from relax_actors.messages import Dropped, Prompt
-from relax_actors.pump import Job, PoolPump, Watch
+from relax_actors.pump import PoolPump, Watch
 from relax_actors.runfolder import RunFolder
 from relax_actors.turns import Turns
-from tests.support.running import TINY
+from tests.support.running import TINY, wait_until
 
 
 class Counts(Role):
@@ -165,10 +169,10 @@ def is_free(device: Path) -> bool:
 def test_a_role_computes_only_while_the_shared_device_is_its_own(table: Table, pump: PoolPump, tmp_path: Path) -> None:
     device = tmp_path / "0.lock"
     role, row = Looks(), RowId(1, 0)
-    role.device, pump.role = device, role
+    role.device = device
     pump.context.turn = turns = Turns(device, pump.context, 5.0)
     jobs = [Job(Msg(None, "a"), row, {"prompt": b""}) for _ in range(2)]  # type: ignore[arg-type]
-    pump._handle(jobs)
+    Handler(role, pump.context).run(jobs, lambda _: [], lambda _: None)
     found = [job.data for job in jobs]
     assert [plain_value(table.open(data)) for data in found if data is not None] == [False, False]
     assert is_free(device)
@@ -182,11 +186,134 @@ def test_a_device_that_does_not_get_free_blames_no_row_and_is_waited_for_once(
     other = Turns(tmp_path / "0.lock", pump.context, 0.3)
     jobs = [Job(Msg(None, "a"), RowId(1, n), {"prompt": b""}) for n in range(3)]  # type: ignore[arg-type]
     with other():
-        pump._handle(jobs)
+        pump._handler.run(jobs, lambda _: [], lambda _: None)
     assert [type(job.error) for job in jobs] == [ActorError] * 3
     assert len({id(job.error) for job in jobs}) == 1
     turns.close()
     other.close()
+
+
+class Overlaps(Role):
+    """Ends rows when told to, and takes in what comes meanwhile."""
+
+    reads = ("prompt",)
+    writes = "count"
+    rows_together = 3
+    ahead = False
+
+    def __init__(self) -> None:
+        self.ended: set[str] = set()
+        self.fails = False
+
+    def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
+        running = list(rows)
+        while running:
+            if self.fails:
+                msg = f"{len(rows)} rows are too many"
+                raise ValueError(msg)
+            through = [row for row in running if str(row.id) in self.ended]
+            running = [row for row in running if row not in through]
+            if through:
+                yield [(row, len(row.prompt.tokens)) for row in through]
+            running += more(self.rows_together - len(running))
+            time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """A role at work in a pump."""
+
+    role: Overlaps
+    table: Table
+    box: BlackBox
+
+    def ask_for(self, index: int) -> str:
+        """Write a row's prompt; gives the row."""
+        row = RowId(0, index)
+        prompt = Prompt("1>", np.arange(index, dtype=np.int32), "", {}, seed=0, min_version=0)
+        self.table.put(self.table.cell(row, "prompt"), prompt)
+        return str(row)
+
+    def await_in_hand(self, *rows: str) -> None:
+        """Wait until these rows are in hand and no others."""
+        wait_until(lambda: set(self.box.read().rows) == set(rows), f"{rows} in hand", 20)
+
+    def values(self) -> dict[int, int]:
+        """What was written, by index."""
+        found = {index: self.table.get(self.table.cell(RowId(0, index), "count")) for index in range(8)}
+        return {index: plain_value(self.table.open(cell.data)) for index, cell in found.items() if cell is not None}
+
+
+@pytest.fixture
+def at_work(table: Table, tmp_path: Path) -> Iterator[AtWork]:
+    state = RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20))
+    journal = Journal(table.bridge, table.subjects, "counts", 0)
+    role, box, stopping = Overlaps(), BlackBox(tmp_path / "counts.box"), asyncio.Event()
+    role.context = Context(load_config(TINY, []), RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
+    role.context.stopping = stopping.is_set
+    failed: list[Any] = []
+    mailbox = Mailbox.start()
+    pump = PoolPump(role, role.context, mailbox, Watch(role.context, box, 60.0, failed.append), failed.append)
+    run = table.bridge.submit(pump.run(stopping))
+    yield AtWork(role, table, box)
+    role.ended.update(str(RowId(0, index)) for index in range(8))
+    table.bridge.loop.call_soon_threadsafe(stopping.set)
+    table.bridge.loop.call_soon_threadsafe(pump.wake)
+    run.result(30)
+    mailbox.stop()
+    box.close()
+    assert failed == []
+
+
+def test_rows_that_come_meanwhile_join_and_each_is_written_when_it_ends(at_work: AtWork) -> None:
+    first = at_work.ask_for(1)
+    at_work.await_in_hand(first)
+    second, third = at_work.ask_for(2), at_work.ask_for(3)
+    at_work.await_in_hand(first, second, third)
+    assert at_work.values() == {}
+    # There is no room for it yet.
+    fourth = at_work.ask_for(4)
+    at_work.role.ended.add(second)
+    wait_until(lambda: at_work.values() == {2: 2}, "the value of the second", 20)
+    at_work.await_in_hand(first, third, fourth)
+    at_work.role.ended.update((third, first, fourth))
+    wait_until(lambda: at_work.values() == {1: 1, 2: 2, 3: 3, 4: 4}, "all values", 20)
+    at_work.await_in_hand()
+
+
+def test_a_row_that_fails_takes_none_along_that_has_ended(at_work: AtWork) -> None:
+    first, second = at_work.ask_for(1), at_work.ask_for(2)
+    at_work.await_in_hand(first, second)
+    at_work.role.ended.add(first)
+    wait_until(lambda: at_work.values() == {1: 1}, "the value of the first", 20)
+    at_work.role.fails = True
+    dead = at_work.table.cell(RowId(0, 2), "quarantined")
+    wait_until(lambda: at_work.table.get(dead), "the second in quarantine", 30)
+    assert at_work.table.get(at_work.table.cell(RowId(0, 1), "quarantined")) is None
+
+
+def test_what_comes_again_joins_nobody(table: Table) -> None:
+    stream, bridge = table.subjects.table_stream, table.bridge
+    filters = [table.subjects.column("prompt", "group")]
+    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+
+    async def deliveries() -> list[Any]:
+        await ensure_consumer(bridge, stream, pool_spec("counts", filters, 3600.0, 100))
+        taken: list[Delivery] = []
+        pull = StandingPull(bridge, stream, "counts", 8, taken.append)
+        await pull.start()
+        await pull.next(1, 5)
+        await give_back(bridge, stream, "counts", taken)
+        async with asyncio.timeout(10):
+            while len(taken) < 2:  # noqa: ASYNC110 the pull tells of a delivery by this list alone
+                await asyncio.sleep(0.01)
+        joined = await pull.more(8)
+        found = [len(joined), [m.metadata.num_delivered for m in await pull.next(8, 5)]]
+        await pull.close()
+        return found
+
+    table.put(table.cell(RowId(1, 0), "prompt"), prompt)
+    assert table.bridge.call(deliveries(), 30) == [0, [2]]
 
 
 def test_the_black_box_keeps_what_was_taken_last_and_begins_anew(tmp_path: Path) -> None:

@@ -307,6 +307,29 @@ def test_a_life_after_a_crash_finds_the_server_with_its_weights(kept: Kept, tmp_
     assert kept.starts == starts
 
 
+def test_rows_join_those_that_run_and_each_is_given_out_when_it_ends(kept: Kept, tmp_path: Path) -> None:
+    with engine_of(kept) as engine:
+        engine.load(3, *shards(kept, tmp_path))
+        late, grown, order = [request("9081>", 2, max_tokens=5), request("5>", 3)], 0, []
+
+        def progress() -> None:
+            nonlocal grown
+            grown += 1
+
+        def more(most: int) -> list[GenerationRequest]:
+            assert most > 0
+            # Once the first has tokens.
+            return (
+                [late[len(order)]] if grown > 1 and len(order) < len(late) and engine._rows.open.keys() == {0} else []
+            )
+
+        for done in engine.stream(LONG, progress, None, more):
+            order += done
+        assert [i for i, _ in order] == [1, 2, 0]
+        made = dict(order)
+        check_logprobs(kept, pairs([*LONG, *late], [made[0], made[1], made[2]]), {3: 1.0}, 5e-5)
+
+
 def test_the_server_is_closed_to_strangers(kept: Kept) -> None:
     record = kept.record
     assert record.url.startswith("http://127.0.0.1:")
@@ -328,7 +351,7 @@ def test_a_killed_server_comes_back_and_samples_go_on(kept: Kept, tmp_path: Path
             grown += 1
             if grown == 2:
                 kept.kill(part)
-                lengths.extend(len(sample) for sample in engine._running)
+                lengths.extend(len(sample) for sample in engine._rows.samples)
 
         made = pairs(LONG, engine.generate(LONG, progress))
         assert engine.losses == 1

@@ -109,6 +109,24 @@ def test_a_rows_samples_depend_on_its_seed_and_not_on_its_neighbours(
     assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(together[0], other, strict=True))
 
 
+def test_a_row_is_given_out_as_soon_as_its_samples_have_ended(
+    engines: tuple[TorchEngine, TransformersEngine],
+) -> None:
+    _, engine = engines
+    asked = [request("12>", seed, samples=1) for seed in range(12)]
+    lengths = [len(samples[0].tokens) for samples in generate(engine, asked)]
+    assert len(set(lengths)) > 3
+    passes, given = 0, []
+
+    def progress() -> None:
+        nonlocal passes
+        passes += 1
+
+    for done in engine.stream(asked, progress):
+        given += [(passes, i, len(samples[0].tokens)) for i, samples in done]
+    assert given == sorted((length, i, length) for i, length in enumerate(lengths))
+
+
 def test_sampled_tokens_follow_the_models_distribution(engines: tuple[TorchEngine, TransformersEngine]) -> None:
     _, engine = engines
     samples = generate(engine, [request("12>", 7, samples=4000, max_tokens=1)])[0]

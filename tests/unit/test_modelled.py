@@ -183,6 +183,26 @@ def test_nothing_is_generated_with_weights_that_are_not_verified(tmp_path: Path)
     assert engine.version == 0
 
 
+def test_rows_end_by_themselves_and_others_come_in_their_place(tmp_path: Path) -> None:
+    config, devices = devices_of(tmp_path)
+    engine = ModelledInference(devices, 0, 64, rows=3)
+    path, fingerprint = weights(tmp_path, config, devices)
+    engine.load(0, fingerprint, [path])
+    longest = {seed: float(draw(devices.simulate.generation.tokens, generator_of(seed), 8).max()) for seed in range(40)}
+    slow, *quick = sorted(longest, key=lambda seed: -longest[seed])
+    late, room = [request(quick[-1])], []
+
+    def more(most: int) -> list[GenerationRequest]:
+        room.append(most)
+        return [late.pop()] if late and most > 1 else []
+
+    order = [i for done in engine.stream([request(slow), request(quick[-2])], silent, None, more) for i, _ in done]
+    # The row that was quicker leaves first, and makes room for the one that came late.
+    assert order == [1, 2, 0]
+    assert set(room) <= {1, 2, 3}
+    assert devices.running.sum() == 0
+
+
 def test_generation_takes_its_time_and_says_the_same_again(tmp_path: Path) -> None:
     config, devices = devices_of(tmp_path)
     engine = ModelledInference(devices, 3, 64)

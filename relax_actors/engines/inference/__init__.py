@@ -1,5 +1,5 @@
 """Engines that generate: one protocol, one file an engine."""
 
-from relax_actors.engines.inference.protocol import Generation, GenerationRequest, InferenceEngine
+from relax_actors.engines.inference.protocol import Done, Generation, GenerationRequest, InferenceEngine
 
-__all__ = ["Generation", "GenerationRequest", "InferenceEngine"]
+__all__ = ["Done", "Generation", "GenerationRequest", "InferenceEngine"]

@@ -6,7 +6,7 @@ requests go by token ids, and a long generation says that it goes on through `pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -54,6 +54,18 @@ class Generation:
     routed_experts: NDArray[Any] | None = None
 
 
+More: TypeAlias = Callable[[int], Sequence[GenerationRequest]]
+"""Gives requests that came meanwhile, at most as many as asked for."""
+Done: TypeAlias = list[tuple[int, list[Generation]]]
+"""Requests that are through, by their place in the order in which they came, each with its samples."""
+
+
+def nothing_more(most: int) -> Sequence[GenerationRequest]:
+    """No requests; see `More`."""
+    del most
+    return ()
+
+
 class InferenceEngine(TakesWeights, Protocol):
     """Generates with one set of weights at a time; serves nothing before the first `load`."""
 
@@ -61,11 +73,30 @@ class InferenceEngine(TakesWeights, Protocol):
     def context_length(self) -> int:
         """Tokens that prompt and completion may have together."""
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], progress: Callable[[], None], refresh: Refresh | None = None
-    ) -> list[list[Generation]]:
-        """Generate all samples of all requests; one list a request, in order.
+    def stream(
+        self,
+        requests: Sequence[GenerationRequest],
+        progress: Callable[[], None],
+        refresh: Refresh | None = None,
+        more: More = nothing_more,
+    ) -> Iterator[Done]:
+        """Generate all samples of all requests, and give those of a request as soon as they have ended.
 
         With `refresh` samples that run go on with newer weights: it is called between two tokens, what was generated
-        stays with its log-probs and versions, and the next token is that of the new weights after all before it.
+        stays with its log-probs and versions, and the next token is that of the new weights after all before it. An
+        engine that can take requests in while others run asks `more` for them, as many as it has room for.
         """
+
+
+class GeneratesAll:
+    """For engines that `stream`: everything at its end."""
+
+    def generate(
+        self: InferenceEngine,
+        requests: Sequence[GenerationRequest],
+        progress: Callable[[], None],
+        refresh: Refresh | None = None,
+    ) -> list[list[Generation]]:
+        """The samples of each request, in order; see `InferenceEngine.stream`."""
+        found = dict(pair for done in self.stream(requests, progress, refresh) for pair in done)
+        return [found[i] for i in range(len(requests))]

@@ -35,17 +35,19 @@ class RecordedExperts:
         """Of the newest token of the samples `alive`, `[alive, layers, experts_of_token]`."""
         self._steps.append((alive, chosen.to(torch.int16)))
 
-    def results(self, lengths: Sequence[int]) -> list[NDArray[Any]]:
-        """Of each sample with so many tokens, `[prompt_len + len - 1, layers, experts_of_token] int16`."""
-        shape = (len(lengths), len(self._steps), *self._prompts[0].shape[1:])
-        after = np.full(shape, MISSING, np.int16)
+    def of(self, i: int, lengths: Sequence[int]) -> list[NDArray[Any]]:
+        """Of each sample of a prompt, with so many tokens, `[prompt_len + len - 1, layers, experts_of_token] int16`."""
+        prompt = self._prompts[i]
+        its = np.arange(len(lengths)) + sum(self._samples[:i])
+        after = np.full((len(lengths), len(self._steps), *prompt.shape[1:]), MISSING, np.int16)
         # Samples leave the batch seldom: what lies between is fetched from the device at once.
         first = 0
         for _, same in groupby(self._steps, lambda step: id(step[0])):
             steps = list(same)
-            chosen = torch.stack([one for _, one in steps], 1).cpu().numpy()
-            after[steps[0][0].cpu().numpy(), first : first + len(steps)] = chosen
+            alive = steps[0][0].cpu().numpy()
+            here = np.isin(its, alive)
+            places = torch.from_numpy(np.searchsorted(alive, its[here]))
+            chosen = torch.stack([one[places.to(one.device)] for _, one in steps], 1).cpu().numpy()
+            after[here, first : first + len(steps)] = chosen
             first += len(steps)
-        prompts = [prompt for prompt, n in zip(self._prompts, self._samples, strict=True) for _ in range(n)]
-        parts = zip(prompts, after, lengths, strict=True)
-        return [np.concatenate([prompt, part[: length - 1]]) for prompt, part, length in parts]
+        return [np.concatenate([prompt, part[: length - 1]]) for part, length in zip(after, lengths, strict=True)]

@@ -7,7 +7,7 @@ token, and a prompt is read once for its whole group. On small models it also ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,22 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from relax_actors.engines.experts import Routers
-from relax_actors.engines.inference.protocol import Generation, GenerationRequest, Refresh
+from relax_actors.engines.inference.protocol import (
+    Done,
+    GeneratesAll,
+    Generation,
+    GenerationRequest,
+    More,
+    Refresh,
+    nothing_more,
+)
 from relax_actors.engines.inference.recorded import RecordedExperts
 from relax_actors.engines.model import context_length
 from relax_actors.engines.served import ServedModel
 from relax_actors.messages import FinishReason
 
 
-class TransformersEngine(ServedModel):
+class TransformersEngine(ServedModel, GeneratesAll):
     """A model folder's architecture; weights come by version.
 
     Args:
@@ -58,10 +66,15 @@ class TransformersEngine(ServedModel):
         return context_length(self._model)
 
     @torch.inference_mode()
-    def generate(
-        self, requests: Sequence[GenerationRequest], progress: Callable[[], None], refresh: Refresh | None = None
-    ) -> list[list[Generation]]:
-        """Generate all samples as one batch; see the protocol."""
+    def stream(
+        self,
+        requests: Sequence[GenerationRequest],
+        progress: Callable[[], None],
+        refresh: Refresh | None = None,
+        more: More = nothing_more,
+    ) -> Iterator[Done]:
+        """Generate all samples as one batch, which takes no more in; see the protocol."""
+        del more
         version = self.require_weights()
         batch = _Batch(requests, self._pad, self._device)
         experts = RecordedExperts([r.samples for r in requests]) if self._routers is not None else None
@@ -74,8 +87,10 @@ class TransformersEngine(ServedModel):
         while True:
             progress()
             tokens = batch.take(logits, version)
+            if ended := batch.ended():
+                yield [(i, batch.result(i, experts)) for i in ended]
             if batch.finished:
-                return batch.results(experts)
+                return
             if (keep := batch.shrink()) is not None:
                 cache.batch_select_indices(keep)
                 tokens = tokens[keep]
@@ -147,6 +162,9 @@ class _Batch:
         stops = sorted({s for r in requests for s in r.stop_ids})
         self._stops = torch.tensor(stops, dtype=torch.long, device=device)
         total = sum(counts)
+        # Where the samples of each request begin, and the end of all; who still has some that go on, and how many.
+        self._begins = np.cumsum([0, *counts])
+        self._open, self._going_before = set(range(len(requests))), total
         self._alive = torch.arange(total, device=device)
         self._going = torch.ones(total, dtype=torch.bool, device=device)
         self._tokens = torch.zeros((total, width), dtype=torch.int32, device=device)
@@ -212,23 +230,30 @@ class _Batch:
         prompts = self.prompts.repeat_interleave(self.repeats_tensor, dim=0)[self._alive]
         return torch.cat([prompts, self._tokens[self._alive, : self._step].long()], dim=1)
 
-    def results(self, experts: RecordedExperts | None) -> list[list[Generation]]:
-        """The samples, request by request."""
-        tokens, logprobs = self._tokens.cpu().numpy(), self._logprobs.cpu().numpy()
-        versions = self._versions.cpu().numpy()
-        lengths, stopped = self._lengths.tolist(), self._stopped.tolist()
-        routed = experts.results(lengths) if experts is not None else [None] * len(lengths)
-        out, i = [], 0
-        for request in self._requests:
-            group = []
-            for _ in range(request.samples):
-                n = lengths[i]
-                reason = FinishReason.STOP if stopped[i] else FinishReason.LENGTH
-                found, scores, wrote = (array[i, :n].copy() for array in (tokens, logprobs, versions))
-                group.append(Generation(found, scores, wrote, reason, routed[i]))
-                i += 1
-            out.append(group)
-        return out
+    def ended(self) -> list[int]:
+        """Requests whose last sample has ended since this was asked before."""
+        before, self._going_before = self._going_before, int(self._going.sum())
+        if self._going_before == before:
+            return []
+        going = self._alive[self._going].cpu().numpy()
+        left = set((np.searchsorted(self._begins, going, "right") - 1).tolist())
+        found, self._open = sorted(self._open - left), left
+        return found
+
+    def result(self, i: int, experts: RecordedExperts | None) -> list[Generation]:
+        """The samples of a request that has ended."""
+        its = slice(self._begins[i], self._begins[i + 1])
+        lengths, stopped = self._lengths[its].tolist(), self._stopped[its].tolist()
+        routed = experts.of(i, lengths) if experts is not None else [None] * len(lengths)
+        tokens, logprobs, versions = (
+            array[its].cpu().numpy() for array in (self._tokens, self._logprobs, self._versions)
+        )
+        group = []
+        for k, n in enumerate(lengths):
+            reason = FinishReason.STOP if stopped[k] else FinishReason.LENGTH
+            found, scores, wrote = (array[k, :n].copy() for array in (tokens, logprobs, versions))
+            group.append(Generation(found, scores, wrote, reason, routed[k]))
+        return group
 
 
 def _uniforms(request: GenerationRequest) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,15 @@ import numpy as np
 import xxhash
 
 from broker.errors import StoreError
-from relax_actors.engines.inference.protocol import Generation, GenerationRequest, Refresh
+from relax_actors.engines.inference.protocol import (
+    Done,
+    GeneratesAll,
+    Generation,
+    GenerationRequest,
+    More,
+    Refresh,
+    nothing_more,
+)
 from relax_actors.engines.modelled.devices import LOAD, TICK, Devices
 from relax_actors.engines.modelled.times import Floats, draw, generator_of
 from relax_actors.engines.taking import Step
@@ -42,17 +50,18 @@ class DigestCopy:
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, {"digest": data}
 
 
-class ModelledInference:
+class ModelledInference(GeneratesAll):
     """One rollout actor's share of the rollout devices.
 
     Args:
         devices: the run's.
         n: the actor's number.
         context_length: tokens that prompt and completion may have together.
+        rows: generated at once, at most.
     """
 
-    def __init__(self, devices: Devices, n: int, context_length: int) -> None:
-        self._devices, self._n = devices, n
+    def __init__(self, devices: Devices, n: int, context_length: int, rows: int = 1) -> None:
+        self._devices, self._n, self._most = devices, n, rows
         self._context_length = context_length
         self._version: int | None = None
         self._staged: int | None = None
@@ -103,26 +112,44 @@ class ModelledInference:
         """Nothing outlives the process."""
         self._devices.running[self._n] = 0
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], progress: Callable[[], None], refresh: Refresh | None = None
-    ) -> list[list[Generation]]:
-        """Take the time that all samples of all requests need together; see the protocol.
+    def stream(
+        self,
+        requests: Sequence[GenerationRequest],
+        progress: Callable[[], None],
+        refresh: Refresh | None = None,
+        more: More = nothing_more,
+    ) -> Iterator[Done]:
+        """Take the time that all samples need together, those of rows that come meanwhile too; see the protocol.
 
         To go on with newer weights takes none: what was read before is not read again.
         """
         if self._version is None:
             msg = "no verified weights are loaded; nothing can be generated"
             raise StoreError(msg)
-        lengths = [self._lengths(request) for request in requests]
-        # Where in the samples each version began.
-        began = [(0.0, self._version)]
+        shared = self._devices.simulate.placement == "colocated"
+        rows = [_Row(request, self._lengths(request), 0.0, self._version) for request in requests]
+        running = dict(enumerate(rows))
         with self._devices.generating(progress):
             try:
-                tokens_so_far = self._run(np.sort(np.concatenate(lengths)), progress)
-                began.extend((n, self._version) for n in tokens_so_far if refresh is not None and refresh())
+                tokens, now = 0.0, time.monotonic()
+                while running:
+                    pace = self._wait(running.values(), tokens)
+                    before, now = now, time.monotonic()
+                    tokens += (now - before) / pace
+                    progress()
+                    ended = [i for i, row in running.items() if row.last <= tokens]
+                    if ended:
+                        yield [(i, _samples(running.pop(i))) for i in ended]
+                    if refresh is not None and refresh():
+                        for row in running.values():
+                            row.began.append((tokens - row.start, self._version))
+                    # Whoever has a turn on shared devices gives it back when these rows are through.
+                    came = () if shared else more(self._most - len(running))
+                    new = [_Row(request, self._lengths(request), tokens, self._version) for request in came]
+                    running |= dict(enumerate(new, len(rows)))
+                    rows += new
             finally:
                 self._devices.running[self._n] = 0
-        return [self._samples(request, of, began) for request, of in zip(requests, lengths, strict=True)]
 
     def _lengths(self, request: GenerationRequest) -> Floats:
         """Tokens of each sample, by the row's seed; the row's seconds if those are what is modelled."""
@@ -131,35 +158,49 @@ class ModelledInference:
             return draw(section.row, source)
         return draw(section.tokens, source, request.samples)
 
-    def _run(self, lengths: Floats, progress: Callable[[], None]) -> Iterator[float]:
-        """Generate samples of sorted `lengths` as fast as all that run allow; gives how far those are that go on."""
+    def _wait(self, rows: Collection[_Row], tokens: float) -> float:
+        """Wait until a sample ends, or for a tick; gives the seconds that a token takes meanwhile.
+
+        Args:
+            rows: that run.
+            tokens: how far samples are that began at 0.
+        """
         simulate, running = self._devices.simulate, self._devices.running
         section, devices = simulate.generation, simulate.devices_of("rollout")
         alone = 1.0 if section.row is not None else section.token_seconds or 0.0
         load = 0.0 if section.row is not None else section.load
-        tokens, now = 0.0, time.monotonic()
-        while (ended := int(np.searchsorted(lengths, tokens, "right"))) < len(lengths):
-            running[self._n] = len(lengths) - ended
-            pace = alone * (1 + load * int(running.sum()) / devices) * simulate.time_scale
-            time.sleep(min(TICK, (lengths[ended] - tokens) * pace + 1e-5))
-            before, now = now, time.monotonic()
-            tokens += (now - before) / pace
-            progress()
-            yield tokens
+        left = np.concatenate([row.start + row.lengths for row in rows]) - tokens
+        left = left[left > 0]
+        running[self._n] = len(left)
+        pace = alone * (1 + load * int(running.sum()) / devices) * simulate.time_scale
+        if len(left):
+            time.sleep(min(TICK, float(left.min()) * pace + 1e-5))
+        return pace
 
-    def _samples(self, request: GenerationRequest, lengths: Floats, began: list[tuple[float, int]]) -> list[Generation]:
-        """A token of each version that wrote the sample, 0 or 1 by the row's seed; at most the first and the last."""
-        choices = generator_of(request.seed + 1).integers(0, 2, request.samples)
-        samples = []
-        for token, length in zip(choices, np.broadcast_to(lengths, request.samples), strict=True):
-            wrote = [version for at, version in began if at < length]
-            versions = np.array([wrote[0], *wrote[-1:]] if len(wrote) > 1 else wrote, np.int32)
-            samples.append(
-                Generation(
-                    tokens=np.full(len(versions), token, np.int32),
-                    logprobs=np.full(len(versions), np.log(0.5), np.float32),
-                    versions=versions,
-                    finish_reason=FinishReason.STOP,
-                )
+
+class _Row:
+    """A request that runs: its samples' `lengths`, since which token, and which version wrote from where on."""
+
+    def __init__(self, request: GenerationRequest, lengths: Floats, start: float, version: int | None) -> None:
+        self.request, self.lengths, self.start = request, lengths, start
+        self.last = start + float(lengths.max())
+        self.began = [(0.0, version)]
+
+
+def _samples(row: _Row) -> list[Generation]:
+    """A token of each version that wrote the sample, 0 or 1 by the row's seed; at most the first and the last."""
+    request = row.request
+    choices = generator_of(request.seed + 1).integers(0, 2, request.samples)
+    samples = []
+    for token, length in zip(choices, np.broadcast_to(row.lengths, request.samples), strict=True):
+        wrote = [version for at, version in row.began if at < length]
+        versions = np.array([wrote[0], *wrote[-1:]] if len(wrote) > 1 else wrote, np.int32)
+        samples.append(
+            Generation(
+                tokens=np.full(len(versions), token, np.int32),
+                logprobs=np.full(len(versions), np.log(0.5), np.float32),
+                versions=versions,
+                finish_reason=FinishReason.STOP,
             )
-        return samples
+        )
+    return samples

@@ -30,6 +30,9 @@ class ModelledTraining:
         self._devices, self._seed = devices, config.run.seed
         self._steps, self._digest = 0, b""
         self._rows: list[TrainBatch] = []
+        # Of the step under way: the time that its rows so far have taken.
+        self._spent = 0.0
+        self._samples = config.trainer.rows * config.rollout.samples
         training_seconds(devices.simulate, 0)
 
     def initialise(self, seed: int) -> None:
@@ -46,21 +49,29 @@ class ModelledTraining:
         """There is no optimizer."""
 
     def accumulate(self, batch: TrainBatch, progress: Callable[[], None]) -> None:
-        """All time is taken by the step."""
-        del progress
+        """Take the rows' share of a step's time; on shared devices all of it is the step's."""
+        devices = self._devices
         self._rows.append(batch)
+        if devices.simulate.placement == "separate":
+            section = devices.simulate.training
+            whole = training_seconds(devices.simulate, self._seed + self._steps)
+            fixed = 0.0 if section.step is not None else section.fixed
+            share = (whole - fixed) * len(batch.advantages) / self._samples
+            self._spent += share
+            devices.spend(share, progress)
 
     def discard(self) -> None:
         """Forget rows."""
         self._rows.clear()
+        self._spent = 0.0
 
     def step(self, step: int, progress: Callable[[], None]) -> StepResult:
-        """Take the devices, the time of a step, and its rows into the digest."""
+        """Take the devices, what is left of the time of a step, and its rows into the digest."""
         devices, seed = self._devices, self._seed + step
         with devices.training(progress):
             if devices.simulate.placement == "colocated":
                 devices.spend_phase(SWITCH, seed, progress)
-            devices.spend(training_seconds(devices.simulate, seed), progress)
+            devices.spend(training_seconds(devices.simulate, seed) - self._spent, progress)
         hasher = xxhash.xxh3_128(self._digest)
         for part in self._rows:
             for tokens in part.sequences.completions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -21,12 +21,19 @@ from torch import Tensor
 from broker.errors import StoreError
 from relax_actors.engines import weights
 from relax_actors.engines.hostcopy import HostCopy
-from relax_actors.engines.inference.protocol import Generation, GenerationRequest, Refresh
+from relax_actors.engines.inference.protocol import (
+    Done,
+    GeneratesAll,
+    GenerationRequest,
+    More,
+    Refresh,
+    nothing_more,
+)
 from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.loading import Loader, Staged
 from relax_actors.engines.sglang.names import on_disk
 from relax_actors.engines.sglang.record import ServerRecord
-from relax_actors.engines.sglang.samples import Sample
+from relax_actors.engines.sglang.rows import Rows
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.streams import Streams
 from relax_actors.engines.taking import Step
@@ -41,7 +48,7 @@ MAX_LOSSES = 5
 log = structlog.get_logger()
 
 
-class SglangEngine:
+class SglangEngine(GeneratesAll):
     """Uses one server at a time; see `InferenceEngine`.
 
     Args:
@@ -88,7 +95,7 @@ class SglangEngine:
         self._staged: Staged | None = None
         self._serving: Staged | None = None
         self._named: dict[str, int] = {}
-        self._running: list[Sample] = []
+        self._rows = Rows()
         self.losses = 0
         """Servers that were lost."""
 
@@ -128,7 +135,7 @@ class SglangEngine:
             before, self._serving = self._serving, staged
         self._named = dict([*self._named.items(), (staged.identity, staged.version)][-NAMES:])
         try:
-            if self._running:
+            if self._rows.open:
                 self._swap_in_flight()
             else:
                 self._attach()
@@ -141,7 +148,7 @@ class SglangEngine:
         return staged.version
 
     def _swap_in_flight(self) -> None:
-        for sample in self._running:
+        for sample in self._rows.samples:
             sample.swapped()
         try:
             if (server := self._server) is not None:
@@ -248,10 +255,14 @@ class SglangEngine:
             self._loop.run_until_complete(streams.close())
         server.close()
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], progress: Callable[[], None], refresh: Refresh | None = None
-    ) -> list[list[Generation]]:
-        """Generate all samples of all requests; see the protocol.
+    def stream(
+        self,
+        requests: Sequence[GenerationRequest],
+        progress: Callable[[], None],
+        refresh: Refresh | None = None,
+        more: More = nothing_more,
+    ) -> Iterator[Done]:
+        """Generate all samples of all requests, and of those that come while the server has room; see the protocol.
 
         Raises:
             StoreError: no weights are served.
@@ -261,46 +272,46 @@ class SglangEngine:
         if self._serving is None:
             msg = "no verified weights are loaded; nothing can be generated"
             raise StoreError(msg)
-        groups = [[Sample(request, i, self._moe) for i in range(request.samples)] for request in requests]
-        self._running = [sample for group in groups for sample in group]
+        rows = self._rows = Rows(self._moe)
+        rows.add(requests)
+        losses = 0
         try:
-            losses = 0
-            while any(sample.finish_reason is None for sample in self._running):
-                before = sum(map(len, self._running))
+            while rows.open:
+                before = rows.tokens
                 if self._server is None:
                     self._attach()
                 try:
-                    self._loop.run_until_complete(self._generate(groups, progress, refresh))
+                    yield from self._finish(rows, progress, refresh, more)
                 except ServerGoneError as error:
                     self._lose(str(error))
-                    losses = losses + 1 if sum(map(len, self._running)) <= before else 1
+                    losses = losses + 1 if rows.tokens <= before else 1
                     if losses > MAX_LOSSES:
                         msg = f"the inference server was lost {losses} times in a row with these rows: {error}"
                         raise EngineError(msg) from error
         finally:
-            self._running = []
-        return [[sample.result() for sample in group] for group in groups]
+            self._rows = Rows()
 
-    async def _generate(
-        self, groups: list[list[Sample]], progress: Callable[[], None], refresh: Refresh | None
-    ) -> None:
+    def _finish(self, rows: Rows, progress: Callable[[], None], refresh: Refresh | None, more: More) -> Iterator[Done]:
         """Have the server finish what is not finished.
 
         Raises:
             ServerGoneError: it is gone, or hangs.
         """
-        streams = self._streams
+        streams, run = self._streams, self._loop.run_until_complete
         assert streams is not None  # noqa: S101 there is a server
-        tasks = {asyncio.create_task(streams.finish(group, self._dated)) for group in groups}
+        tasks: dict[asyncio.Task[None], int] = {}
         told, moved = -1, time.monotonic()
         try:
-            while tasks:
-                done, tasks = await asyncio.wait(tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+            while rows.open:
+                for i in rows.open.keys() - set(tasks.values()):
+                    tasks[self._loop.create_task(streams.finish(rows.open[i], self._dated))] = i
+                ended = [task for task in run(_first_of(tasks)) if not task.result()]
                 if streams.tokens != told:
                     told, moved = streams.tokens, time.monotonic()
                     progress()
+                if ended:
+                    yield [rows.give(tasks.pop(task)) for task in ended]
+                rows.add(more(self._concurrency.limit - len(rows.open)))
                 if refresh is not None and refresh():
                     moved = time.monotonic()
                 if self._unsure is not None:
@@ -309,9 +320,7 @@ class SglangEngine:
                     msg = f"the server at {streams.record.url} gives no token for {self._stall:g} s"
                     raise ServerGoneError(msg)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            run(_cancelled(tasks))
 
     def _dated(self) -> tuple[int, Mapping[str, int]]:
         """The version in use, and all versions by name."""
@@ -330,3 +339,14 @@ class SglangEngine:
             self._let_go(self._server)
         self._loader.close()
         self._loop.close()
+
+
+async def _first_of(tasks: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Those that are through after a tick, or as soon as there is one."""
+    return (await asyncio.wait(tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED))[0]
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,96 @@
+"""The part of the pump that runs in the role's thread: rows in, encoded cells or errors out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from broker.errors import StoreError
+from broker.subjects import RowId
+from relax_actors.actor import Context, Drop, Role, Row
+from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreFullError
+from relax_actors.messages import Dropped, DropReason
+
+NOT_THE_ROWS = (ActorError, BrokerError, ConfigError, StoreFullError)
+"""Errors that say nothing about the rows in hand."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A row in hand: its message, its columns, and what became of it."""
+
+    message: Msg
+    row: RowId
+    cells: dict[str, bytes]
+    field: str = ""
+    data: bytes | None = None
+    error: Exception | None = None
+
+
+class Handler:
+    """Has a role handle jobs.
+
+    Args:
+        role: already set up.
+        context: its surroundings.
+    """
+
+    def __init__(self, role: Role, context: Context) -> None:
+        self._role, self._context, self._table = role, context, context.table
+
+    def run(self, jobs: list[Job], more: Callable[[int], list[Job]], settled: Callable[[list[Job]], None]) -> None:
+        """Handle jobs, and those that `more` gives meanwhile; `settled` is told of them as soon as they are through."""
+        left: dict[Row, Job] = {}
+
+        def rows_of(jobs: list[Job]) -> list[Row]:
+            rows = {Row(job.row, job.cells, self._table.store): job for job in jobs}
+            left.update(rows)
+            return list(rows)
+
+        try:
+            first = rows_of(jobs)
+            with self._context.turn():
+                for results in self._role.stream(first, lambda most: rows_of(more(most))):
+                    settled([self._settle(left.pop(row), value) for row, value in results])
+            if left:
+                msg = f"{type(self._role).__name__} gave no value for {', '.join(str(row.id) for row in left)}"
+                raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role
+        except Exception as error:  # noqa: BLE001 one bad row must not take its neighbours along
+            together = len(left) == 1 or isinstance(error, NOT_THE_ROWS)
+            for row, job in left.items():
+                settled([self._settle(job, error if together else self._alone(row))])
+
+    def _alone(self, row: Row) -> Any:
+        try:
+            with self._context.turn():
+                found = [value for results in self._role.stream([row], _nothing) for _, value in results]
+        except Exception as error:  # noqa: BLE001 sorted out by who asked
+            return error
+        return found[0] if found else ValueError(f"{type(self._role).__name__} gave no value for {row.id}")
+
+    def _settle(self, job: Job, result: Any) -> Job:
+        try:
+            self._encode(job, result)
+        except Exception as error:  # noqa: BLE001 sorted out by who asked
+            job.error = error
+        return job
+
+    def _encode(self, job: Job, result: Any) -> None:
+        if isinstance(result, StoreError) and not isinstance(result, StoreFullError):
+            result = Drop(DropReason.LOST_SEGMENT, str(result))
+        if isinstance(result, Exception):
+            job.error = result
+            return
+        job.field = self._role.writes
+        if isinstance(result, Drop):
+            job.field, result = "dropped", Dropped(result.reason, result.detail)
+        if job.field:
+            job.data = self._table.encode(self._table.cell(job.row, job.field), result)
+
+
+def _nothing(most: int) -> Sequence[Row]:
+    del most
+    return ()
