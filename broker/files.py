@@ -9,8 +9,10 @@ from pathlib import Path
 def write_private(path: Path, text: str) -> None:
     """Write a file for this user only, whole or not at all: whoever is killed here is started again."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # What an earlier process of this number left; whatever else somebody put there is not written through.
+    temporary.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
         temporary.rename(path)
     except OSError:

@@ -115,6 +115,8 @@ class StandingPull:
 
     async def _refill(self, most: int | None = None) -> None:
         now = time.monotonic()
+        # Who takes more in may have no use for it a moment later: others need not wait for what comes then.
+        expires = self._expires if most is None else EXPIRES
         if self._asked and now > self._asked_until + _GRACE:
             self._forget()
         self._asked = max(0, self._asked)
@@ -123,8 +125,8 @@ class StandingPull:
         if few or wanted <= 0 or not self._bridge.nc.is_connected:
             return
         self._asked += wanted
-        self._asked_until = now + self._expires
-        request = json.dumps({"batch": wanted, "expires": int(self._expires * 1e9)}).encode()
+        self._asked_until = max(self._asked_until, now + expires)
+        request = json.dumps({"batch": wanted, "expires": int(expires * 1e9)}).encode()
         await self._bridge.nc.publish(self._next, request, reply=f"{self._inbox}.{self._turn}")
 
     async def next(self, limit: int, patience: float, linger: float = 0.0) -> list[Msg]:

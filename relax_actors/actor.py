@@ -287,7 +287,7 @@ def check_role(cls: object, where: str) -> type[Role]:
     if cls.writes in cls.reads or cls.writes in ENDS:
         msg = f"{where}: {cls.__name__} writes {cls.writes!r}, which it cannot; choose a column of its own"
         raise ConfigError(msg)
-    if cls.handle is Role.handle and cls.handle_many is Role.handle_many:
+    if (cls.handle, cls.handle_many, cls.stream) == (Role.handle, Role.handle_many, Role.stream):
         msg = f"{where}: {cls.__name__} has no handle(row)"
         raise ConfigError(msg)
     return cls

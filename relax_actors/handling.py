@@ -58,7 +58,10 @@ class Handler:
             if left:
                 msg = f"{type(self._role).__name__} gave no value for {', '.join(str(row.id) for row in left)}"
                 raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role
-        except Exception as error:  # noqa: BLE001 one bad row must not take its neighbours along
+        except Exception as error:
+            # One bad row must not take its neighbours along; an error without a row in hand is the actor's own.
+            if not left:
+                raise
             together = len(left) == 1 or isinstance(error, NOT_THE_ROWS)
             for row, job in left.items():
                 settled([self._settle(job, error if together else self._alone(row))])

@@ -108,8 +108,7 @@ class PoolPump:
                 self.watch.end(self._waits_for)
                 while not stopping.is_set() and not pull.gone:
                     messages = await pull.next(together, PATIENCE, self.role.linger)
-                    self._fetched = messages
-                    again = [message for message in messages if comes_again(message)]
+                    again = self._fetched = [message for message in messages if comes_again(message)]
                     first = [message for message in messages if not comes_again(message)]
                     await self._process(first, joined=not (again or shares_device))
                     # One that comes again may have killed an actor: alone, its neighbours are not blamed for it.
@@ -119,8 +118,7 @@ class PoolPump:
             finally:
                 renewing.cancel()
                 await pull.close()
-                for message in pull.drain():
-                    await self._quietly(message.nak())
+                await self._give_back(pull)
 
     def wake(self) -> None:
         """Look at `stopping` now."""
@@ -159,8 +157,10 @@ class PoolPump:
         self._joined = joined
         try:
             if jobs := await self._join_all(messages):
-                await ask(self.mailbox, lambda: self._handler.run(jobs, self._more, self._settled))
-                await asyncio.gather(*map(asyncio.wrap_future, self._finishing))
+                try:
+                    await ask(self.mailbox, lambda: self._handler.run(jobs, self._more, self._settled))
+                finally:
+                    await asyncio.gather(*map(asyncio.wrap_future, self._finishing))
                 self.watch.end(self._waits_for)
         except ExitRequestedError as error:
             self.fail(error)
@@ -170,7 +170,9 @@ class PoolPump:
             self._jobs, self._finishing, self._joined = [], set(), False
 
     async def _join_all(self, messages: list[Msg]) -> list[Job]:
+        self._fetched = self._fetched + messages
         jobs = [job for job in await asyncio.gather(*map(self._join, messages)) if job is not None]
+        self._fetched = [message for message in self._fetched if message not in messages]
         if jobs:
             self._jobs += jobs
             self.watch.begin([str(job.row) for job in self._jobs])
@@ -178,13 +180,22 @@ class PoolPump:
 
     def _more(self, most: int) -> list[Job]:
         """In the role's thread: rows that came meanwhile, at once; none if it is to come to an end."""
-        if most < 1 or not self._joined or self.context.stopping():
+        if most < 1 or not self._joined:
             return []
         return self.table.bridge.call(self._take_more(most), CALL_DEADLINE)
 
     async def _take_more(self, most: int) -> list[Job]:
+        if self._pull is None:
+            return []
+        if self.context.stopping():
+            await self._give_back(self._pull)
+            return []
         # As in `run`: one that comes again is handled alone, once all of these are through.
-        return await self._join_all(await self._pull.more(most)) if self._pull is not None else []
+        return await self._join_all(await self._pull.more(most))
+
+    async def _give_back(self, pull: StandingPull) -> None:
+        for message in pull.drain():
+            await self._quietly(message.nak())
 
     def _settled(self, jobs: list[Job]) -> None:
         """In the role's thread: have what rows gave written, while others are handled."""
@@ -197,7 +208,8 @@ class PoolPump:
             await asyncio.gather(*map(self._finish, jobs))
         except Exception as error:  # noqa: BLE001 nobody waits for it while others are handled
             self.fail(error)
-        self._jobs = [job for job in self._jobs if job not in jobs]
+        for job in jobs:
+            self._let_go(job)
         if self._jobs:
             self.watch.begin([str(job.row) for job in self._jobs])
 
@@ -269,7 +281,12 @@ class PoolPump:
                     "row_dropped", row=str(job.row), reason=dropped.reason, detail=dropped.detail
                 )
         self.handled += 1
+        self._let_go(job)
         await self._quietly(job.message.ack())
+
+    def _let_go(self, job: Job) -> None:
+        """Have its deadline renewed no more: that would put off what a nak says of when it comes again."""
+        self._jobs = [other for other in self._jobs if other is not job]
 
     async def _failed(self, job: Job, error: Exception) -> None:
         if isinstance(error, NOT_THE_ROWS) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
@@ -284,9 +301,11 @@ class PoolPump:
             final = count >= self.context.config.supervision.max_failures
         if final:
             await self._quarantine(job.row, count, text, trace)
+            self._let_go(job)
             await self._quietly(job.message.ack())
         else:
             self.context.journal.event("row_failed", row=str(job.row), failures=count, error=text, traceback=trace)
+            self._let_go(job)
             await self._quietly(job.message.nak(delay=RETRY_SECONDS * count))
 
     async def _quarantine(self, row: RowId, count: int, error: str, trace: str) -> None:

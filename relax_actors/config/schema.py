@@ -78,7 +78,7 @@ class DataSection(Section):
 
     kind: Literal["jsonl", "parquet", "reasoning_gym", "python"]
     path: Path | None = None
-    """File of a jsonl or parquet source."""
+    """File of a jsonl or parquet source; the latter needs the extra `parquet`."""
     task: str | None = None
     """Name of a reasoning-gym task."""
     function: str | None = None

@@ -16,7 +16,8 @@ class SglangSection(Section):
     """
 
     urls: list[str] = Field(default_factory=list)
-    """Servers that run elsewhere, one for each actor. They must see the run's folder, and be used by this run alone."""
+    """Servers that run elsewhere, one for each actor. They must see the run's folder, and be used by this run alone;
+    actors of a node that joins later cannot use them."""
     api_key_file: Path | None = None
     """File with the key that the servers of `urls` ask for."""
     weights: Literal["disk", "tensors", "group"] = "disk"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, TypeAlias
+from itertools import count
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -150,15 +151,22 @@ class Rollout(Role):
 
     def _generate(self, kind: Kind, waiting: Waiting, more: More) -> Iterator[Results]:
         """Generate the rows of a kind, and those that come meanwhile: until others wait, or newer weights."""
-        rows, (version, greedy) = waiting.pop(kind), kind
+        first, (version, greedy) = waiting.pop(kind), kind
         if version is None:
-            self._stager.use(max(row.prompt.min_version for row in rows))
+            self._stager.use(max(row.prompt.min_version for row in first))
         elif not self._stager.use_exactly(version):
-            yield [(row, StoreError(f"weights {version} are gone")) for row in rows]
+            yield [(row, StoreError(f"weights {version} are gone")) for row in first]
             return
         refresh = self._stager.refresh if version is None and self._in_flight else None
-        began = dict.fromkeys(rows, time.monotonic())
+        # Rows by the order in which they came, each with the time when it began.
+        running: dict[int, tuple[Row, float]] = {}
+        numbers = count()
         bad: list[tuple[Row, RelaxError]] = []
+
+        def begin(rows: Sequence[Row]) -> list[GenerationRequest]:
+            now = time.monotonic()
+            running.update((next(numbers), (row, now)) for row in rows)
+            return [self._request(row.prompt, greedy=greedy) for row in rows]
 
         def joining(most: int) -> list[GenerationRequest]:
             drains = refresh is None and (waiting or self._stager.has_newer)
@@ -168,20 +176,18 @@ class Rollout(Role):
                 bad.extend(self._sort(more(most), waiting))
             serving = self._stager.serving
             newest, here = -1 if serving is None else serving.version, waiting.pop(kind, [])
-            joined = [row for row in here if row.prompt.min_version <= newest]
-            if len(joined) < len(here):
-                waiting[kind] = [row for row in here if row.prompt.min_version > newest]
-            rows.extend(joined)
-            began.update(dict.fromkeys(joined, time.monotonic()))
-            return [self._request(row.prompt, greedy=greedy) for row in joined]
+            if late := [row for row in here if row.prompt.min_version > newest]:
+                waiting[kind] = late
+            return begin([row for row in here if row.prompt.min_version <= newest])
 
-        requests = [self._request(row.prompt, greedy=greedy) for row in rows]
         at = time.thread_time()
-        for done in self._engine.stream(requests, self.progress, refresh, joining):
+        for done in self._engine.stream(begin(first), self.progress, refresh, joining):
             self._model_seconds += time.thread_time() - at
+            found: list[tuple[Row, Any]] = []
             for i, samples in done:
-                self._tell(samples, time.monotonic() - began[rows[i]])
-            found = [(rows[i], self._trajectory(rows[i], samples)) for i, samples in done]
+                row, began = running.pop(i)
+                self._tell(samples, time.monotonic() - began)
+                found.append((row, self._trajectory(row, samples)))
             yield [*found, *bad]
             bad.clear()
             at = time.thread_time()

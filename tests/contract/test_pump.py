@@ -25,7 +25,7 @@ from broker.store import digest
 from broker.streams import ensure_bucket, ensure_consumer, pool_spec
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.actor import Context, More, Results, Role, Row
+from relax_actors.actor import Context, More, Results, Role, Row, check_role
 from relax_actors.blackbox import HELD, BlackBox, Delivery
 from relax_actors.config import load_config
 from relax_actors.errors import ActorError
@@ -290,6 +290,27 @@ def test_a_row_that_fails_takes_none_along_that_has_ended(at_work: AtWork) -> No
     dead = at_work.table.cell(RowId(0, 2), "quarantined")
     wait_until(lambda: at_work.table.get(dead), "the second in quarantine", 30)
     assert at_work.table.get(at_work.table.cell(RowId(0, 1), "quarantined")) is None
+
+
+def test_an_error_without_a_row_in_hand_is_not_kept_quiet(table: Table, pump: PoolPump) -> None:
+    """A role whose state is not what it should be must not live on, and take the next rows for bad ones."""
+
+    class Breaks(Counts):
+        def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
+            assert not more(0)
+            yield [(row, 1) for row in rows]
+            raise ActorError("the server takes no weights")
+
+    jobs = [Job(Msg(None, "a"), RowId(1, 0), {"prompt": b""})]  # type: ignore[arg-type]
+    settled: list[Job] = []
+    with pytest.raises(ActorError, match="takes no weights"):
+        Handler(Breaks(), pump.context).run(jobs, lambda _: [], settled.extend)
+    assert settled == jobs
+    assert jobs[0].error is None
+
+
+def test_a_role_that_only_streams_is_one() -> None:
+    assert check_role(Overlaps, "here") is Overlaps
 
 
 def test_what_comes_again_joins_nobody(table: Table) -> None:

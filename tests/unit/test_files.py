@@ -20,6 +20,15 @@ def test_a_file_is_replaced_whole_and_is_for_its_user_only(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_nothing_is_written_through_a_link_that_lies_in_wait(tmp_path: Path) -> None:
+    path, victim = tmp_path / "broker.json", tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".{path.name}.{os.getpid()}.tmp").symlink_to(victim)
+    write_private(path, "secret")
+    assert (path.read_text(), victim.read_text()) == ("secret", "mine")
+    assert not path.is_symlink()
+
+
 def test_what_dead_writers_left_goes_and_what_living_ones_write_stays(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,10 @@ class RecordedExperts:
     def __init__(self, samples: Sequence[int]) -> None:
         self._samples = samples
         self._prompts: list[NDArray[Any]] = []
-        self._steps: list[tuple[Tensor, Tensor]] = []
+        # Of the steps so far, those with the same samples together: `[alive]`, `[alive, steps, layers, experts]`.
+        self._parts: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self._steps: list[Tensor] = []
+        self._alive: Tensor | None = None
 
     def prompts(self, chosen: Tensor, lengths: Sequence[int]) -> None:
         """Of the prompts, `[prompts, longest, layers, experts_of_token]`, padded on the left."""
@@ -33,21 +35,26 @@ class RecordedExperts:
 
     def step(self, chosen: Tensor, alive: Tensor) -> None:
         """Of the newest token of the samples `alive`, `[alive, layers, experts_of_token]`."""
-        self._steps.append((alive, chosen.to(torch.int16)))
+        if alive is not self._alive:
+            self._fetch()
+            self._alive = alive
+        self._steps.append(chosen.to(torch.int16))
+
+    def _fetch(self) -> None:
+        """Fetch from the device, at once, what was put down since the last time."""
+        if self._alive is not None and self._steps:
+            self._parts.append((self._alive.cpu().numpy(), torch.stack(self._steps, 1).cpu().numpy()))
+            self._steps = []
 
     def of(self, i: int, lengths: Sequence[int]) -> list[NDArray[Any]]:
         """Of each sample of a prompt, with so many tokens, `[prompt_len + len - 1, layers, experts_of_token] int16`."""
-        prompt = self._prompts[i]
+        self._fetch()
+        prompt, steps = self._prompts[i], sum(chosen.shape[1] for _, chosen in self._parts)
         its = np.arange(len(lengths)) + sum(self._samples[:i])
-        after = np.full((len(lengths), len(self._steps), *prompt.shape[1:]), MISSING, np.int16)
-        # Samples leave the batch seldom: what lies between is fetched from the device at once.
+        after = np.full((len(lengths), steps, *prompt.shape[1:]), MISSING, np.int16)
         first = 0
-        for _, same in groupby(self._steps, lambda step: id(step[0])):
-            steps = list(same)
-            alive = steps[0][0].cpu().numpy()
+        for alive, chosen in self._parts:
             here = np.isin(its, alive)
-            places = torch.from_numpy(np.searchsorted(alive, its[here]))
-            chosen = torch.stack([one[places.to(one.device)] for _, one in steps], 1).cpu().numpy()
-            after[here, first : first + len(steps)] = chosen
-            first += len(steps)
+            after[here, first : first + chosen.shape[1]] = chosen[np.searchsorted(alive, its[here])]
+            first += chosen.shape[1]
         return [np.concatenate([prompt, part[: length - 1]]) for part, length in zip(after, lengths, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,12 @@ class ModelledInference(GeneratesAll):
             msg = "no verified weights are loaded; nothing can be generated"
             raise StoreError(msg)
         shared = self._devices.simulate.placement == "colocated"
-        rows = [_Row(request, self._lengths(request), 0.0, self._version) for request in requests]
-        running = dict(enumerate(rows))
+        numbers = count()
+
+        def begun(requests: Sequence[GenerationRequest], tokens: float) -> dict[int, _Row]:
+            return {next(numbers): _Row(one, self._lengths(one), tokens, self._version) for one in requests}
+
+        running = begun(requests, 0.0)
         with self._devices.generating(progress):
             try:
                 tokens, now = 0.0, time.monotonic()
@@ -140,14 +145,12 @@ class ModelledInference(GeneratesAll):
                     ended = [i for i, row in running.items() if row.last <= tokens]
                     if ended:
                         yield [(i, _samples(running.pop(i))) for i in ended]
-                    if refresh is not None and refresh():
+                    if running and refresh is not None and refresh():
                         for row in running.values():
                             row.began.append((tokens - row.start, self._version))
                     # Whoever has a turn on shared devices gives it back when these rows are through.
-                    came = () if shared else more(self._most - len(running))
-                    new = [_Row(request, self._lengths(request), tokens, self._version) for request in came]
-                    running |= dict(enumerate(new, len(rows)))
-                    rows += new
+                    if not shared:
+                        running |= begun(more(self._most - len(running)), tokens)
             finally:
                 self._devices.running[self._n] = 0
 

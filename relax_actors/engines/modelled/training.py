@@ -105,11 +105,12 @@ class ModelledTraining:
     def save(self, folder: Path) -> None:
         """Write a checkpoint; takes the time of `simulate.phases.checkpoint`."""
         self._devices.spend_phase(CHECKPOINT, self._seed + self._steps, lambda: None)
-        (folder / "digest").write_bytes(self._digest)
+        (folder / "digest").write_bytes(self._steps.to_bytes(8, "little") + self._digest)
 
     def load(self, folder: Path) -> None:
         """Take a checkpoint."""
-        self._digest = (folder / "digest").read_bytes()
+        data = (folder / "digest").read_bytes()
+        self._steps, self._digest = int.from_bytes(data[:8], "little"), data[8:]
 
     def export(self, folder: Path) -> None:
         """Write the weights."""

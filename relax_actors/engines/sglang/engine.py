@@ -284,6 +284,8 @@ class SglangEngine(GeneratesAll):
                     yield from self._finish(rows, progress, refresh, more)
                 except ServerGoneError as error:
                     self._lose(str(error))
+                    # Rows that join would hide by their tokens that one of these is the cause.
+                    more = nothing_more
                     losses = losses + 1 if rows.tokens <= before else 1
                     if losses > MAX_LOSSES:
                         msg = f"the inference server was lost {losses} times in a row with these rows: {error}"
@@ -305,22 +307,29 @@ class SglangEngine(GeneratesAll):
             while rows.open:
                 for i in rows.open.keys() - set(tasks.values()):
                     tasks[self._loop.create_task(streams.finish(rows.open[i], self._dated))] = i
-                ended = [task for task in run(_first_of(tasks)) if not task.result()]
+                done = run(_first_of(tasks))
                 if streams.tokens != told:
                     told, moved = streams.tokens, time.monotonic()
                     progress()
-                if ended:
+                if ended := [task for task in done if task.exception() is None]:
                     yield [rows.give(tasks.pop(task)) for task in ended]
-                rows.add(more(self._concurrency.limit - len(rows.open)))
-                if refresh is not None and refresh():
+                    # Who took them may have had to wait, e.g. for room on a disk: the server is not to blame.
                     moved = time.monotonic()
-                if self._unsure is not None:
-                    raise self._unsure
-                if time.monotonic() - moved > self._stall:
-                    msg = f"the server at {streams.record.url} gives no token for {self._stall:g} s"
-                    raise ServerGoneError(msg)
+                for task in done:
+                    task.result()
+                rows.add(more(self._concurrency.limit - len(rows.open)))
+                if rows.open and refresh is not None and refresh():
+                    moved = time.monotonic()
+                self._require_life(streams, moved)
         finally:
             run(_cancelled(tasks))
+
+    def _require_life(self, streams: Streams, moved: float) -> None:
+        if self._unsure is not None:
+            raise self._unsure
+        if time.monotonic() - moved > self._stall:
+            msg = f"the server at {streams.record.url} gives no token for {self._stall:g} s"
+            raise ServerGoneError(msg)
 
     def _dated(self) -> tuple[int, Mapping[str, int]]:
         """The version in use, and all versions by name."""
