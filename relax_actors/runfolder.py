@@ -90,10 +90,17 @@ class RunFolder:
         """Take the folder for this process; it is free again when the file is closed or the process ends.
 
         Raises:
-            ConfigError: another process has it.
+            ConfigError: another process has it, or it cannot be written.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        file = (self.root / "lock").open("a+")
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = (self.root / "lock").open("a+")
+        except OSError as error:
+            msg = (
+                f"run folder {self.root} cannot be written by user {os.getuid()}: {error}; give that user the folder "
+                "above it (with docker compose: set RELAX_UID and RELAX_GID to the owner of ./runs), or set run.folder"
+            )
+            raise ConfigError(msg) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -219,6 +219,15 @@ def test_two_runs_cannot_share_a_folder(make_run: MakeRun, tmp_path: Path) -> No
     assert "is in use by process" in done.stderr
 
 
+def test_a_run_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = relax("up", str(TINY), f"run.folder={tmp_path}/file/run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"run folder {tmp_path}/file/run cannot be written" in done.stderr
+    assert "RELAX_UID" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_check_prints_the_resolved_configuration_and_starts_nothing(tmp_path: Path) -> None:
     done = relax("check", str(EXAMPLES / "demo" / "demo.toml"), "run.steps=70", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
