@@ -33,6 +33,8 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 ACK_TIMEOUT = 2.0
+SLACK = 10.0
+"""Seconds beyond its deadline that a loaded machine may take to say that one has passed."""
 CREDENTIALS = "nats.creds"
 _NOT_READY = 503
 _TRANSIENT = (
@@ -183,7 +185,7 @@ class Bridge:
         self.nc: Client
         self.js: JetStreamContext
         try:
-            self.call(self._connect(deadline), deadline + 1)
+            self.call(self._connect(deadline), deadline + SLACK)
         except BaseException:
             with suppress(BrokerError, nats.errors.Error):
                 self.call(self._close(), 3)
@@ -218,19 +220,28 @@ class Bridge:
 
         # nats-py tries for ever by itself: the deadline is ours.
         self.nc = _Client()
-        connecting = self.nc.connect(
-            self.address.url.split(","),
-            name=self._name,
-            connect_timeout=2,
-            allow_reconnect=True,
-            max_reconnect_attempts=-1,
-            error_cb=on_error,
-            disconnected_cb=on_disconnect,
-            reconnected_cb=on_reconnect,
-            **self.address.options(),
+        connecting = asyncio.ensure_future(
+            self.nc.connect(
+                self.address.url.split(","),
+                name=self._name,
+                connect_timeout=2,
+                allow_reconnect=True,
+                max_reconnect_attempts=-1,
+                error_cb=on_error,
+                disconnected_cb=on_disconnect,
+                reconnected_cb=on_reconnect,
+                **self.address.options(),
+            )
         )
+        # However it ends, somebody has looked.
+        connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.wait({connecting}, timeout=deadline)
         try:
-            await asyncio.wait_for(connecting, deadline)
+            if not connecting.done():
+                # Not waited for: it may take its time, between two attempts, to notice.
+                connecting.cancel()
+                raise TimeoutError  # noqa: TRY301 told with what the last attempt met
+            connecting.result()
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
             text = last or f"{type(error).__name__}: {error}"
             if _is_refusal(text):

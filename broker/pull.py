@@ -92,7 +92,7 @@ class StandingPull:
 
     def _forget(self) -> None:
         """Take what was asked for as unanswered for good: what the server says of it from now on counts not."""
-        self._turn, self._asked = self._turn + 1, 0
+        self._turn, self._asked, self._asked_until = self._turn + 1, 0, 0.0
 
     async def _on_message(self, message: Msg) -> None:
         # The server's own answers have no address for an acknowledgement; a stored message may have any header.

@@ -80,6 +80,7 @@ class PoolPump:
         self._handler = Handler(role, context)
         self._jobs: list[Job] = []
         self._joined = False
+        self._ending: asyncio.Task[None] | None = None
         self._finishing: set[Future[None]] = set()
         self._inputs = role.inputs()
         self._wakes = waking(self._inputs, context.config.advantages.reads)
@@ -117,13 +118,13 @@ class PoolPump:
                     self._fetched = []
             finally:
                 renewing.cancel()
-                await pull.close()
                 await self._give_back(pull)
 
     def wake(self) -> None:
-        """Look at `stopping` now."""
+        """Look at `stopping` now: what waits is for others, though what is in hand may take long."""
         if self._pull is not None:
             self._pull.wake()
+            self._ending = asyncio.create_task(self._give_back(self._pull))
 
     async def _on_checkpoint(self, message: Msg) -> None:
         try:
@@ -187,13 +188,11 @@ class PoolPump:
     async def _take_more(self, most: int) -> list[Job]:
         if self._pull is None:
             return []
-        if self.context.stopping():
-            await self._give_back(self._pull)
-            return []
         # As in `run`: one that comes again is handled alone, once all of these are through.
         return await self._join_all(await self._pull.more(most))
 
     async def _give_back(self, pull: StandingPull) -> None:
+        await pull.close()
         for message in pull.drain():
             await self._quietly(message.nak())
 

@@ -183,7 +183,21 @@ def test_nothing_is_generated_with_weights_that_are_not_verified(tmp_path: Path)
     assert engine.version == 0
 
 
-def test_rows_end_by_themselves_and_others_come_in_their_place(tmp_path: Path) -> None:
+class Clock:
+    """Time that passes by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_rows_end_by_themselves_and_others_come_in_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_actors.engines.modelled.inference.time", Clock())
     config, devices = devices_of(tmp_path)
     engine = ModelledInference(devices, 0, 64, rows=3)
     path, fingerprint = weights(tmp_path, config, devices)

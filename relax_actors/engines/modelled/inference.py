@@ -145,7 +145,7 @@ class ModelledInference(GeneratesAll):
                     ended = [i for i, row in running.items() if row.last <= tokens]
                     if ended:
                         yield [(i, _samples(running.pop(i))) for i in ended]
-                    if running and refresh is not None and refresh():
+                    if refresh is not None and refresh():
                         for row in running.values():
                             row.began.append((tokens - row.start, self._version))
                     # Whoever has a turn on shared devices gives it back when these rows are through.

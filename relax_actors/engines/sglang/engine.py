@@ -313,11 +313,13 @@ class SglangEngine(GeneratesAll):
                     progress()
                 if ended := [task for task in done if task.exception() is None]:
                     yield [rows.give(tasks.pop(task)) for task in ended]
-                    # Who took them may have had to wait, e.g. for room on a disk: the server is not to blame.
-                    moved = time.monotonic()
                 for task in done:
                     task.result()
-                rows.add(more(self._concurrency.limit - len(rows.open)))
+                came = more(self._concurrency.limit - len(rows.open))
+                rows.add(came)
+                if ended or came:
+                    # Who takes and gives rows may have had to wait: the server is not to blame.
+                    moved = time.monotonic()
                 if rows.open and refresh is not None and refresh():
                     moved = time.monotonic()
                 self._require_life(streams, moved)
