@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +35,7 @@ from relax_actors.engines.sglang.names import on_disk
 from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.engines.sglang.rows import Rows
 from relax_actors.engines.sglang.server import Server, ServerGoneError
-from relax_actors.engines.sglang.streams import Streams
+from relax_actors.engines.sglang.streams import Streams, cancelled, first_of
 from relax_actors.engines.taking import Step
 from relax_actors.errors import ActorError, EngineError
 from relax_actors.modelfolder import MoeFacts
@@ -307,7 +307,7 @@ class SglangEngine(GeneratesAll):
             while rows.open:
                 for i in rows.open.keys() - set(tasks.values()):
                     tasks[self._loop.create_task(streams.finish(rows.open[i], self._dated))] = i
-                done = run(_first_of(tasks))
+                done = run(first_of(tasks, TICK_SECONDS))
                 if streams.tokens != told:
                     told, moved = streams.tokens, time.monotonic()
                     progress()
@@ -324,7 +324,7 @@ class SglangEngine(GeneratesAll):
                     moved = time.monotonic()
                 self._require_life(streams, moved)
         finally:
-            run(_cancelled(tasks))
+            run(cancelled(tasks))
 
     def _require_life(self, streams: Streams, moved: float) -> None:
         if self._unsure is not None:
@@ -350,14 +350,3 @@ class SglangEngine(GeneratesAll):
             self._let_go(self._server)
         self._loader.close()
         self._loop.close()
-
-
-async def _first_of(tasks: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Those that are through after a tick, or as soon as there is one."""
-    return (await asyncio.wait(tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED))[0]
-
-
-async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

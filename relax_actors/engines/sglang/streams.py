@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -115,3 +115,15 @@ class Streams:
     async def close(self) -> None:
         """Close the connections; the server drops requests that nobody waits for."""
         await self._client.aclose()
+
+
+async def first_of(tasks: Iterable[asyncio.Task[None]], seconds: float) -> set[asyncio.Task[None]]:
+    """Those that are through after some seconds, or as soon as there is one."""
+    return (await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED))[0]
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """End tasks, and wait until they have."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
