@@ -149,7 +149,7 @@ class ModelledInference(GeneratesAll):
                         for row in running.values():
                             row.began.append((tokens - row.start, self._version))
                     # Whoever has a turn on shared devices gives it back when these rows are through.
-                    if not shared:
+                    if running and not shared:
                         running |= begun(more(self._most - len(running)), tokens)
             finally:
                 self._devices.running[self._n] = 0

@@ -315,7 +315,7 @@ class SglangEngine(GeneratesAll):
                     yield [rows.give(tasks.pop(task)) for task in ended]
                 for task in done:
                     task.result()
-                came = more(self._concurrency.limit - len(rows.open))
+                came = more(self._concurrency.limit - len(rows.open)) if rows.open else ()
                 rows.add(came)
                 if ended or came:
                     # Who takes and gives rows may have had to wait: the server is not to blame.
