@@ -108,14 +108,16 @@ class ProcessTree:
 
     def run(self) -> GiveUp | None:
         """Start everything and look after it until all has ended; gives the report if a supervisor gave up."""
-        now = time.monotonic()
+        now, worked = time.monotonic(), time.thread_time()
         try:
             for pool in self.pools.values():
                 self._carry_out(pool.start(now))
             while not all(pool.ended for pool in self.pools.values()):
-                # Looked at around the wait only: what takes time here is our own doing.
-                self._pauses.look(time.monotonic())
+                # A pause may fall outside the wait too; what keeps this thread busy there is none.
+                now = time.monotonic()
+                self._allow_for(self._pauses.look(now, time.thread_time() - worked), now)
                 self._wait()
+                worked = time.thread_time()
                 now = self.seen = time.monotonic()
                 self._allow_for(self._pauses.look(now), now)
                 while not self._sizes.empty():

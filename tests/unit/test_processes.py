@@ -602,3 +602,37 @@ def test_a_pause_of_the_whole_machine_condemns_nobody(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_a_pause_outside_the_wait_condemns_nobody(tmp_path: Path) -> None:
+    """All stand still while the supervisor does its chores, and the child wakes up last."""
+    box = tmp_path / "a.box"
+    beats = READY + (
+        "import mmap, struct, time\n"
+        f"m = mmap.mmap(os.open({str(box)!r}, os.O_RDWR), 16384)\n"
+        "while True:\n    struct.pack_into('<d', m, 0, time.monotonic())\n    signal.sigtimedwait([], 0.05)\n"
+    )
+    stood_still, child = threading.Event(), 0
+
+    def chores() -> None:
+        if child and not stood_still.is_set():
+            os.kill(child, signal.SIGSTOP)
+            time.sleep(3.0)
+            threading.Timer(0.5, os.kill, (child, signal.SIGCONT)).start()
+            stood_still.set()
+
+    supervisor = Supervisor(
+        [ChildSpec("a")], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.05), random.Random(1)
+    )
+    recorder = Recorder()
+    launch = Launch(python(beats), tmp_path / "log", box)
+    running = Running(ProcessTree({"p": supervisor}, lambda _: launch, recorder, 1.5, chores), recorder)
+    try:
+        started = running.until("started").pid
+        running.until("ready")
+        child = started
+        assert stood_still.wait(PATIENCE)
+        with pytest.raises(queue.Empty):
+            recorder.queue.get(timeout=3.0)
+    finally:
+        assert running.stop() is None
