@@ -54,7 +54,8 @@ class Handler:
             first = rows_of(jobs)
             with self._context.turn():
                 for results in self._role.stream(first, lambda most: rows_of(more(most))):
-                    settled([self._settle(left.pop(row), value) for row, value in results])
+                    if results:
+                        settled([self._settle(left.pop(row), value) for row, value in results])
             if left:
                 msg = f"{type(self._role).__name__} gave no value for {', '.join(str(row.id) for row in left)}"
                 raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role

@@ -10,7 +10,6 @@ import asyncio
 import errno
 import traceback
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
 
@@ -81,7 +80,7 @@ class PoolPump:
         self._jobs: list[Job] = []
         self._joined = False
         self._ending: asyncio.Task[None] | None = None
-        self._finishing: set[Future[None]] = set()
+        self._finishing: set[asyncio.Task[None]] = set()
         self._inputs = role.inputs()
         self._wakes = waking(self._inputs, context.config.advantages.reads)
         self._ack_wait = context.config.supervision.ack_wait
@@ -161,7 +160,8 @@ class PoolPump:
                 try:
                     await ask(self.mailbox, lambda: self._handler.run(jobs, self._more, self._settled))
                 finally:
-                    await asyncio.gather(*map(asyncio.wrap_future, self._finishing))
+                    # What was settled before the answer has begun before it.
+                    await asyncio.gather(*self._finishing)
                 self.watch.end(self._waits_for)
         except ExitRequestedError as error:
             self.fail(error)
@@ -198,9 +198,12 @@ class PoolPump:
 
     def _settled(self, jobs: list[Job]) -> None:
         """In the role's thread: have what rows gave written, while others are handled."""
-        future = self.table.bridge.submit(self._finish_all(jobs))
-        self._finishing.add(future)
-        future.add_done_callback(self._finishing.discard)
+        self.table.bridge.loop.call_soon_threadsafe(self._begin_to_finish, jobs)
+
+    def _begin_to_finish(self, jobs: list[Job]) -> None:
+        task = asyncio.create_task(self._finish_all(jobs))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
 
     async def _finish_all(self, jobs: list[Job]) -> None:
         try:
