@@ -134,12 +134,12 @@ def test_a_sender_stopped_in_mid_transfer_holds_nobody_over_the_deadline() -> No
         fetch.in_the_middle()
         child.send_signal(signal.SIGSTOP)
         assert isinstance(fetch.end(), TransportError)
-        assert fetch.seconds < 4
+        assert fetch.seconds < 10
         # Now where not even a connection comes about.
         began = time.monotonic()
         with pytest.raises(TransportError):
             wait_until(lambda: not fetch.receiver.fetch(address, OFFERED, "", MOST), "never")
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 10
         child.send_signal(signal.SIGCONT)
         exchange = fetch.receiver.exchange
         assert exchange is not None
@@ -203,7 +203,7 @@ def test_a_receiver_that_hangs_holds_neither_the_trainer_nor_its_memory(sender: 
             os.kill(child.pid, signal.SIGSTOP)
             began = time.monotonic()
             sender.offer("e" * 32, [Content(None, {"w": torch.ones(3)})])
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 10
             wait_until(lambda: gc.collect() >= 0 and alive() is None, "memory given back")
             other = TorchReceiver(60.0)
             assert same(other.fetch(sender.address, "e" * 32, "", MOST), {"w": torch.ones(3)})
@@ -337,7 +337,7 @@ def test_a_stopped_sender_is_told_once_and_the_files_are_read(ends: Ends) -> Non
             sender.step()
             began = time.monotonic()
             receiver.stager.use(version)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15
             assert receiver.serves() == sender.cell(version).fingerprint
     assert receiver.stager.from_memory == 1
     assert [event["kind"] for event in wait_until(lambda: events(sender), "event")] == ["weights_from_file"]
