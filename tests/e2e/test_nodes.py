@@ -100,7 +100,7 @@ def test_nodes_join_are_seen_and_leave_and_the_run_ends(
     with closing(Bridge(guarded.address("operator"), "test")) as bridge:
         bucket = bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20)
         state = RunState(bridge, bucket)
-        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000", "rollout.1001"], "first node", 60)
+        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000", "rollout.1001"], "first node", 120)
         shown = relax("tree", str(run.folder.root), cwd=tmp_path).stdout
         assert "node 1 first" in shown
         assert "rollout.1001 ready" in shown
@@ -109,7 +109,7 @@ def test_nodes_join_are_seen_and_leave_and_the_run_ends(
         assert relax("scale", folder, "rollout=1", cwd=tmp_path).stdout == "rollout: 1 actors\n"
         assert children(state, bridge)["node.1"] == ["rollout.1000"]
         second = nodes(guarded, run, "second", "rollout")
-        wait_until(lambda: children(state, bridge).get("node.2") == ["rollout.2000"], "second node", 60)
+        wait_until(lambda: children(state, bridge).get("node.2") == ["rollout.2000"], "second node", 120)
         refused = relax("scale", folder, "rollout=2", cwd=tmp_path)
         assert refused.returncode == 2
         assert "on no node, or on several" in refused.stderr
@@ -133,7 +133,7 @@ def test_a_node_that_is_killed_takes_no_row_with_it(spread: tuple[Guarded, Run],
     victim, other = (nodes(guarded, run, name, "rollout") for name in ("victim", "other"))
     with closing(Bridge(guarded.address("operator"), "test")) as bridge:
         state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
-        wait_until(lambda: len([n for n in children(state, bridge).values() if n]) == 3, "three nodes", 60)
+        wait_until(lambda: len([n for n in children(state, bridge).values() if n]) == 3, "three nodes", 120)
     victim.end(signal.SIGKILL)
     code, result, said = run.finish(150)
     assert code == 0, said
@@ -158,14 +158,14 @@ def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
             leases = bridge.call(state.leases(), 10)
             return {key: str(lease.get("name")) for key, lease in leases.items() if key.startswith("node.")}
 
-        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "its actor", 60)
+        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "its actor", 120)
         stopped = processes_of(away.work)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
             wait_until(lambda: "node.1" not in names(), "end of its lease", 30)
             nodes(guarded, run, "other", "rollout")
-            wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "the other's actor", 60)
+            wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "the other's actor", 120)
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
@@ -181,7 +181,7 @@ def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], no
     with closing(Bridge(guarded.address("operator"), "test")) as bridge:
         wait_until(run.folder.address.exists, "broker.json")
         state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
-        wait_until(lambda: "owner.trainer" in bridge.call(state.leases(), 10), "owner of the trainer", 60)
+        wait_until(lambda: "owner.trainer" in bridge.call(state.leases(), 10), "owner of the trainer", 120)
     code, said = nodes(guarded, run, "second", "trainer").end(deadline=90)
     assert code == 1, said
     assert "trainer runs on node 0" in said
