@@ -174,6 +174,10 @@ class StandingPull:
             await self._refill(limit - len(taken))
         return taken
 
+    def expects(self, limit: int) -> bool:
+        """Whether `more` would find none and ask for none: what it would ask for is asked for. From any thread."""
+        return not self._waiting and self._asked >= limit and time.monotonic() <= self._asked_until + _GRACE
+
     def wake(self) -> None:
         """Let `next` return from now on without waiting."""
         self._woken = True

@@ -181,15 +181,15 @@ class PoolPump:
 
     def _more(self, most: int) -> list[Job]:
         """In the role's thread: rows that came meanwhile, at once; none if it is to come to an end."""
-        if most < 1 or not self._joined:
+        pull = self._pull
+        # Who generates asks between any two tokens.
+        if pull is None or most < 1 or not self._joined or pull.expects(most):
             return []
-        return self.table.bridge.call(self._take_more(most), CALL_DEADLINE)
+        return self.table.bridge.call(self._take_more(pull, most), CALL_DEADLINE)
 
-    async def _take_more(self, most: int) -> list[Job]:
-        if self._pull is None:
-            return []
+    async def _take_more(self, pull: StandingPull, most: int) -> list[Job]:
         # As in `run`: one that comes again is handled alone, once all of these are through.
-        return await self._join_all(await self._pull.more(most))
+        return await self._join_all(await pull.more(most))
 
     async def _give_back(self, pull: StandingPull) -> None:
         await pull.close()

@@ -341,6 +341,28 @@ def test_what_comes_again_joins_nobody(table: Table) -> None:
     assert table.bridge.call(deliveries(), 30) == [0, [2]]
 
 
+def test_who_asks_often_for_more_troubles_nobody_until_something_came(table: Table) -> None:
+    stream, bridge = table.subjects.table_stream, table.bridge
+    filters = [table.subjects.column("prompt", "group")]
+
+    async def make() -> StandingPull:
+        await ensure_consumer(bridge, stream, pool_spec("asks", filters, 3600.0, 100))
+        pull = StandingPull(bridge, stream, "asks", 8, ahead=False)
+        await pull.start()
+        return pull
+
+    pull = bridge.call(make(), 10)
+    assert not pull.expects(1)
+    assert bridge.call(pull.more(3), 10) == []
+    assert pull.expects(3)
+    assert not pull.expects(4)
+    table.put(table.cell(RowId(1, 0), "prompt"), Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0))
+    wait_until(lambda: not pull.expects(1), "the row")
+    assert len(bridge.call(pull.more(3), 10)) == 1
+    wait_until(lambda: not pull.expects(1), "the end of what was asked for")
+    bridge.call(pull.close(), 10)
+
+
 def test_the_black_box_keeps_what_was_taken_last_and_begins_anew(tmp_path: Path) -> None:
     writer, reader = BlackBox(tmp_path / "a.box"), BlackBox(tmp_path / "a.box")
     assert reader.read_whole().taken == ()
