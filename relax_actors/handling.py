@@ -9,6 +9,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from broker.errors import StoreError
+from broker.store import Store
 from broker.subjects import RowId
 from relax_actors.actor import Context, Drop, Role, Row
 from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreFullError
@@ -30,6 +31,34 @@ class Job:
     error: Exception | None = None
 
 
+class _InHand:
+    """Jobs that a role was given: those that wait for a value, and those that have one of which nobody was told."""
+
+    def __init__(self, store: Store, settle: Callable[[Job, Any], None], settled: Callable[[list[Job]], None]) -> None:
+        self._store, self._settle, self._settled = store, settle, settled
+        self.left: dict[Row, Job] = {}
+        self.last: list[Job] = []
+
+    def add(self, jobs: list[Job]) -> list[Row]:
+        self.tell()
+        rows = {Row(job.row, job.cells, self._store): job for job in jobs}
+        self.left |= rows
+        return list(rows)
+
+    def end(self, row: Row, value: Any) -> None:
+        job = self.left.pop(row)
+        try:
+            self._settle(job, value)
+        except Exception as error:  # noqa: BLE001 sorted out by who asked
+            job.error = error
+        self.last.append(job)
+
+    def tell(self) -> None:
+        if self.last:
+            self._settled(self.last)
+            self.last = []
+
+
 class Handler:
     """Has a role handle jobs.
 
@@ -41,31 +70,34 @@ class Handler:
     def __init__(self, role: Role, context: Context) -> None:
         self._role, self._context, self._table = role, context, context.table
 
-    def run(self, jobs: list[Job], more: Callable[[int], list[Job]], settled: Callable[[list[Job]], None]) -> None:
-        """Handle jobs, and those that `more` gives meanwhile; `settled` is told of them as soon as they are through."""
-        left: dict[Row, Job] = {}
+    def run(self, jobs: list[Job], more: Callable[[int], list[Job]], settled: Callable[[list[Job]], None]) -> list[Job]:
+        """Handle jobs, and those that `more` gives meanwhile.
 
-        def rows_of(jobs: list[Job]) -> list[Row]:
-            rows = {Row(job.row, job.cells, self._table.store): job for job in jobs}
-            left.update(rows)
-            return list(rows)
-
+        `settled` is told of those that are through while others are in hand; the last ones are given back.
+        """
+        hand = _InHand(self._table.store, self._encode, settled)
         try:
-            first = rows_of(jobs)
+            first = hand.add(jobs)
             with self._context.turn():
-                for results in self._role.stream(first, lambda most: rows_of(more(most))):
-                    if results:
-                        settled([self._settle(left.pop(row), value) for row, value in results])
-            if left:
-                msg = f"{type(self._role).__name__} gave no value for {', '.join(str(row.id) for row in left)}"
+                for results in self._role.stream(first, lambda most: hand.add(more(most))):
+                    for row, value in results:
+                        hand.end(row, value)
+                    if hand.left:
+                        hand.tell()
+            if hand.left:
+                msg = f"{type(self._role).__name__} gave no value for {', '.join(str(row.id) for row in hand.left)}"
                 raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role
         except Exception as error:
+            hand.tell()
             # One bad row must not take its neighbours along; an error without a row in hand is the actor's own.
-            if not left:
+            if not hand.left:
                 raise
-            together = len(left) == 1 or isinstance(error, NOT_THE_ROWS)
-            for row, job in left.items():
-                settled([self._settle(job, error if together else self._alone(row))])
+            together = len(hand.left) == 1 or isinstance(error, NOT_THE_ROWS)
+            for row in list(hand.left):
+                hand.end(row, error if together else self._alone(row))
+                if hand.left:
+                    hand.tell()
+        return hand.last
 
     def _alone(self, row: Row) -> Any:
         try:
@@ -74,13 +106,6 @@ class Handler:
         except Exception as error:  # noqa: BLE001 sorted out by who asked
             return error
         return found[0] if found else ValueError(f"{type(self._role).__name__} gave no value for {row.id}")
-
-    def _settle(self, job: Job, result: Any) -> Job:
-        try:
-            self._encode(job, result)
-        except Exception as error:  # noqa: BLE001 sorted out by who asked
-            job.error = error
-        return job
 
     def _encode(self, job: Job, result: Any) -> None:
         if isinstance(result, StoreError) and not isinstance(result, StoreFullError):

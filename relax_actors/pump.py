@@ -158,7 +158,8 @@ class PoolPump:
         try:
             if jobs := await self._join_all(messages):
                 try:
-                    await ask(self.mailbox, lambda: self._handler.run(jobs, self._more, self._settled))
+                    last = await ask(self.mailbox, lambda: self._handler.run(jobs, self._more, self._settled))
+                    await self._finish_all(last)
                 finally:
                     # What was settled before the answer has begun before it.
                     await asyncio.gather(*self._finishing)
