@@ -72,7 +72,7 @@ class Listener:
     async def _listen(self) -> None:
         async def take(message: object) -> None:
             body = json.loads(message.data)  # type: ignore[attr-defined]
-            if body.get("kind") != "step":
+            if "kind" not in body:  # those with one are of a step or a row
                 self.last[body["role"]] = body
 
         await self._bridge.nc.subscribe("relax.overhead.metric.>", cb=take)
