@@ -176,7 +176,8 @@ class StandingPull:
 
     def expects(self, limit: int) -> bool:
         """Whether `more` would find none and ask for none: what it would ask for is asked for. From any thread."""
-        return not self._waiting and self._asked >= limit and time.monotonic() <= self._asked_until + _GRACE
+        asked = not self._waiting and self._asked >= limit and time.monotonic() <= self._asked_until + _GRACE
+        return self._woken or asked
 
     def wake(self) -> None:
         """Let `next` return from now on without waiting."""

@@ -182,6 +182,7 @@ class Role:
         """Handle rows, and give each with its value as soon as that is there; all at once unless a role knows better.
 
         A role that takes long, over rows that end at different times, may ask `more` for as many as it has room for.
+        The last rows are written when it has come to its end, or asks for more.
         """
         del more
         values = self.handle_many(rows)

@@ -40,7 +40,6 @@ class _InHand:
         self.last: list[Job] = []
 
     def add(self, jobs: list[Job]) -> list[Row]:
-        self.tell()
         rows = {Row(job.row, job.cells, self._store): job for job in jobs}
         self.left |= rows
         return list(rows)
@@ -76,10 +75,15 @@ class Handler:
         `settled` is told of those that are through while others are in hand; the last ones are given back.
         """
         hand = _InHand(self._table.store, self._encode, settled)
+
+        def joining(most: int) -> list[Row]:
+            hand.tell()
+            return hand.add(more(most))
+
         try:
             first = hand.add(jobs)
             with self._context.turn():
-                for results in self._role.stream(first, lambda most: hand.add(more(most))):
+                for results in self._role.stream(first, joining):
                     for row, value in results:
                         hand.end(row, value)
                     if hand.left:
@@ -87,16 +91,15 @@ class Handler:
             if hand.left:
                 msg = f"{type(self._role).__name__} gave no value for {', '.join(str(row.id) for row in hand.left)}"
                 raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role
-        except Exception as error:
+        except BaseException as error:
             hand.tell()
             # One bad row must not take its neighbours along; an error without a row in hand is the actor's own.
-            if not hand.left:
+            if not (hand.left and isinstance(error, Exception)):
                 raise
             together = len(hand.left) == 1 or isinstance(error, NOT_THE_ROWS)
             for row in list(hand.left):
+                hand.tell()
                 hand.end(row, error if together else self._alone(row))
-                if hand.left:
-                    hand.tell()
         return hand.last
 
     def _alone(self, row: Row) -> Any:

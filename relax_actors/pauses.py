@@ -19,7 +19,7 @@ class Pauses:
 
         Args:
             now: seconds on the monotonic clock.
-            worked: processor seconds that this process took since the last look; who is busy does not stand still.
+            worked: processor seconds that whoever looks took since the last look; who is busy does not stand still.
         """
         gap = 0.0 if self._last is None else now - self._last
         self._last = now

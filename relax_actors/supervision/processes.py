@@ -108,14 +108,15 @@ class ProcessTree:
 
     def run(self) -> GiveUp | None:
         """Start everything and look after it until all has ended; gives the report if a supervisor gave up."""
-        now, worked = time.monotonic(), time.thread_time()
+        now, worked, held_up = time.monotonic(), time.thread_time(), 0.0
         try:
             for pool in self.pools.values():
                 self._carry_out(pool.start(now))
             while not all(pool.ended for pool in self.pools.values()):
-                # A pause may fall outside the wait too; what keeps this thread busy there is none.
-                now = time.monotonic()
-                self._allow_for(self._pauses.look(now, time.thread_time() - worked), now)
+                # A pause may fall outside the wait too; what keeps this thread busy there, or in every round, is none.
+                now, before = time.monotonic(), held_up
+                held_up = self._pauses.look(now, time.thread_time() - worked)
+                self._allow_for(0.0 if before else held_up, now)
                 self._wait()
                 worked = time.thread_time()
                 now = self.seen = time.monotonic()

@@ -203,7 +203,7 @@ def test_a_receiver_that_hangs_holds_neither_the_trainer_nor_its_memory(sender: 
             os.kill(child.pid, signal.SIGSTOP)
             began = time.monotonic()
             sender.offer("e" * 32, [Content(None, {"w": torch.ones(3)})])
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 5
             wait_until(lambda: gc.collect() >= 0 and alive() is None, "memory given back")
             other = TorchReceiver(60.0)
             assert same(other.fetch(sender.address, "e" * 32, "", MOST), {"w": torch.ones(3)})

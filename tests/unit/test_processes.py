@@ -605,35 +605,60 @@ def test_a_pause_of_the_whole_machine_condemns_nobody(tmp_path: Path) -> None:
         process.stdout.close()
 
 
-def test_a_pause_outside_the_wait_condemns_nobody(tmp_path: Path) -> None:
-    """All stand still while the supervisor does its chores, and the child wakes up last."""
+@pytest.fixture
+def beating(tmp_path: Path) -> Iterator[Callable[[float, Callable[[int], None]], Running]]:
+    """Runs a child that beats every 50 ms under a supervisor whose chores are told its pid once it is ready."""
+    made: list[Running] = []
     box = tmp_path / "a.box"
     beats = READY + (
         "import mmap, struct, time\n"
         f"m = mmap.mmap(os.open({str(box)!r}, os.O_RDWR), 16384)\n"
         "while True:\n    struct.pack_into('<d', m, 0, time.monotonic())\n    signal.sigtimedwait([], 0.05)\n"
     )
-    stood_still, child = threading.Event(), 0
 
-    def chores() -> None:
-        if child and not stood_still.is_set():
+    def start(heartbeat: float, chores: Callable[[int], None]) -> Running:
+        child = ChildSpec("a")
+        supervisor = Supervisor([child], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.05), random.Random(1))
+        recorder, pids = Recorder(), list[int]()
+        launch = Launch(python(beats), tmp_path / "log", box)
+        tree = ProcessTree({"p": supervisor}, lambda _: launch, recorder, heartbeat, lambda: [*map(chores, pids)])
+        made.append(running := Running(tree, recorder))
+        started = running.until("started").pid
+        running.until("ready")
+        pids.append(started)
+        return running
+
+    yield start
+    for running in made:
+        assert running.stop() is None
+
+
+def test_a_pause_outside_the_wait_condemns_nobody(beating: Callable[..., Running]) -> None:
+    """All stand still while the supervisor does its chores, and the child wakes up last."""
+    stood_still = threading.Event()
+
+    def chores(child: int) -> None:
+        if not stood_still.is_set():
             os.kill(child, signal.SIGSTOP)
             time.sleep(3.0)
             threading.Timer(0.5, os.kill, (child, signal.SIGCONT)).start()
             stood_still.set()
 
-    supervisor = Supervisor(
-        [ChildSpec("a")], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.05), random.Random(1)
-    )
-    recorder = Recorder()
-    launch = Launch(python(beats), tmp_path / "log", box)
-    running = Running(ProcessTree({"p": supervisor}, lambda _: launch, recorder, 1.5, chores), recorder)
-    try:
-        started = running.until("started").pid
-        running.until("ready")
-        child = started
-        assert stood_still.wait(PATIENCE)
-        with pytest.raises(queue.Empty):
-            recorder.queue.get(timeout=3.0)
-    finally:
-        assert running.stop() is None
+    running = beating(1.5, chores)
+    assert stood_still.wait(PATIENCE)
+    with pytest.raises(queue.Empty):
+        running.recorder.queue.get(timeout=3.0)
+
+
+def test_a_supervisor_held_up_in_every_round_finds_a_hung_child(beating: Callable[..., Running]) -> None:
+    stopped: list[int] = []
+
+    def chores(child: int) -> None:
+        if not stopped:
+            os.kill(child, signal.SIGSTOP)
+            stopped.append(child)
+        time.sleep(1.1)
+
+    outcome = beating(1.5, chores).until("ended").outcome
+    assert outcome is not None
+    assert "stopped by a signal" in str(outcome)
