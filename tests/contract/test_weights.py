@@ -333,10 +333,10 @@ def test_a_failure_that_is_over_fails_no_row(
 
     with monkeypatch.context() as patch:
         patch.setattr(table, "fetch_last", away)
-        stager._look = True
-        wait_until(lambda: stager._error is not None, "look that fails", 10)
-    stager._look = True
-    wait_until(lambda: stager._error is None, "look that does not", 10)
+        table.bridge.call(stager._on_reconnect(), 10)
+        wait_until(lambda: stager._error is not None, "look that fails")
+    table.bridge.call(stager._on_reconnect(), 10)
+    wait_until(lambda: stager._error is None, "look that does not")
     stager.use(0)
     assert stager.serving is not None
     assert stager.serving.version == 0
