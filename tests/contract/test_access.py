@@ -180,7 +180,7 @@ class Refusals:
     def _found(self, work: Callable[[], object], what: str, subjects: list[str]) -> set[str]:
         self.texts.clear()
         self.bridge.call(work(), 20)  # type: ignore[arg-type]
-        wait_until(lambda: any(LAST in text for text in self.texts), "refusal of what nobody may", 20)
+        wait_until(lambda: any(LAST in text for text in self.texts), "refusal of what nobody may")
         # nats-py tells errors in small letters.
         refused = {text.split('"')[1] for text in self.texts if what in text} - {LAST}
         assert refused <= {subject.lower() for subject in subjects}
@@ -290,7 +290,7 @@ def test_credentials_expire(guarded: Guarded) -> None:
     began = time.monotonic()
     with closing(Bridge(guarded.address("rollout"), "living")) as living:
         assert living.nc.is_connected
-        wait_until(lambda: not living.nc.is_connected, "end of a connection whose credentials expired", 20)
+        wait_until(lambda: not living.nc.is_connected, "end of a connection whose credentials expired")
         assert time.monotonic() - began >= soon - 1.5
     wait_until(lambda: time.monotonic() > began + soon + 1.5, "the end of the second in which they end", 10)
     with pytest.raises(BrokerError, match="refuses these credentials"):
@@ -306,7 +306,7 @@ def test_renewed_keys_end_those_before(guarded: Guarded, tmp_path: Path) -> None
     before = Address(guarded.address("rollout").url, credentials=str(old / "nats.creds"))
     with closing(Bridge(before, "old")) as bridge:
         os.kill(guarded.process.pid, signal.SIGHUP)
-        wait_until(lambda: not bridge.nc.is_connected, "end of a connection with old credentials", 20)
+        wait_until(lambda: not bridge.nc.is_connected, "end of a connection with old credentials")
     with pytest.raises(BrokerError, match="refuses these credentials"):
         Bridge(before, "old", 2)
     Bridge(guarded.address("rollout"), "new").close()
@@ -365,7 +365,7 @@ def test_a_message_that_is_too_large_ends_its_connection_and_no_other(guarded: G
             rollout.nc._max_payload = 1 << 30
             rollout.call(rollout.nc.publish(subject, bytes(MAX_PAYLOAD + 1)), 10)
             log = guarded.keys / "server.log"
-            wait_until(lambda: "maximum payload" in log.read_text().lower(), "refusal in the server's log", 10)
+            wait_until(lambda: "maximum payload" in log.read_text().lower(), "refusal in the server's log")
         table = Table(trainer, SUBJECTS, Store(guarded.keys / "store"), "trainer.0#1")
         assert table.get(subject) is None
 

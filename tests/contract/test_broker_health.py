@@ -43,7 +43,7 @@ def test_a_server_serves_until_it_hangs(own: tuple[Server, Address]) -> None:
     assert health() is None
     assert server.process is not None
     os.kill(server.process.pid, signal.SIGSTOP)
-    verdict = wait_until(health, "verdict", 10)
+    verdict = wait_until(health, "verdict")
     assert isinstance(verdict, Verdict)
     assert "no answer for" in verdict.reason
     assert not verdict.final
@@ -121,5 +121,5 @@ def test_a_server_has_time_to_answer_after_a_pause_of_all(own: tuple[Server, Add
         server.process.wait(1.0)
     assert health() is None
     os.kill(server.process.pid, signal.SIGCONT)
-    assert wait_until(lambda: serves(address), "answer", 10)
+    assert wait_until(lambda: serves(address), "answer")
     assert health() is None

@@ -273,7 +273,7 @@ def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_p
         pump = PoolPump(role, role.context, mailbox, watch, lambda _: None)
         stopping = asyncio.Event()
         running = table.bridge.submit(pump.run(stopping))
-        found = wait_until(lambda: table.fetch(table.cell(ROW, "quarantined"), Quarantined), "quarantine", 20)
+        found = wait_until(lambda: table.fetch(table.cell(ROW, "quarantined"), Quarantined), "quarantine")
         table.bridge.loop.call_soon_threadsafe(stopping.set)
         table.bridge.loop.call_soon_threadsafe(pump.wake)
         running.result(20)

@@ -92,7 +92,7 @@ def test_a_server_goes_when_its_actor_has_finished(tmp_path: Path, *, leaves: bo
     watched = Watched(folder, folder.state_of_config(), tree)
     running = Running(tree, recorder)
     try:
-        wait_until(lambda: [state["phase"] for state in tree.states().values()] == ["ready"] * 4, "start", 20)
+        wait_until(lambda: [state["phase"] for state in tree.states().values()] == ["ready"] * 4, "start")
         if leaves:
             watched.leave()
         else:
@@ -100,13 +100,13 @@ def test_a_server_goes_when_its_actor_has_finished(tmp_path: Path, *, leaves: bo
             body["rollout"]["replicas"] = 1
             folder.change_config(validate(body, "test"))
             watched()
-        wait_until(lambda: pools["rollout"].children["rollout.1"].leaving, "start of the end", 10)
+        wait_until(lambda: pools["rollout"].children["rollout.1"].leaving, "start of the end")
         assert not pools["server"].children["server.1"].leaving
         finished.touch()
         left = [] if leaves else ["0"]
         for pool in ("rollout", "server"):
             wanted = [f"{pool}.{n}" for n in left]
-            wait_until(lambda pool=pool, wanted=wanted: list(pools[pool].children) == wanted, f"end of {pool}", 10)
+            wait_until(lambda pool=pool, wanted=wanted: list(pools[pool].children) == wanted, f"end of {pool}")
             watched()
     finally:
         finished.touch()

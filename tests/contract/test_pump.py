@@ -236,7 +236,7 @@ class AtWork:
 
     def await_in_hand(self, *rows: str) -> None:
         """Wait until these rows are in hand and no others."""
-        wait_until(lambda: set(self.box.read().rows) == set(rows), f"{rows} in hand", 20)
+        wait_until(lambda: set(self.box.read().rows) == set(rows), f"{rows} in hand")
 
     def values(self) -> dict[int, int]:
         """What was written, by index."""
@@ -276,10 +276,10 @@ def test_rows_that_come_meanwhile_join_and_each_is_written_when_it_ends(at_work:
     # There is no room for it yet.
     fourth = at_work.ask_for(4)
     at_work.role.ended.add(second)
-    wait_until(lambda: at_work.values() == {2: 2}, "the value of the second", 20)
+    wait_until(lambda: at_work.values() == {2: 2}, "the value of the second")
     at_work.await_in_hand(first, third, fourth)
     at_work.role.ended.update((third, first, fourth))
-    wait_until(lambda: at_work.values() == {1: 1, 2: 2, 3: 3, 4: 4}, "all values", 20)
+    wait_until(lambda: at_work.values() == {1: 1, 2: 2, 3: 3, 4: 4}, "all values")
     at_work.await_in_hand()
 
 
@@ -287,7 +287,7 @@ def test_a_row_that_fails_takes_none_along_that_has_ended(at_work: AtWork) -> No
     first, second = at_work.ask_for(1), at_work.ask_for(2)
     at_work.await_in_hand(first, second)
     at_work.role.ended.add(first)
-    wait_until(lambda: at_work.values() == {1: 1}, "the value of the first", 20)
+    wait_until(lambda: at_work.values() == {1: 1}, "the value of the first")
     at_work.role.fails = True
     dead = at_work.table.cell(RowId(0, 2), "quarantined")
     wait_until(lambda: at_work.table.get(dead), "the second in quarantine", 30)

@@ -465,5 +465,5 @@ def test_nothing_is_left_of_a_server_whose_keeper_and_supervisor_are_killed(tmp_
         assert len(members(group)) >= 4
         assert len(left() - before) >= 2
         supervisor.kill()
-    wait_until(lambda: not members(group), "end of the server", 10)
-    wait_until(lambda: left() <= before, "clean-up", 10)
+    wait_until(lambda: not members(group), "end of the server")
+    wait_until(lambda: left() <= before, "clean-up")

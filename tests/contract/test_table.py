@@ -223,7 +223,7 @@ def test_lease_vanishes_when_it_is_not_renewed(table: Table) -> None:
     state = RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20))
     table.bridge.call(state.renew_lease("reward", 0, {"pid": 1}, ttl=1), 10)
     assert "reward.0" in table.bridge.call(state.leases(), 10)
-    wait_until(lambda: "reward.0" not in table.bridge.call(state.leases(), 10), "end of the lease", 20)
+    wait_until(lambda: "reward.0" not in table.bridge.call(state.leases(), 10), "end of the lease")
 
 
 def test_cells_and_credentials_survive_kill_of_the_server(tmp_path: Path) -> None:

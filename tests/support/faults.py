@@ -230,7 +230,7 @@ def kill_root(run: Run) -> None:
         return not left
 
     try:
-        wait_until(gone, "end of all that the run held", 20)
+        wait_until(gone, "end of all that the run held")
     except AssertionError as error:
         raise AssertionError(f"{error}: {left}") from None
 

@@ -36,7 +36,7 @@ class Guarded:
         command = [str(find_binary()), "-c", str(self.keys / "server" / "nats-server.conf")]
         with (self.keys / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until(self.greets, "greeting of the server", 10)
+        wait_until(self.greets, "greeting of the server")
 
     def greets(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:

@@ -47,7 +47,7 @@ def test_servers_of_a_cluster_talk_in_the_clear_only_if_all_do(tmp_path: Path, *
         context.load_cert_chain(own / "cert.pem", own / "key.pem")
     server = subprocess.Popen([str(find_binary()), "-c", str(path)], stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: greets(route, context), "greeting", 10)
+        wait_until(lambda: greets(route, context), "greeting")
         assert greets(route, None) is not tls
     finally:
         server.terminate()

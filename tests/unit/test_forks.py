@@ -57,7 +57,7 @@ def waits(folder: Path) -> Path:
 
 
 def ended(forked: Forked) -> int:
-    wait_until(lambda: forked.poll() is not None, "word of the fork's end", 10)
+    wait_until(lambda: forked.poll() is not None, "word of the fork's end")
     assert forked.returncode is not None
     return forked.returncode
 
@@ -79,7 +79,7 @@ def test_a_fork_dies_with_its_zygote_and_the_next_one_is_not_asked_about_it(make
     forked = [fork(zygote, run) for _ in range(2)]
     first = zygote.state()["pid"]
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: zygote.state()["phase"] == "down", "end of the zygote", 10)
+    wait_until(lambda: zygote.state()["phase"] == "down", "end of the zygote")
     another = fork(zygote, run)
     assert [(ended(one), one.cause) for one in forked] == [(-signal.SIGKILL, "zygote 1")] * 2
     assert another.poll() is None
@@ -91,11 +91,11 @@ def test_a_fork_dies_with_its_zygote_and_the_next_one_is_not_asked_about_it(make
 def test_word_of_an_end_outlives_the_zygote_that_gave_it(make: Make, tmp_path: Path) -> None:
     zygote = make()
     forked = fork(zygote, tmp_path)
-    wait_until(lambda: not Path(f"/proc/{forked.pid}").exists(), "end of the fork", 10)
+    wait_until(lambda: not Path(f"/proc/{forked.pid}").exists(), "end of the fork")
     # When it has forked again it has told what it had to.
     fork(zygote, tmp_path)
     os.kill(zygote.state()["pid"], signal.SIGKILL)
-    wait_until(lambda: zygote.state()["phase"] == "down", "end of the zygote", 10)
+    wait_until(lambda: zygote.state()["phase"] == "down", "end of the zygote")
     another = fork(zygote, tmp_path)
     assert (ended(forked), forked.cause) == (2, "")
     assert ended(another) == 2
@@ -112,7 +112,7 @@ def test_a_zygote_that_is_stopped_is_killed_and_replaced(make: Make, tmp_path: P
         zygote.look_after()
         return zygote.state()["pid"] != first
 
-    wait_until(looked_after, "end of the zygote that was stopped", 10)
+    wait_until(looked_after, "end of the zygote that was stopped")
     assert (ended(forked), forked.cause) == (-signal.SIGKILL, "zygote 1")
     assert fork(zygote, tmp_path / "run").poll() is None
 
@@ -143,7 +143,7 @@ def test_a_zygote_that_cannot_import_says_why_and_another_is_tried(make: Make, t
         return None
 
     for life in (1, 2):
-        error = wait_until(fails, "end of the zygote", 20)
+        error = wait_until(fails, "end of the zygote")
         assert error.cause == f"zygote {life}"
         assert f"before it had imported no_such_module (exit code 1); its log is {tmp_path / 'zygote.log'}" in str(
             error
@@ -160,6 +160,6 @@ def test_an_import_that_does_not_end_is_ended_after_the_start_deadline(make: Mak
         zygote.look_after()
         return zygote.state()["phase"] == "down"
 
-    wait_until(looked_after, "end of the zygote", 20)
+    wait_until(looked_after, "end of the zygote")
     with pytest.raises(StartError, match=r"not ready within \d+ s, supervision.start_deadline"):
         zygote.ready()

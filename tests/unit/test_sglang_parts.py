@@ -378,7 +378,7 @@ def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segmen
             os.close(write)
             assert child.wait(20) == -9
             assert cleaner.wait(20) == 0
-    wait_until(lambda: not any(path.exists() for path in (segment, semaphore, scratch)), "clean-up", 20)
+    wait_until(lambda: not any(path.exists() for path in (segment, semaphore, scratch)), "clean-up")
 
 
 def test_the_stand_in_refuses_to_be_imported_beside_cuda(tmp_path: Path) -> None:
