@@ -217,7 +217,7 @@ def port_of(run: Run) -> int:
 
 
 def kill_root(run: Run) -> None:
-    """SIGKILL `relax up`; within 5 s nothing of it may be left."""
+    """SIGKILL `relax up`; a minute later nothing of it may be left."""
     port = port_of(run) if run.folder.address.exists() else 1
     run.disconnect()
     assert run.process is not None
