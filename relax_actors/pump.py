@@ -159,7 +159,7 @@ class PoolPump:
             if jobs := await self._join_all(messages):
                 try:
                     last = await ask(self.mailbox, lambda: self._handler.run(jobs, self._more, self._settled))
-                    await self._finish_all(last)
+                    self._begin_to_finish(last)
                 finally:
                     # What was settled before the answer has begun before it.
                     await asyncio.gather(*self._finishing)

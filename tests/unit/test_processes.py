@@ -640,7 +640,7 @@ def test_a_pause_outside_the_wait_condemns_nobody(beating: Callable[..., Running
     def chores(child: int) -> None:
         if not stood_still.is_set():
             os.kill(child, signal.SIGSTOP)
-            time.sleep(3.0)
+            time.sleep(3.0)  # the pause
             threading.Timer(0.5, os.kill, (child, signal.SIGCONT)).start()
             stood_still.set()
 
@@ -657,7 +657,7 @@ def test_a_supervisor_held_up_in_every_round_finds_a_hung_child(beating: Callabl
         if not stopped:
             os.kill(child, signal.SIGSTOP)
             stopped.append(child)
-        time.sleep(1.1)
+        time.sleep(1.1)  # what holds it up
 
     outcome = beating(1.5, chores).until("ended").outcome
     assert outcome is not None

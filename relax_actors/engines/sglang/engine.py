@@ -21,14 +21,7 @@ from torch import Tensor
 from broker.errors import StoreError
 from relax_actors.engines import weights
 from relax_actors.engines.hostcopy import HostCopy
-from relax_actors.engines.inference.protocol import (
-    Done,
-    GeneratesAll,
-    GenerationRequest,
-    More,
-    Refresh,
-    nothing_more,
-)
+from relax_actors.engines.inference.protocol import Done, GeneratesAll, GenerationRequest, More, Refresh, nothing_more
 from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.loading import Loader, Staged
 from relax_actors.engines.sglang.names import on_disk
