@@ -12,8 +12,8 @@ import numpy as np
 from bus_workload import Workload, arguments, check, serve
 from nats.aio.msg import Msg
 
-from broker.bridge import Address, Bridge
 from broker.codec import Array
+from broker.connection import Address, Bridge
 from broker.pull import StandingPull
 from broker.store import Store
 from broker.streams import ensure_consumer, ensure_streams, pool_spec, table_spec

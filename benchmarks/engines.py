@@ -24,17 +24,17 @@ import torch
 
 from broker.process import spawn, stop
 from relax_actors.config import Config, validate
-from relax_actors.engines import weights
-from relax_actors.engines.inference import GenerationRequest, InferenceEngine
-from relax_actors.engines.inference.transformers_engine import TransformersEngine
-from relax_actors.engines.model import build, tensors_of
+from relax_actors.data.model_folder import measure, prepare
+from relax_actors.engines.protocols import GenerationRequest, InferenceEngine
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.loading import FromDisk
 from relax_actors.engines.sglang.record import ServerRecord
-from relax_actors.modelfolder import measure, prepare
-from relax_actors.runfolder import RunFolder
+from relax_actors.engines.torch.model import build, tensors_of
+from relax_actors.engines.transformers.engine import TransformersEngine
+from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.node import actor_environment
 from relax_actors.supervision.pools import KEEPER
+from relax_actors.weights import files as weights
 
 PROMPTS, SAMPLES, LENGTH = 16, 8, 12
 START_SECONDS = 180.0

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from transformers import Qwen3Config
 
-from relax_actors.engines import weights
-from relax_actors.engines.inference import GenerationRequest
-from relax_actors.engines.inference.transformers_engine import TransformersEngine
-from relax_actors.engines.model import build, tensors_of
+from relax_actors.engines.protocols import GenerationRequest
+from relax_actors.engines.torch.model import build, tensors_of
+from relax_actors.engines.transformers.engine import TransformersEngine
+from relax_actors.weights import files as weights
 
 PROMPTS, SAMPLES, LENGTH = 16, 8, 12
 

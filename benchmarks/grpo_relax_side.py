@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_workload import Workload
 
-from broker.bridge import Address, Bridge
+from broker.connection import Address, Bridge
 from broker.errors import RelaxError
 from broker.pull import Follower
 from broker.streams import wait_for_stream

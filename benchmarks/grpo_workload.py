@@ -69,8 +69,8 @@ class Workload:
 
     def make(self) -> None:
         """Make the model folder and the prompts; needs torch and relax_actors."""
-        from relax_actors.engines.model import build  # noqa: PLC0415
-        from relax_actors.tokenizer import make_character_tokenizer  # noqa: PLC0415
+        from relax_actors.data.tokenizer import make_character_tokenizer  # noqa: PLC0415
+        from relax_actors.engines.torch.model import build  # noqa: PLC0415
 
         self.model.mkdir(parents=True)
         ids = make_character_tokenizer(ALPHABET, END, self.model)

@@ -17,18 +17,18 @@ from typing import TypeVar
 from nats.aio.msg import Msg
 from process_memory import PROC, tree
 
-from broker.bridge import Address, Bridge
 from broker.codec import open_envelope
+from broker.connection import Address, Bridge
 from broker.errors import BrokerError, SubjectError
-from broker.lease import RunState
+from broker.leases import RunState
 from broker.pull import Follower
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import NUMBERED_KINDS, CellId, Subjects
 from broker.table import Table
 from relax_actors.cli.summary import read_ledger
-from relax_actors.ledger import RowState
-from relax_actors.runfolder import RunFolder
+from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.training.ledger import RowState
 
 T = TypeVar("T")
 DEMO = Path(__file__).parents[1] / "examples" / "demo" / "demo.toml"
@@ -44,7 +44,7 @@ def name_of(pid: int) -> str | None:
     except OSError:
         return None
     # The zygote is told to import the hosts' module, which its command therefore names too.
-    if "relax_actors.supervision.host" in command and "relax_actors.supervision.zygote" not in command:
+    if "relax_actors.supervision.actor_process" in command and "relax_actors.supervision.zygote" not in command:
         return command[-2]
     return next((name for part, name in PROGRAMS.items() if any(part in word for word in command)), None)
 

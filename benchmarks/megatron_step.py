@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from training_workload import DENSE, MOE, VOCABULARY, begun, config_of, stepped
 
-from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.protocols import Sequences, TrainBatch
 
 SAMPLES, PROMPT = 64, 32
 CASES: dict[str, tuple[dict[str, Any], float]] = {

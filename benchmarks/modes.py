@@ -26,8 +26,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from relax_actors.cli.connect import connected
-from relax_actors.cli.recorded import read_metrics
+from relax_actors.monitoring.connection import connected
+from relax_actors.monitoring.recorded import read_metrics
 
 CONFIG = Path(__file__).with_name("modes.toml")
 MODES = {

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.bridge import Address, Bridge
+from broker.connection import Address, Bridge
 from broker.errors import BrokerError
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo" / "demo.toml"
@@ -45,7 +45,7 @@ def name_of(pid: int, folder: Path) -> str | None:
         return None
     if not any(str(folder) in part for part in command):
         return None
-    if "relax_actors.supervision.host" in command:
+    if "relax_actors.supervision.actor_process" in command:
         return command[-2]
     names = {"nats-server": "broker", "supervision.node": "node", "cli.main": "root"}
     return next((name for part, name in names.items() if any(part in word for word in command)), None)

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.engines.forward import Forward
-from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.torch.forward import Forward
 
 
 @dataclass(frozen=True)

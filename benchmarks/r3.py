@@ -22,9 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from training_workload import MOE, VOCABULARY, begun, config_of, stepped
 
-from relax_actors.engines.inference import GenerationRequest
-from relax_actors.engines.inference.transformers_engine import TransformersEngine
-from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.protocols import GenerationRequest, Sequences, TrainBatch
+from relax_actors.engines.transformers.engine import TransformersEngine
 
 ROWS, SAMPLES, PROMPT, LONGEST, BUDGET = 8, 4, 32, 64, 1024
 

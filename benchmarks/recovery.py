@@ -35,8 +35,8 @@ import numpy as np
 from live_run import LiveRun, wait_for
 
 from broker.subjects import RowId
-from relax_actors.blackbox import BlackBox
-from relax_actors.supervision import logs
+from relax_actors.runtime import logs
+from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.supervision.node import FORKED
 
 ROLES = ("trainer", "rollout", "reward", "advantages", "prompts", "evaluator")

@@ -26,27 +26,27 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from broker.bridge import Address, Bridge
-from broker.lease import RunState
+from broker.connection import Address, Bridge
+from broker.leases import RunState
 from broker.server import Server
 from broker.store import Store
 from broker.streams import ensure_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
-from relax_actors.actor import Context
-from relax_actors.blackbox import BlackBox
 from relax_actors.config import Config, validate
 from relax_actors.config.simulate import DEFAULTS
-from relax_actors.journal import Journal
-from relax_actors.mailbox import Mailbox, ask
+from relax_actors.data.model_folder import prepare
 from relax_actors.messages import Prompt, Shard, Weights
-from relax_actors.modelfolder import prepare
-from relax_actors.pump import PoolPump
 from relax_actors.roles.rollout import Rollout
-from relax_actors.runfolder import RunFolder
-from relax_actors.supervision import logs
+from relax_actors.runtime import logs
+from relax_actors.runtime.blackbox import BlackBox
+from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.mailbox import Mailbox, ask
+from relax_actors.runtime.pump import PoolPump
+from relax_actors.runtime.role import Context
+from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.runtime.watchdog import Watch
 from relax_actors.supervision.streams import ensure_run_streams
-from relax_actors.watch import Watch
 
 TICKS = os.sysconf("SC_CLK_TCK")
 DEADLINE = 300.0

@@ -39,7 +39,7 @@ from process_memory import PROC, pss_mib
 from recovery import TARGETS
 
 from broker.errors import BrokerError
-from relax_actors.supervision import logs
+from relax_actors.runtime import logs
 
 SAMPLE_SECONDS = 3.0
 GROWTH = 0.10

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config, validate
-from relax_actors.engines.training import TrainBatch, TrainingEngine, train
-from relax_actors.engines.training.torch_engine import TorchEngine
-from relax_actors.modelfolder import prepare
+from relax_actors.data.model_folder import prepare
+from relax_actors.engines.protocols import TrainBatch, TrainingEngine, train
+from relax_actors.engines.torch.engine import TorchEngine
 
 VOCABULARY = 512
 DENSE: dict[str, Any] = {

@@ -38,17 +38,17 @@ from rich.console import Console
 from rich.table import Table
 
 from relax_actors.config import validate
-from relax_actors.engines import weights
-from relax_actors.engines.announcing import Announcer
-from relax_actors.engines.hostcopy import HostCopy
-from relax_actors.engines.inference.transformers_engine import TransformersEngine
-from relax_actors.engines.model import tensors_of
-from relax_actors.engines.taking import Step
-from relax_actors.engines.training import Sequences, TrainBatch, train
-from relax_actors.engines.training.torch_engine import TorchEngine
-from relax_actors.engines.transport.receiving import TorchReceiver
-from relax_actors.engines.transport.sending import Address, TorchSender
-from relax_actors.modelfolder import prepare
+from relax_actors.data.model_folder import prepare
+from relax_actors.engines.protocols import Sequences, TrainBatch, train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.model import tensors_of
+from relax_actors.engines.transformers.engine import TransformersEngine
+from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import Announcer
+from relax_actors.weights.host_copy import HostCopy
+from relax_actors.weights.protocol import Step
+from relax_actors.weights.torch_transport.receiver import TorchReceiver
+from relax_actors.weights.torch_transport.sender import Address, TorchSender
 
 T = TypeVar("T")
 HERE = ("here", "late")

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.access import Permissions
 from broker.errors import BrokerError
 from broker.files import write_private
+from broker.permissions import Permissions
 
 _UNLIMITED = {"subs": -1, "data": -1, "payload": -1}
 _ACCOUNT = {**_UNLIMITED, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1}

@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError
 
-from broker.bridge import Bridge
+from broker.connection import Bridge
 
 EXPIRES, IDLE_EXPIRES = 1.0, 4.0
 _GRACE = 0.3

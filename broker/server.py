@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.bridge import Address
+from broker.connection import Address
 from broker.errors import BrokerError
 from broker.process import spawn, stop
 

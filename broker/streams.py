@@ -18,8 +18,8 @@ from nats.js.api import (
 from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 
-from broker.bridge import Bridge
 from broker.codec import MAX_CELL_BYTES
+from broker.connection import Bridge
 from broker.errors import BrokerError
 from broker.subjects import Subjects
 

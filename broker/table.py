@@ -20,8 +20,8 @@ from nats.errors import NoRespondersError
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
-from broker.bridge import Bridge
 from broker.codec import Envelope, decode_fields, encode, open_envelope
+from broker.connection import Bridge
 from broker.errors import BrokerError, BrokerFullError, CodecError, SubjectError
 from broker.pull import Follower
 from broker.store import Store
@@ -60,7 +60,7 @@ class Table:
         self.store = store
         self.author = author
         self.patience = PATIENCE
-        # Who may ask for a message as it is may have it published anywhere (`broker.access`): users may not.
+        # Who may ask for a message as it is may have it published anywhere (`broker.permissions`): users may not.
         self._direct = direct and bridge.address.credentials is None
 
     def encode(self, subject: str, value: Any) -> bytes:

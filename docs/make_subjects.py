@@ -12,11 +12,11 @@ import numpy as np
 from broker.codec import decode_fields, encode, open_envelope
 from broker.subjects import NUMBERED_KINDS, RowId, Subjects
 from relax_actors import messages
-from relax_actors.actor import COLUMNS
-from relax_actors.cli.render import fields_of
 from relax_actors.config import Config
-from relax_actors.roles.access import NODE, OBSERVER, OPERATOR, permissions, users
-from relax_actors.roles.reading import KINDS
+from relax_actors.monitoring.render import fields_of
+from relax_actors.roles.permissions import NODE, OBSERVER, OPERATOR, permissions, users
+from relax_actors.runtime.cells import KINDS
+from relax_actors.runtime.role import COLUMNS
 
 TARGET = Path(__file__).parent / "subjects.md"
 ROW, AUTHOR = RowId(12, 3), "rollout.0#1"
@@ -143,8 +143,8 @@ def page() -> str:
     head = [
         "# Subjects",
         "",
-        "Made by `python docs/make_subjects.py` from `broker/subjects.py`, `relax_actors/messages.py` and",
-        "`relax_actors/roles/access.py`, for a run of the name `demo`.",
+        "Made by `python docs/make_subjects.py` from `broker/subjects.py`, `relax_actors/messages` and",
+        "`relax_actors/roles/permissions.py`, for a run of the name `demo`.",
         "",
         "## The table",
         "",

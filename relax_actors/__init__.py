@@ -1,14 +1,30 @@
-"""relax-actors: reinforcement-learning post-training as an actor system on NATS JetStream."""
+"""Reinforcement-learning post-training as an actor system on NATS JetStream."""
+
+from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relax_actors.errors import RelaxError, RowError
+    from relax_actors.runtime.role import Drop, Role, Row, StatefulRole
 
 __version__ = "0.1.0"
+__all__ = ["Drop", "RelaxError", "Role", "Row", "RowError", "StatefulRole"]
+
+_MODULES = {
+    "Drop": "runtime.role",
+    "RelaxError": "errors",
+    "Role": "runtime.role",
+    "Row": "runtime.role",
+    "RowError": "errors",
+    "StatefulRole": "runtime.role",
+}
 
 
-def __getattr__(name: str) -> object:
-    """Give the public names; each is imported when first asked for, so that importing the package is cheap."""
-    homes = {"Role": "actor", "Row": "actor", "Drop": "actor", "StatefulRole": "actor", "RowError": "errors"}
-    if name in homes:
-        return getattr(importlib.import_module(f"relax_actors.{homes[name]}"), name)
-    msg = f"module 'relax_actors' has no attribute {name!r}"
-    raise AttributeError(msg)
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use, so that `import relax_actors` stays cheap (PEP 562)."""
+    if name not in _MODULES:
+        msg = f"module {__name__!r} has no attribute {name!r}; it exports {', '.join(__all__)}"
+        raise AttributeError(msg)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from broker.bridge import Address, Bridge
+from broker.connection import Address, Bridge
 from broker.server import Server
 from broker.store import Store
 from broker.streams import ensure_streams, log_spec, table_spec

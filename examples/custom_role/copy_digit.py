@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from relax_actors.envs.tasks import Task
+from relax_actors.data.task import Task
 from relax_actors.messages import Prompt
 
 

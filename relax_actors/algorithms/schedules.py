@@ -59,3 +59,20 @@ def rate_of(config: Config, step: int) -> float:
         kind=settings.schedule,
         final_fraction=settings.final_fraction,
     )
+
+
+def is_evaluated(config: Config, version: int) -> bool:
+    """Whether a version is one to evaluate: the first, every so many, and the last."""
+    if config.eval is None:
+        return False
+    every = config.eval.every
+    return version in (0, config.run.steps) or (every > 0 and version % every == 0)
+
+
+def last_evaluated(config: Config, version: int) -> set[int]:
+    """The last two versions to evaluate, up to `version`."""
+    if config.eval is None:
+        return set()
+    every = config.eval.every or config.run.steps
+    last = config.run.steps if version == config.run.steps else version - version % every
+    return {last, last - 1 - (last - 1) % every} if last > 0 else {0}

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from relax_actors.cli import faults
-from relax_actors.cli.connect import connected
 from relax_actors.errors import ConfigError
-from relax_actors.journal import Journal
+from relax_actors.monitoring.connection import connected
+from relax_actors.runtime.journal import Journal
 
 PATIENCE = 30.0
 

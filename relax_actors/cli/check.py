@@ -11,21 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from relax_actors.actor import COLUMNS, Role
 from relax_actors.cli.placement import placed, scored
 from relax_actors.config import Config, load_config
 from relax_actors.config.placement import OPTIONAL
 from relax_actors.config.schema import DataSection
+from relax_actors.data.model_folder import ModelFacts, measure, prepare
+from relax_actors.data.prompt_maker import PromptMaker, open_data
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.megatron import architecture, layout, presence
 from relax_actors.engines.sglang import presence as sglang
 from relax_actors.errors import ConfigError, RowError
-from relax_actors.modelfolder import ModelFacts, measure, prepare
+from relax_actors.messages.experts import compact
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import make_role
-from relax_actors.roles.prompts import PromptMaker, open_data
 from relax_actors.roles.rollout import stop_id
-from relax_actors.routing import compact
-from relax_actors.tokenizer import Tokenizer
+from relax_actors.runtime.role import COLUMNS, Role
 
 SAMPLE = 200
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from relax_actors.cli.connect import Connected
 from relax_actors.engines.sglang import launch
 from relax_actors.errors import ConfigError
-from relax_actors.journal import Journal
+from relax_actors.monitoring.connection import Connected
 from relax_actors.roles import role_names
+from relax_actors.runtime.journal import Journal
 from relax_actors.supervision.pools import SERVER
 
 NODE, ROOT, BROKER, ANY = "node", "root", "broker", "any"

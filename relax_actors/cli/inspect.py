@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.tree import Tree
 
-from relax_actors.cli.connect import children_of, connected
 from relax_actors.cli.summary import read_ledger
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
+from relax_actors.monitoring.connection import children_of, connected
 from relax_actors.roles import replicas, role_names
 
 SUPERVISION = ("node.", "root.", "owner.")
@@ -155,7 +155,7 @@ def _life(lease: dict[str, Any] | None) -> str:
 
 def fingerprint(path: Path) -> str:
     """The digest of the weights in a checkpoint, a model folder or a safetensors file."""
-    from relax_actors.engines import weights
+    from relax_actors.weights import files as weights
 
     shards = [path] if path.is_file() else sorted(path.glob("model*.safetensors"))
     if not shards:

@@ -10,14 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from broker.bridge import CREDENTIALS
+from broker.connection import CREDENTIALS
 from broker.credentials import Authority
 from broker.files import write_private
 from broker.server import MAX_PAYLOAD
-from relax_actors.cli.connect import find
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
-from relax_actors.roles.access import permissions, users
+from relax_actors.monitoring.connection import find
+from relax_actors.roles.permissions import permissions, users
 
 DAY = 86400.0
 CA_DAYS, SERVER_DAYS = 3650.0, 825.0

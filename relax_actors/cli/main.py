@@ -102,7 +102,7 @@ def tail(
     count: Annotated[int, typer.Option(help="end after so many messages; 0 never ends")] = 0,
 ) -> None:
     """Print the messages of a subject as they come: events, metrics and cells."""
-    from relax_actors.cli.watch import tail as run_tail
+    from relax_actors.cli.tail import tail as run_tail
 
     run_tail(subject, run, history=history, count=count)
 
@@ -121,10 +121,10 @@ def monitor(
     """Show a run live, heard through its broker alone: reward, loss, KL, staleness, rows, actors, events."""
     from relax_actors.cli.monitor import locate
     from relax_actors.cli.monitor import monitor as run_monitor
-    from relax_actors.cli.sinks import Sink
-    from relax_actors.cli.sinks.prometheus import Prometheus
-    from relax_actors.cli.sinks.tensorboard import TensorBoard
-    from relax_actors.cli.sinks.wandb import WeightsAndBiases
+    from relax_actors.monitoring.sinks import Sink
+    from relax_actors.monitoring.sinks.prometheus import Prometheus
+    from relax_actors.monitoring.sinks.tensorboard import TensorBoard
+    from relax_actors.monitoring.sinks.wandb import WeightsAndBiases
 
     name, address = locate(run, broker, credentials, ca)
     sinks: list[Sink] = []

@@ -16,15 +16,15 @@ from nats.aio.msg import Msg
 from rich.console import Console
 from rich.live import Live
 
-from broker.bridge import Address, Bridge
+from broker.connection import Address, Bridge
 from broker.credentials import claims_of
 from broker.subjects import Subjects, check_name
-from relax_actors.cli.connect import find
-from relax_actors.cli.progress import Progress
-from relax_actors.cli.sinks import Heard, Sink
 from relax_actors.errors import ConfigError
-from relax_actors.roles.access import OBSERVER
-from relax_actors.supervision import logs
+from relax_actors.monitoring.connection import find
+from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.sinks import Heard, Sink
+from relax_actors.roles.permissions import OBSERVER
+from relax_actors.runtime import logs
 from relax_actors.supervision.root import address_of
 
 LINE_SECONDS = 5.0

@@ -13,9 +13,9 @@ from pathlib import Path
 from broker.credentials import claims_of
 from broker.subjects import check_name
 from relax_actors.errors import ConfigError
-from relax_actors.roles.access import NODE
-from relax_actors.supervision import logs
-from relax_actors.supervision.remote import Remote, Wanted
+from relax_actors.roles.permissions import NODE
+from relax_actors.runtime import logs
+from relax_actors.supervision.remote_node import Remote, Wanted
 from relax_actors.supervision.root import address_of
 
 

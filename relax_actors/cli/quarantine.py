@@ -15,11 +15,11 @@ from rich.table import Table as RichTable
 
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.actor import COLUMNS
-from relax_actors.cli.connect import Connected, connected
-from relax_actors.cli.render import fields_of, printable
 from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Quarantined, Readmitted, Requeued
+from relax_actors.monitoring.connection import Connected, connected
+from relax_actors.monitoring.render import fields_of, printable
+from relax_actors.runtime.role import COLUMNS
 
 
 def list_rows(run: str, *, as_json: bool) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from relax_actors.cli.connect import Connected, children_of, connected
 from relax_actors.config import Config, validate
 from relax_actors.errors import ConfigError
+from relax_actors.monitoring.connection import Connected, children_of, connected
 from relax_actors.roles import role_names, section_of
 from relax_actors.supervision.assignment import SINGLE, SPAN, Assignment
 from relax_actors.supervision.streams import publish_scale

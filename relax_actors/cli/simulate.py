@@ -23,15 +23,15 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from relax_actors.cli.check import require
-from relax_actors.cli.connect import connected
-from relax_actors.cli.recorded import read_metrics, with_recorded
 from relax_actors.cli.up import Watcher, explain, keep_up, log_to
 from relax_actors.config import Config, load_config, validate
-from relax_actors.engines.modelled.devices import Devices
-from relax_actors.engines.modelled.times import calibrated
 from relax_actors.errors import ConfigError, RelaxError
-from relax_actors.runfolder import RunFolder
-from relax_actors.supervision import logs
+from relax_actors.monitoring.connection import connected
+from relax_actors.monitoring.recorded import read_metrics, with_recorded
+from relax_actors.runtime import logs
+from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.simulation.devices import Devices
+from relax_actors.simulation.times import calibrated
 from relax_actors.supervision.root import Root
 
 SAMPLE_SECONDS = 0.02

@@ -10,9 +10,9 @@ from typing import Any
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import CodecError
-from relax_actors.ledger import Account, Ledger
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Weights
-from relax_actors.roles.reading import KINDS
+from relax_actors.runtime.cells import KINDS
+from relax_actors.training.ledger import Account, Ledger
 
 ENDS_OF_CURVE = 10
 

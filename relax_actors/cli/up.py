@@ -18,24 +18,24 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table as RichTable
 
-from broker.bridge import Address, Bridge
+from broker.connection import Address, Bridge
 from broker.files import write_private
-from broker.lease import RunState
+from broker.leases import RunState
 from broker.pull import Follower
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.cli.check import require
-from relax_actors.cli.progress import Progress
 from relax_actors.cli.summary import Curves, Summary, draw, summarise
 from relax_actors.config import Config, load_config
 from relax_actors.errors import CodecError, RelaxError
-from relax_actors.journal import Journal
 from relax_actors.messages import Checkpoint, Evaluation
-from relax_actors.roles.access import OPERATOR
-from relax_actors.runfolder import RunFolder
-from relax_actors.supervision import logs
+from relax_actors.monitoring.live_view import Progress
+from relax_actors.roles.permissions import OPERATOR
+from relax_actors.runtime import logs
+from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.root import Root
 from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import publish_run

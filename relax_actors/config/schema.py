@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from broker.subjects import check_name
-from relax_actors.config.machinery import BrokerSection, StoreSection, SupervisionSection
+from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.placement import OPTIONAL, PlacementSection
 from relax_actors.config.sections import PoolSection, Positive, PositiveFloat, Section
 from relax_actors.config.sglang import SglangSection

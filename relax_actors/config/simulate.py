@@ -25,7 +25,7 @@ DEFAULTS: dict[str, Any] = {
         },
         "tokenizer": {"alphabet": "01>#"},
     },
-    "data": {"kind": "python", "function": "relax_actors.envs.modelled.make", "size": 1000},
+    "data": {"kind": "python", "function": "relax_actors.simulation.tasks.make", "size": 1000},
     "rollout": {"backend": "modelled", "rows_together": 1, "max_tokens": 2},
     "trainer": {"backend": "modelled", "checkpoint_every": 1000000, "token_budget": 8},
 }

@@ -7,12 +7,12 @@ None of them needs torch; the packages behind `math_verify` and `reasoning_gym_s
 
 from __future__ import annotations
 
-from relax_actors.rewards._load import RewardFunction, load_reward, load_rewards
 from relax_actors.rewards._math_verify import math_verify
 from relax_actors.rewards._numeric import numeric_match
 from relax_actors.rewards._reasoning_gym import reasoning_gym_score
 from relax_actors.rewards._text import exact_match, positional_match
 from relax_actors.rewards._value import checked
+from relax_actors.rewards.registry import RewardFunction, load_reward, load_rewards
 
 __all__ = [
     "RewardFunction",

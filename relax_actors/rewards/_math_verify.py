@@ -6,9 +6,9 @@ import logging
 from functools import lru_cache
 from typing import Any
 
-from relax_actors.dotted import import_extra
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
+from relax_actors.registry.dotted import import_extra
 from relax_actors.rewards._text import required_answer
 
 

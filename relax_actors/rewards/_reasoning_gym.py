@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from relax_actors.dotted import import_extra
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
+from relax_actors.registry.dotted import import_extra
 from relax_actors.rewards._untrusted import harmless
 
 Scorer = Callable[[str, dict[str, Any]], float]

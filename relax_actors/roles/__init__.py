@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 
-from relax_actors.actor import Role, check_role
 from relax_actors.config import Config
 from relax_actors.config.placement import OPTIONAL
 from relax_actors.config.schema import RoleSection
 from relax_actors.config.sections import PoolSection
-from relax_actors.dotted import load
 from relax_actors.errors import ConfigError
+from relax_actors.registry.dotted import load
+from relax_actors.runtime.role import Role, check_role
 
 _BUILT_IN = {
     "prompts": "relax_actors.roles.prompts:PromptSource",

@@ -9,33 +9,17 @@ from functools import partial
 
 from broker.subjects import CellId, RowId
 from broker.table import CALL_DEADLINE, Cell
-from relax_actors.actor import StatefulRole
-from relax_actors.config import Config
+from relax_actors.algorithms.schedules import is_evaluated
+from relax_actors.data.prompt_maker import PromptMaker, open_data, room
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Evaluation, Prompt, Reward
-from relax_actors.roles.prompts import PromptMaker, first_cell, open_data, room
-from relax_actors.roles.reading import put_own, read_numbered
-from relax_actors.roles.seeds import seed_of
-from relax_actors.tokenizer import Tokenizer
+from relax_actors.roles.prompts import first_cell
+from relax_actors.runtime.cells import put_own, read_numbered
+from relax_actors.runtime.role import StatefulRole
+from relax_actors.runtime.seeds import seed_of
 
 ENDS = ("reward", "dropped", "quarantined")
-
-
-def is_evaluated(config: Config, version: int) -> bool:
-    """Whether a version is one to evaluate: the first, every so many, and the last."""
-    if config.eval is None:
-        return False
-    every = config.eval.every
-    return version in (0, config.run.steps) or (every > 0 and version % every == 0)
-
-
-def last_evaluated(config: Config, version: int) -> set[int]:
-    """The last two versions to evaluate, up to `version`."""
-    if config.eval is None:
-        return set()
-    every = config.eval.every or config.run.steps
-    last = config.run.steps if version == config.run.steps else version - version % every
-    return {last, last - 1 - (last - 1) % every} if last > 0 else {0}
 
 
 class Evaluator(StatefulRole):

@@ -9,79 +9,17 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from broker.subjects import CellId, RowId
 from broker.table import Cell
-from relax_actors.actor import ENDS, Context, StatefulRole
-from relax_actors.config.schema import Config, DataSection
-from relax_actors.envs.sources import PromptSource as Source
-from relax_actors.envs.sources import open_source
-from relax_actors.envs.tasks import Task
+from relax_actors.data.prompt_maker import PromptMaker, open_data, room
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
-from relax_actors.ledger import Ledger
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
-from relax_actors.modelfolder import measure
-from relax_actors.roles.reading import observe
-from relax_actors.roles.seeds import seed_of, task_index
-from relax_actors.tokenizer import Tokenizer
-
-
-def open_data(data: DataSection) -> Source:
-    """The source of a [data] section.
-
-    Raises:
-        ConfigError: it cannot be opened, or holds not one good row.
-    """
-    fields = ("path", "task", "function", "size", "seed", "options", "prompt_field", "answer_field")
-    return open_source(data.kind, **{name: getattr(data, name) for name in fields})
-
-
-def room(config: Config) -> int:
-    """Tokens that a sequence may have: the model's context, and what the trainer takes at once."""
-    return min(measure(config.model_path).context_length, config.trainer.token_budget)
-
-
-class PromptMaker:
-    """Turns tasks into prompts: template, chat, tokens, and the check that they fit the model."""
-
-    def __init__(self, data: DataSection, tokenizer: Tokenizer, whole: int, max_tokens: int) -> None:
-        self._data, self._tokenizer = data, tokenizer
-        self._room = whole - max_tokens
-        self._whole, self._max_tokens = whole, max_tokens
-
-    def make(self, task: Task, **fields: Any) -> Prompt:
-        """The prompt of a task.
-
-        Raises:
-            RowError: it is too long for the model's context, or has no tokens.
-        """
-        text = self.text(task)
-        chat = not isinstance(task.prompt, str) or self._chats
-        tokens = self._tokenizer.encode(text, special=not chat)
-        if len(tokens) > self._room or not len(tokens):
-            msg = (
-                f"prompt {text[:60]!r} has {len(tokens)} tokens; sequences of up to {self._whole} (the context, "
-                f"or trainer.token_budget) leave 1 to {self._room} beside rollout.max_tokens = {self._max_tokens}"
-            )
-            raise RowError(msg)
-        return Prompt(text, tokens, task.answer, task.metadata, **fields)
-
-    @property
-    def _chats(self) -> bool:
-        return self._tokenizer.has_chat_template if self._data.chat is None else self._data.chat
-
-    def text(self, task: Task) -> str:
-        """What the model reads."""
-        messages = task.prompt
-        if isinstance(messages, str):
-            text = self._data.template.replace("{prompt}", messages)
-            if not self._chats:
-                return text
-            messages = [{"role": "user", "content": text}]
-        if self._data.system is not None:
-            messages = [{"role": "system", "content": self._data.system}, *messages]
-        return self._tokenizer.chat(messages)
+from relax_actors.runtime.cells import observe
+from relax_actors.runtime.role import ENDS, Context, StatefulRole
+from relax_actors.runtime.seeds import seed_of, task_index
+from relax_actors.training.ledger import Ledger
 
 
 def first_cell(context: Context, row: RowId, make: Callable[[], Prompt]) -> tuple[str, bytes]:

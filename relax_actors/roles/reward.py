@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from relax_actors.actor import Role, Row
-from relax_actors.engines.modelled.devices import REWARD, Devices
 from relax_actors.messages import Reward
 from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
+from relax_actors.runtime.role import Role, Row
+from relax_actors.simulation.devices import REWARD, Devices
 
 
 def reward_function(setting: str | dict[str, float]) -> RewardFunction:

@@ -11,17 +11,17 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from broker.errors import StoreError
-from relax_actors.actor import Context, More, Results, Role, Row
-from relax_actors.engines.inference import Generation, GenerationRequest, InferenceEngine
-from relax_actors.engines.modelled.devices import Devices
-from relax_actors.engines.modelled.inference import ModelledInference
+from relax_actors.data.model_folder import measure
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
 from relax_actors.errors import ConfigError, RelaxError, RowError
 from relax_actors.messages import Prompt, Trajectory
-from relax_actors.modelfolder import measure
-from relax_actors.roles.rows import Limits
-from relax_actors.roles.staging import Stager
-from relax_actors.routing import shared_prompt
-from relax_actors.tokenizer import Tokenizer
+from relax_actors.messages.experts import shared_prompt
+from relax_actors.runtime.role import Context, More, Results, Role, Row
+from relax_actors.simulation.devices import Devices
+from relax_actors.simulation.inference import ModelledInference
+from relax_actors.training.step_rows import Limits
+from relax_actors.weights.stager import Stager
 
 TELL_SECONDS = 0.25
 Kind: TypeAlias = tuple[int | None, bool]
@@ -37,9 +37,9 @@ def make_engine(context: Context) -> InferenceEngine:
     if config.simulate is not None:
         devices, length = Devices(config.simulate, context.folder.root), measure(path).context_length
         return ModelledInference(devices, context.n, length, config.rollout.rows_together)
-    from relax_actors.engines.forward import device_of  # noqa: PLC0415 only the process that generates pays for torch
-    from relax_actors.engines.inference.transformers_engine import TransformersEngine  # noqa: PLC0415
-    from relax_actors.engines.kernels import set_up  # noqa: PLC0415
+    from relax_actors.engines.torch.forward import device_of  # noqa: PLC0415 only the process that generates pays for torch
+    from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+    from relax_actors.engines.transformers.engine import TransformersEngine  # noqa: PLC0415
 
     set_up(config.run)
     if backend == "transformers":

@@ -14,22 +14,22 @@ import numpy as np
 from pydantic import Field
 
 from broker.codec import Array
-from relax_actors.actor import Role, Row
 from relax_actors.config import Config
-from relax_actors.engines.scoring import ScoringEngine
-from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.protocols import ScoringEngine
+from relax_actors.engines.protocols.sequences import Sequences
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
-from relax_actors.roles.rows import Limits, experts_of
-from relax_actors.roles.staging import Stager
+from relax_actors.runtime.role import Role, Row
+from relax_actors.training.step_rows import Limits, experts_of
+from relax_actors.weights.stager import Stager
 
 Backend = Literal["torch", "megatron"]
 
 
 def make_engine(config: Config, device: str, backend: Backend, *, follows: bool) -> ScoringEngine:
     """The scoring engine of a role."""
-    from relax_actors.engines.kernels import set_up  # noqa: PLC0415 only the process that scores pays for torch
-    from relax_actors.engines.scoring.torch_engine import TorchScorer  # noqa: PLC0415
+    from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415 only the process that scores pays for torch
+    from relax_actors.engines.torch.scorer import TorchScorer  # noqa: PLC0415
 
     set_up(config.run)
     if backend == "megatron":

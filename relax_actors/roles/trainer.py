@@ -16,22 +16,22 @@ import numpy as np
 from broker.errors import RelaxError
 from broker.subjects import CellId, RowId
 from broker.table import Cell
-from relax_actors import checkpoint as checkpoints
-from relax_actors.actor import Context, StatefulRole
 from relax_actors.engines.megatron.group import MegatronGroup
-from relax_actors.engines.modelled.devices import Devices
-from relax_actors.engines.modelled.training import ModelledTraining
-from relax_actors.engines.training import TrainingEngine
+from relax_actors.engines.protocols import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError
-from relax_actors.ledger import Ledger
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
-from relax_actors.roles.checkpointer import Checkpointer
-from relax_actors.roles.feed import Feed
-from relax_actors.roles.publish import Publisher
-from relax_actors.roles.reading import KINDS, Numbered, observe, put_own
-from relax_actors.roles.rows import StepReader, StepRows
-from relax_actors.roles.seeds import seed_of
-from relax_actors.roles.warm_start import warm_start
+from relax_actors.runtime import durable_folder as checkpoints
+from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
+from relax_actors.runtime.role import Context, StatefulRole
+from relax_actors.runtime.seeds import seed_of
+from relax_actors.simulation.devices import Devices
+from relax_actors.simulation.training import ModelledTraining
+from relax_actors.training.checkpointer import Checkpointer
+from relax_actors.training.ledger import Ledger
+from relax_actors.training.step_feed import Feed
+from relax_actors.training.step_rows import StepReader, StepRows
+from relax_actors.training.warm_start import warm_start
+from relax_actors.weights.publisher import Publisher
 
 
 def make_engine(context: Context) -> TrainingEngine:
@@ -41,8 +41,8 @@ def make_engine(context: Context) -> TrainingEngine:
         return ModelledTraining(config, Devices(config.simulate, context.folder.root))
     if config.trainer.backend == "megatron" and config.trainer.megatron.ranks > 1:
         return MegatronGroup(config)
-    from relax_actors.engines.kernels import set_up  # noqa: PLC0415 only the process that trains pays for torch
-    from relax_actors.engines.training.torch_engine import TorchEngine  # noqa: PLC0415
+    from relax_actors.engines.torch.engine import TorchEngine  # noqa: PLC0415
+    from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415 only the process that trains pays for torch
 
     set_up(config.run)
     if config.trainer.backend == "torch":

@@ -18,7 +18,7 @@ from relax_actors.config import BUILT_IN, Config
 from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, role_names
-from relax_actors.runfolder import RunFolder
+from relax_actors.runtime.run_folder import RunFolder
 
 SPAN = 1000
 SINGLE = ("prompts", "trainer", "evaluator")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from relax_actors.blackbox import Reading
 from relax_actors.errors import RelaxError
+from relax_actors.runtime.blackbox import Reading
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Exit
 from relax_actors.supervision.supervisor import GiveUp

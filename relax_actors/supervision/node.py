@@ -22,24 +22,23 @@ from pathlib import Path
 import nats.errors
 import structlog
 
-from broker.bridge import Address, Bridge
-from broker.lease import RunState
+from broker.connection import Address, Bridge
+from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
-from relax_actors.blackbox import BlackBox
 from relax_actors.config import Config
 from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
-from relax_actors.exits import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_CRASHED, EXIT_GAVE_UP
-from relax_actors.journal import Journal
-from relax_actors.roles.access import NODE
-from relax_actors.runfolder import RunFolder
-from relax_actors.supervision import logs
+from relax_actors.roles.permissions import NODE
+from relax_actors.runtime import logs
+from relax_actors.runtime.blackbox import BlackBox
+from relax_actors.runtime.exit_codes import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_CRASHED, EXIT_GAVE_UP
+from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
-from relax_actors.supervision.forks import REPLY_SECONDS, Zygote
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import Status
-from relax_actors.supervision.owners import Owned
+from relax_actors.supervision.ownership import Owned
 from relax_actors.supervision.pools import SERVER, pools_of, server_launch, specs_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter, split
@@ -47,6 +46,7 @@ from relax_actors.supervision.spec import ChildSpec, Failure
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED
+from relax_actors.supervision.zygote_client import REPLY_SECONDS, Zygote
 
 # Roles whose engines take seconds to import.
 FORKED = ("rollout", "trainer", *OPTIONAL)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relax_actors.exits import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_GAVE_UP
+from relax_actors.runtime.exit_codes import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_GAVE_UP
 from relax_actors.supervision.spec import Blame, Exit, Failure
 
 STATUS_FD = "RELAX_STATUS_FD"

@@ -7,14 +7,14 @@ import sys
 
 from relax_actors.config import Config
 from relax_actors.roles import section_of
-from relax_actors.runfolder import RunFolder
+from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.reporter import split
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
 from relax_actors.supervision.supervisor import Supervisor
 
-SERVER, KEEPER = "server", "relax_actors.supervision.keeper"
+SERVER, KEEPER = "server", "relax_actors.supervision.inference_server"
 
 
 def pool_names(config: Config, node: Assignment) -> list[str]:

@@ -18,13 +18,13 @@ from contextlib import suppress
 from typing import Any
 
 from broker.process import kill_group
-from relax_actors.blackbox import Reading
 from relax_actors.errors import RelaxError
-from relax_actors.pauses import Pauses, unusual
+from relax_actors.runtime.blackbox import Reading
+from relax_actors.runtime.logs import rotate
+from relax_actors.runtime.pauses import Pauses, unusual
+from relax_actors.supervision.child import EXAMINE_SECONDS, Running, launched
 from relax_actors.supervision.launch import Launch, Observer, StartError
-from relax_actors.supervision.logs import rotate
 from relax_actors.supervision.outcome import Verdict
-from relax_actors.supervision.running import EXAMINE_SECONDS, Running, launched
 from relax_actors.supervision.spec import ChildSpec, Exit
 from relax_actors.supervision.supervisor import Action, ChildState, GiveUp, Phase, Start, Stop, Supervisor
 

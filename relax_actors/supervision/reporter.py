@@ -6,14 +6,14 @@ import json
 import time
 from contextlib import suppress
 
-from broker.bridge import Bridge
+from broker.connection import Bridge
 from broker.files import write_private
-from broker.lease import RunState
+from broker.leases import RunState
 from broker.pull import give_back
 from broker.subjects import RowId
-from relax_actors.blackbox import BlackBox, Reading
-from relax_actors.journal import Journal
-from relax_actors.runfolder import RunFolder
+from relax_actors.runtime.blackbox import BlackBox, Reading
+from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.spec import Blame, Exit, Failure
 from relax_actors.supervision.supervisor import GiveUp
 

@@ -13,21 +13,21 @@ from urllib.parse import unquote
 
 import structlog
 
-from broker.bridge import Address, Bridge
+from broker.connection import Address, Bridge
 from broker.server import Server, ServerSettings, answers
-from relax_actors.blackbox import Reading
 from relax_actors.config import Config
+from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, ConfigError
-from relax_actors.modelfolder import prepare
-from relax_actors.roles.access import OPERATOR
-from relax_actors.runfolder import RunFolder
+from relax_actors.roles.permissions import OPERATOR
+from relax_actors.runtime.blackbox import Reading
+from relax_actors.runtime.logs import keep_root, rotate
+from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import whole
-from relax_actors.supervision.brokerhealth import BrokerHealth
-from relax_actors.supervision.herald import Herald
+from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.logs import keep_root, rotate
 from relax_actors.supervision.pools import children_of
 from relax_actors.supervision.processes import ProcessTree
+from relax_actors.supervision.root_status import Herald
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.bridge import Bridge
-from broker.lease import RunState
+from broker.connection import Bridge
+from broker.leases import RunState
 from broker.streams import ensure_bucket, ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
 from relax_actors.config import Config

@@ -23,17 +23,21 @@ from typing import NoReturn
 
 import setproctitle
 
-from relax_actors.blackbox import BlackBox
+from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.supervision.outcome import STATUS_FD
 
-HOST = "relax_actors.supervision.host"
+HOST = "relax_actors.supervision.actor_process"
 PRELOADED = (
-    "relax_actors.supervision.host",
-    "relax_actors.engines.inference.transformers_engine",
-    "relax_actors.engines.training.torch_engine",
-    "relax_actors.engines.scoring.torch_engine",
+    "relax_actors.supervision.actor_process",
+    "relax_actors.engines.transformers.engine",
+    "relax_actors.engines.torch.engine",
+    "relax_actors.engines.torch.scorer",
 )
-PRELOADED_MODELLED = ("relax_actors.supervision.host", "relax_actors.roles.rollout", "relax_actors.roles.trainer")
+PRELOADED_MODELLED = (
+    "relax_actors.supervision.actor_process",
+    "relax_actors.roles.rollout",
+    "relax_actors.roles.trainer",
+)
 """Of engines that are only modelled: without torch."""
 _PR_SET_PDEATHSIG = 1
 MAX_MESSAGE = 1 << 16
@@ -101,7 +105,7 @@ def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> N
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Named as if it had been started, for `ps` and for whoever looks a process up by its command line.
         setproctitle.setproctitle(" ".join([sys.executable, "-m", HOST, *arguments]))
-        from relax_actors.supervision import host  # noqa: PLC0415 the actor's own
+        from relax_actors.supervision import actor_process as host  # noqa: PLC0415 the actor's own
 
         os.environ[STATUS_FD] = str(status)
         host.main(arguments)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relax_actors.supervision import logs
+from relax_actors.runtime import logs
 from tests.support.faults import Story, aimed, box, hit, is_over, process, story_of, wait_for_path
 from tests.support.running import Run, wait_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.subjects import RowId
-from relax_actors.blackbox import BlackBox
+from relax_actors.runtime.blackbox import BlackBox
 from tests.support.running import Run, processes_of, wait_until
 
 MakeRun = Callable[..., Run]

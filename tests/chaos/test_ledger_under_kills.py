@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.bridge import Address, Bridge
+from broker.connection import Address, Bridge
 from broker.pull import Follower
 from broker.subjects import Subjects
 from tests.chaos.equivalence import SETTINGS, killed_run, plan, steps_for

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from broker.bridge import Bridge
-from broker.lease import RunState
+from broker.connection import Bridge
+from broker.leases import RunState
 from broker.server import find_binary
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects

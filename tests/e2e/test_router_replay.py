@@ -11,7 +11,7 @@ import pytest
 from relax_actors.engines.megatron import presence
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Trajectory
-from relax_actors.routing import flaw
+from relax_actors.messages.experts import flaw
 from tests.support.running import Run, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo" / "moe.toml"

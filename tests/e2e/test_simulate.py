@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli.connect import connected
-from relax_actors.cli.recorded import SETTLED, read_metrics, with_recorded
 from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
+from relax_actors.monitoring.connection import connected
+from relax_actors.monitoring.recorded import SETTLED, read_metrics, with_recorded
 from tests.support.running import SUPPORT, Run, processes_of, relax
 
 CLUSTER = SUPPORT / "cluster.toml"

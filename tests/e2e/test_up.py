@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from broker.bridge import Address
+from broker.connection import Address
 from broker.server import Server
-from relax_actors.cli.connect import connected
+from relax_actors.monitoring.connection import connected
 from tests.support.faults import story_of
 from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, wait_until
 

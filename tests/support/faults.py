@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.bridge import Address
 from broker.codec import open_envelope
+from broker.connection import Address
 from broker.pull import Follower
 from broker.subjects import CellId
 from broker.table import Table
-from relax_actors.blackbox import BlackBox, Reading
-from relax_actors.cli.connect import connected
 from relax_actors.errors import RelaxError
 from relax_actors.messages import Batch, Checkpoint
+from relax_actors.monitoring.connection import connected
+from relax_actors.runtime.blackbox import BlackBox, Reading
 from relax_actors.supervision.node import actor_environment
 from tests.support.running import Run, processes_of, wait_until
 
@@ -186,7 +186,7 @@ def _story(table: Table) -> Story:
 def host_by_hand(run: Run, role: str, n: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """One more life of an actor beside the one that the node knows."""
     folder = run.folder
-    command = [sys.executable, "-m", "relax_actors.supervision.host", str(folder.root), role, str(n)]
+    command = [sys.executable, "-m", "relax_actors.supervision.actor_process", str(folder.root), role, str(n)]
     environment = os.environ | actor_environment(folder.load_config())
     with (folder.root.parent / f"{role}.{n}.by-hand.log").open("ab") as log:
         child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)

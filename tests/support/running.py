@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker.bridge import Address, Bridge
+from broker.connection import Address, Bridge
 from broker.errors import BrokerError
 from broker.store import Store
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.cli.summary import read_ledger
-from relax_actors.ledger import Ledger
-from relax_actors.runfolder import RunFolder
+from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.training.ledger import Ledger
 
 SUPPORT = Path(__file__).parent
 TINY = SUPPORT / "tiny.toml"

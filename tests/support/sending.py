@@ -14,8 +14,8 @@ from dataclasses import asdict
 
 import torch
 
-from relax_actors.engines.taking import Content
-from relax_actors.engines.transport.sending import Address, TorchSender
+from relax_actors.weights.protocol import Content
+from relax_actors.weights.torch_transport.sender import Address, TorchSender
 
 OFFERED = "f" * 32
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from relax_actors.blackbox import Reading
 from relax_actors.config import Config, validate
+from relax_actors.data.model_folder import measure, prepare
 from relax_actors.engines.sglang import presence
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader
 from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.errors import ConfigError
-from relax_actors.modelfolder import measure, prepare
-from relax_actors.runfolder import RunFolder
+from relax_actors.runtime.blackbox import Reading
+from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.janitor import members
 from relax_actors.supervision.node import actor_environment
 from relax_actors.supervision.pools import server_launch

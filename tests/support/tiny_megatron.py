@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from relax_actors.config import Config, validate
+from relax_actors.data.model_folder import prepare
 from relax_actors.engines.megatron import presence
-from relax_actors.engines.training import Sequences, TrainBatch
+from relax_actors.engines.protocols import Sequences, TrainBatch
 from relax_actors.errors import ConfigError
-from relax_actors.modelfolder import prepare
 
 ALPHABET = "0123456789>#"
 DENSE: dict[str, Any] = {

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from relax_actors import Role, Row
-from relax_actors.envs.tasks import Task
+from relax_actors.data.task import Task
 from relax_actors.messages import Prompt
 
 

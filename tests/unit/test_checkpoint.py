@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StoreError
-from relax_actors.checkpoint import collect, seal, verify, write
+from relax_actors.runtime.durable_folder import collect, seal, verify, write
 
 
 def fill(text: str) -> object:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker.store import Store
-from relax_actors import checkpoint
-from relax_actors.supervision import logs
+from relax_actors.runtime import durable_folder as checkpoint
+from relax_actors.runtime import logs
 
 
 def test_only_the_kept_checkpoints_and_those_of_later_lives_and_versions_stay(tmp_path: Path) -> None:

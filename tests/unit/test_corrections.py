@@ -22,7 +22,7 @@ from relax_actors.algorithms.corrections import (
 from relax_actors.algorithms.losses import LossMode, add_metrics, policy_loss, reduce_loss
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.config.training import AlgorithmSection
-from relax_actors.engines.training.objective import StepObjective
+from relax_actors.engines.torch.objective import StepObjective
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(["none", "importance", "tis", "icepop"])

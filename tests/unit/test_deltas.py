@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from broker.errors import StoreError
-from relax_actors.engines import deltas, weights
-from relax_actors.engines.announcing import Announcer
-from relax_actors.engines.hostcopy import HostCopy
-from relax_actors.engines.taking import Step
+from relax_actors.weights import deltas
+from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import Announcer
+from relax_actors.weights.host_copy import HostCopy
+from relax_actors.weights.protocol import Step
 
 SEEDS = st.integers(0, 2**31 - 1)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.bool, torch.float8_e5m2)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.dotted import import_extra, load
 from relax_actors.errors import ConfigError
+from relax_actors.registry.dotted import import_extra, load
 
 
 @pytest.fixture

@@ -12,15 +12,14 @@ import torch
 
 from broker.errors import StoreError
 from relax_actors.config import Config, validate
-from relax_actors.engines import weights
-from relax_actors.engines.inference import Generation, GenerationRequest
-from relax_actors.engines.inference.transformers_engine import TransformersEngine
-from relax_actors.engines.model import copy_into, tensors_of
-from relax_actors.engines.training import Sequences, TrainBatch, train
-from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.data.model_folder import prepare
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols import Generation, GenerationRequest, Sequences, TrainBatch, train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.model import copy_into, tensors_of
+from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
-from relax_actors.modelfolder import prepare
-from relax_actors.tokenizer import Tokenizer
+from relax_actors.weights import files as weights
 
 ALPHABET = "0123456789>#"
 STOP = ALPHABET.index("#")

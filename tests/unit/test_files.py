@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from broker.files import remove_unfinished, write_private
-from relax_actors.supervision.logs import Forgiving
+from relax_actors.runtime.logs import Forgiving
 
 
 def test_a_file_is_replaced_whole_and_is_for_its_user_only(tmp_path: Path) -> None:

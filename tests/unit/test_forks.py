@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.supervision.forks import Forked, Zygote
 from relax_actors.supervision.launch import StartError
+from relax_actors.supervision.zygote_client import Forked, Zygote
 from tests.support.running import wait_until
 
 Make = Callable[..., Zygote]
@@ -28,7 +28,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             environment,
             start_deadline=start_deadline,
             heartbeat=heartbeat,
-            modules=modules or ("relax_actors.supervision.host",),
+            modules=modules or ("relax_actors.supervision.actor_process",),
         )
         made.append(zygote)
         return zygote

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from relax_actors.engines import weights
 from relax_actors.engines.megatron import presence
-from relax_actors.engines.training import train
-from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.engines.protocols import train
+from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import ConfigError
+from relax_actors.weights import files as weights
 from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of
 
 PATTERNS = ["model.embed_tokens.*", "model.layers.[01].*", "*.gate.weight", "*_layernorm.weight"]

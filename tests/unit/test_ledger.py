@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.subjects import CellId, RowId
-from relax_actors.ledger import Account, Ledger, RowState
 from relax_actors.messages import Batch, Checkpoint, Totals
+from relax_actors.training.ledger import Account, Ledger, RowState
 
 ROWS = 2
 Value = Batch | Checkpoint | None

@@ -18,15 +18,15 @@ from broker.errors import CodecError, StoreError, SubjectError
 from broker.fields import TensorRef
 from broker.store import Store
 from broker.subjects import RowId, Subjects
-from relax_actors.actor import COLUMNS
 from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.cli.progress import Progress
-from relax_actors.cli.render import fields_of, readable
 from relax_actors.config import validate
-from relax_actors.journal import MAX_ITEMS, MAX_TEXT, Limiter, bounded
 from relax_actors.messages import Advantage, Batch, Trajectory
-from relax_actors.roles.reading import KINDS
-from relax_actors.roles.rows import Limits
+from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.render import fields_of, readable
+from relax_actors.runtime.cells import KINDS
+from relax_actors.runtime.journal import MAX_ITEMS, MAX_TEXT, Limiter, bounded
+from relax_actors.runtime.role import COLUMNS
+from relax_actors.training.step_rows import Limits
 from tests.support.fuzzing import Fuzzer, samples
 
 SEEDS = st.integers(0, 2**32)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import Conversion, Stored, axis_of, joined, piece_of
-from relax_actors.engines.model import build, tensors_of
+from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of
 

@@ -14,11 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from relax_actors.config import Config
-from relax_actors.engines import deltas, weights
-from relax_actors.engines.model import build, tensors_of
-from relax_actors.engines.training import TrainBatch, train
-from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.engines.protocols import TrainBatch, train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
+from relax_actors.weights import deltas
+from relax_actors.weights import files as weights
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, batch_of, config_of, skip_if_missing
 
 skip_if_missing()

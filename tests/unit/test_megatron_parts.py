@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from relax_actors.engines.training import Sequences
+from relax_actors.engines.protocols import Sequences
 from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()

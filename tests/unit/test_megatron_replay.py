@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_actors.engines import weights
-from relax_actors.engines.training import TrainBatch, train
-from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.engines.protocols import TrainBatch, train
+from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import ConfigError
+from relax_actors.weights import files as weights
 from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed, skip_if_missing
 
 skip_if_missing()

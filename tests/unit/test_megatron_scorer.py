@@ -10,14 +10,14 @@ import pytest
 
 from broker.errors import StoreError
 from relax_actors.config import Config
-from relax_actors.engines import weights
-from relax_actors.engines.inference.transformers_engine import TransformersEngine
-from relax_actors.engines.model import copy_into
-from relax_actors.engines.scoring.torch_engine import TorchScorer
-from relax_actors.engines.taking import Step
-from relax_actors.engines.training import Sequences, TrainBatch, train
-from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.engines.protocols import Sequences, TrainBatch, train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.model import copy_into
+from relax_actors.engines.torch.scorer import TorchScorer
+from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
+from relax_actors.weights import files as weights
+from relax_actors.weights.protocol import Step
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, batch_of, config_of, routed, skip_if_missing
 from tests.unit.test_engines import REQUESTS
 

@@ -16,10 +16,11 @@ from broker.errors import StoreError
 from relax_actors.cli.simulate import Mode, Prediction, best_split, configured
 from relax_actors.config import Config, load_config
 from relax_actors.config.simulate import Distribution
-from relax_actors.engines.inference import GenerationRequest
-from relax_actors.engines.modelled.devices import Devices
-from relax_actors.engines.modelled.inference import ModelledInference
-from relax_actors.engines.modelled.times import (
+from relax_actors.engines.protocols import GenerationRequest, Sequences, TrainBatch, train
+from relax_actors.errors import ConfigError
+from relax_actors.simulation.devices import Devices
+from relax_actors.simulation.inference import ModelledInference
+from relax_actors.simulation.times import (
     calibrated,
     draw,
     generation_seconds,
@@ -28,9 +29,7 @@ from relax_actors.engines.modelled.times import (
     seconds_together,
     training_seconds,
 )
-from relax_actors.engines.modelled.training import ModelledTraining
-from relax_actors.engines.training import Sequences, TrainBatch, train
-from relax_actors.errors import ConfigError
+from relax_actors.simulation.training import ModelledTraining
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
 DENSE = EXAMPLES / "qwen3_4b_16_h800.toml"
@@ -197,7 +196,7 @@ class Clock:
 
 
 def test_rows_end_by_themselves_and_others_come_in_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_actors.engines.modelled.inference.time", Clock())
+    monkeypatch.setattr("relax_actors.simulation.inference.time", Clock())
     config, devices = devices_of(tmp_path)
     engine = ModelledInference(devices, 0, 64, rows=3)
     path, fingerprint = weights(tmp_path, config, devices)

@@ -18,9 +18,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from relax_actors.engines.forward import Forward
-from relax_actors.engines.packing import Packing
-from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.torch.forward import Forward
+from relax_actors.engines.torch.packing import Packing
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relax_actors.pauses import Pauses, unusual
+from relax_actors.runtime.pauses import Pauses, unusual
 
 
 def test_a_pause_is_a_gap_between_two_looks_that_is_longer_than_usual() -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from relax_actors.blackbox import BlackBox, Reading
+from relax_actors.runtime.blackbox import BlackBox, Reading
+from relax_actors.runtime.logs import LOG_BYTES
 from relax_actors.supervision.launch import Launch, StartError
-from relax_actors.supervision.logs import LOG_BYTES
 from relax_actors.supervision.outcome import STATUS_FD, Verdict, Words, outcome_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Restart, Strategy

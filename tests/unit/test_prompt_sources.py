@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.envs._plain import plain
-from relax_actors.envs.sources import PromptSource, open_source
-from relax_actors.envs.tasks import Task
+from relax_actors.data.plain import plain
+from relax_actors.data.sources import PromptSource, open_source
+from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
 
 ROWS: list[dict[str, Any]] = [
@@ -49,7 +49,7 @@ def all_of(source: PromptSource) -> list[Task]:
 def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = "functions_" + "".join(c if c.isalnum() else "_" for c in tmp_path.name)
     (tmp_path / f"{name}.py").write_text("""
-from relax_actors.envs.tasks import Task
+from relax_actors.data.task import Task
 
 constant = 3
 def sums(size, seed, top=10):
@@ -365,7 +365,7 @@ def test_plain_data_survives_msgpack_and_is_its_own_plain_form(value: object) ->
 
 def test_importing_sources_and_rewards_imports_nothing_heavy() -> None:
     code = (
-        "import sys, relax_actors.envs.sources, relax_actors.rewards\n"
+        "import sys, relax_actors.data.sources, relax_actors.rewards\n"
         "print([m for m in ('torch', 'reasoning_gym', 'math_verify', 'pyarrow', 'sympy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reasoning_gym.factory import DATASETS
 
-from relax_actors.envs.sources import open_source
+from relax_actors.data.sources import open_source
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Prompt
 from relax_actors.rewards import (

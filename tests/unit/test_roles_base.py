@@ -15,15 +15,15 @@ from broker.codec import encode
 from broker.errors import CodecError
 from broker.store import Store
 from broker.subjects import RowId
-from relax_actors.actor import COLUMNS, Role, Row, StatefulRole, check_role
+from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.config import Config, validate
+from relax_actors.data.model_folder import measure, prepare
+from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import FinishReason, Prompt, Reward, Trajectory
-from relax_actors.modelfolder import measure, prepare
-from relax_actors.pump import waking
-from relax_actors.roles.evaluator import is_evaluated
-from relax_actors.roles.seeds import seed_of, task_index
-from relax_actors.tokenizer import Tokenizer, make_character_tokenizer
+from relax_actors.runtime.pump import waking
+from relax_actors.runtime.role import COLUMNS, Role, Row, StatefulRole, check_role
+from relax_actors.runtime.seeds import seed_of, task_index
 
 
 class LengthPenalty(Role):

@@ -12,13 +12,12 @@ import torch
 
 from broker.errors import StoreError
 from relax_actors.config import Config
-from relax_actors.engines.experts import Routers
-from relax_actors.engines.inference import Generation
-from relax_actors.engines.inference.transformers_engine import TransformersEngine
-from relax_actors.engines.model import build
-from relax_actors.engines.scoring.torch_engine import TorchScorer
-from relax_actors.engines.training import Sequences, TrainBatch, train
-from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.engines.protocols import Generation, Sequences, TrainBatch, train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.experts import Routers
+from relax_actors.engines.torch.model import build
+from relax_actors.engines.torch.scorer import TorchScorer
+from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
 from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed
 from tests.unit.test_engines import REQUESTS, request

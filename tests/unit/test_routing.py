@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from hypothesis.extra import numpy as arrays
 
 from relax_actors.messages import Trajectory
-from relax_actors.routing import compact, expanded, flaw, shared_prompt
+from relax_actors.messages.experts import compact, expanded, flaw, shared_prompt
 
 
 @given(arrays.arrays(np.int16, arrays.array_shapes(max_dims=3, max_side=5), elements=some.integers(-1, 300)))

@@ -9,10 +9,9 @@ import pytest
 
 from broker.errors import StoreError
 from relax_actors.config import Config
-from relax_actors.engines.inference import Generation
-from relax_actors.engines.scoring.torch_engine import TorchScorer
-from relax_actors.engines.training import Sequences, TrainBatch, train
-from relax_actors.engines.training.torch_engine import TorchEngine
+from relax_actors.engines.protocols import Generation, Sequences, TrainBatch, train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.scorer import TorchScorer
 from tests.unit.test_engines import REQUESTS, batch_of, config_of, generate, served
 
 SAMPLES = 4

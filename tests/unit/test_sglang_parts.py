@@ -22,9 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_actors.config import Config, validate
-from relax_actors.engines import weights
-from relax_actors.engines.inference import GenerationRequest
-from relax_actors.engines.model import build, tensors_of
+from relax_actors.data.model_folder import ModelFacts, MoeFacts
+from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.sglang.arguments import CPU_TOKENS, server_arguments
 from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.engine import SglangEngine
@@ -34,11 +33,12 @@ from relax_actors.engines.sglang.names import on_disk
 from relax_actors.engines.sglang.record import ServerRecord, began
 from relax_actors.engines.sglang.samples import Sample
 from relax_actors.engines.sglang.server import Server, pickled
+from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
 from relax_actors.messages import FinishReason
-from relax_actors.modelfolder import ModelFacts, MoeFacts
+from relax_actors.supervision.inference_server import answers, free_port, generates
 from relax_actors.supervision.janitor import MEMORY, members, segments
-from relax_actors.supervision.keeper import answers, free_port, generates
+from relax_actors.weights import files as weights
 from tests.support.running import wait_until
 from tests.support.sglang_servers import MOE
 from tests.support.sglang_servers import config_of as run_with

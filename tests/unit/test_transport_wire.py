@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_actors.engines.taking import Content
-from relax_actors.engines.transport import wire
+from relax_actors.weights.protocol import Content
+from relax_actors.weights.torch_transport import wire
 from tests.unit.test_deltas import DTYPES, SEEDS, SHAPES, bits, random_bits
 
 BASE = "0123456789abcdef" * 2

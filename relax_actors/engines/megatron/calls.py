@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from relax_actors.engines.sequences import Sequences
-from relax_actors.engines.training.protocol import TrainBatch
+from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.training import TrainBatch
 from relax_actors.errors import ConfigError, RelaxError, StoreError
 
 _KINDS: dict[str, type[Exception]] = {

@@ -24,10 +24,10 @@ from broker.process import kill_group, spawn
 from relax_actors.config import Config
 from relax_actors.engines.megatron.calls import RankError, error_of, plain_batch, plain_sequences
 from relax_actors.engines.megatron.wire import Channel
-from relax_actors.engines.sequences import Sequences
-from relax_actors.engines.training.protocol import StepResult, TrainBatch
-from relax_actors.engines.training.whole import Whole
-from relax_actors.exits import EXIT_BLAMELESS
+from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.training import StepResult, TrainBatch
+from relax_actors.engines.protocols.whole_step import Whole
+from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
 
 MODULE = "relax_actors.engines.megatron.mcore.rank"
 OTHERS_SECONDS = 10.0

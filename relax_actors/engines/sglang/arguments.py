@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relax_actors.config import Config
-from relax_actors.modelfolder import ModelFacts
+from relax_actors.data.model_folder import ModelFacts
 
 CPU_TOKENS = 65536
 STREAM_LEAST, STREAM_MOST = 4, 32

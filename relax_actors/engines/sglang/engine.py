@@ -19,9 +19,8 @@ import structlog
 from torch import Tensor
 
 from broker.errors import StoreError
-from relax_actors.engines import weights
-from relax_actors.engines.hostcopy import HostCopy
-from relax_actors.engines.inference.protocol import Done, GeneratesAll, GenerationRequest, More, Refresh, nothing_more
+from relax_actors.data.model_folder import MoeFacts
+from relax_actors.engines.protocols.inference import Done, GeneratesAll, GenerationRequest, More, Refresh, nothing_more
 from relax_actors.engines.sglang.concurrency import Concurrency
 from relax_actors.engines.sglang.loading import Loader, Staged
 from relax_actors.engines.sglang.names import on_disk
@@ -29,9 +28,10 @@ from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.engines.sglang.rows import Rows
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.streams import Streams, cancelled, first_of
-from relax_actors.engines.taking import Step
 from relax_actors.errors import ActorError, EngineError
-from relax_actors.modelfolder import MoeFacts
+from relax_actors.weights import files as weights
+from relax_actors.weights.host_copy import HostCopy
+from relax_actors.weights.protocol import Step
 
 LOOK_SECONDS, TICK_SECONDS = 0.1, 0.01
 NAMES = 64

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.data.model_folder import MoeFacts
 from relax_actors.errors import EngineError
-from relax_actors.modelfolder import MoeFacts
-from relax_actors.routing import flaw
+from relax_actors.messages.experts import flaw
 
 
 def routed_experts(text: str, tokens: int, moe: MoeFacts) -> NDArray[Any]:

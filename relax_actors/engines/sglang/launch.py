@@ -16,9 +16,9 @@ KEY = "RELAX_SGLANG_KEY"
 def main() -> None:
     """Serve until killed."""
     key = os.environ.pop(KEY)
+    from relax_actors.data.model_folder import measure  # noqa: PLC0415
     from relax_actors.engines.sglang.arguments import server_arguments  # noqa: PLC0415 not in SGLang's own children
-    from relax_actors.modelfolder import measure  # noqa: PLC0415
-    from relax_actors.runfolder import RunFolder  # noqa: PLC0415
+    from relax_actors.runtime.run_folder import RunFolder  # noqa: PLC0415
 
     config = RunFolder(Path(sys.argv[1])).load_config()
     wanted = config.rollout.device

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relax_actors.engines.inference.protocol import Generation, GenerationRequest
+from relax_actors.data.model_folder import MoeFacts
+from relax_actors.engines.protocols.inference import Generation, GenerationRequest
 from relax_actors.engines.sglang.samples import Sample
-from relax_actors.modelfolder import MoeFacts
 
 
 class Rows:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.engines.inference.protocol import Generation, GenerationRequest
+from relax_actors.data.model_folder import MoeFacts
+from relax_actors.engines.protocols.inference import Generation, GenerationRequest
 from relax_actors.engines.sglang.arguments import stream_interval
 from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.errors import ActorError, EngineError
 from relax_actors.messages import FinishReason
-from relax_actors.modelfolder import MoeFacts
-from relax_actors.routing import MISSING
+from relax_actors.messages.experts import MISSING
 
 ONE_TOKEN = 1e-6
 """As top-p: the likeliest token alone, with its log-prob at the request's temperature."""

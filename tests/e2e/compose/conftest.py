@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_monitor import free_port
+from tests.integration.test_monitor import free_port
 from tests.support.running import wait_until
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
-from relax_actors.engines.packing import Packing
+from relax_actors.engines.torch.packing import Packing
 
 _FLASH = (torch.float16, torch.bfloat16)
 

@@ -17,10 +17,10 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 
-from relax_actors.engines.meanwhile import meanwhile
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.transformer import Chunks
+from relax_actors.engines.torch.background import meanwhile
 from relax_actors.errors import ConfigError
 
 STATE, ABOUT = "state", "engine.json"

@@ -18,7 +18,6 @@ from torch._C._distributed_c10d import HashStore, Store
 from relax_actors.algorithms.losses import add_metrics, sft_loss
 from relax_actors.algorithms.schedules import rate_of
 from relax_actors.config.schema import Config
-from relax_actors.engines.announcing import Announcer
 from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import Conversion, Stored
 from relax_actors.engines.megatron.layout import Layout
@@ -30,13 +29,14 @@ from relax_actors.engines.megatron.mcore.passes import LossOf, Passes
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.transformer import Chunks, padded_vocabulary
-from relax_actors.engines.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.sequences import Sequences
-from relax_actors.engines.taking import Content
-from relax_actors.engines.training import replayed
-from relax_actors.engines.training.objective import StepObjective, check_norm
-from relax_actors.engines.training.protocol import StepResult, TrainBatch
-from relax_actors.engines.training.whole import Whole
+from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.training import StepResult, TrainBatch
+from relax_actors.engines.protocols.whole_step import Whole
+from relax_actors.engines.torch import replay_metrics as replayed
+from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
+from relax_actors.engines.torch.objective import StepObjective, check_norm
+from relax_actors.weights.encoder import Announcer
+from relax_actors.weights.protocol import Content
 
 
 class MegatronEngine(Whole):

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from relax_actors.engines.frozen import frozen_names
 from relax_actors.engines.megatron.conversion import EMBEDDING, Conversion
+from relax_actors.engines.torch.frozen import frozen_names
 from relax_actors.errors import ConfigError
 
 

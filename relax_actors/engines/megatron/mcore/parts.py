@@ -18,9 +18,9 @@ from torch import Tensor
 
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.packing import Packing
-from relax_actors.engines.sequences import Sequences
-from relax_actors.routing import MISSING
+from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.torch.packing import Packing
+from relax_actors.messages.experts import MISSING
 
 
 @dataclass(frozen=True, slots=True)

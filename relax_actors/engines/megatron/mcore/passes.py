@@ -19,7 +19,7 @@ from relax_actors.engines.megatron.mcore.attention import Packed
 from relax_actors.engines.megatron.mcore.logprobs import completion_logprobs, here, wants
 from relax_actors.engines.megatron.mcore.parts import Part, PartTensors, parts_of
 from relax_actors.engines.megatron.mcore.replay import Replay
-from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.protocols.sequences import Sequences
 
 LossOf = Callable[[int, PartTensors, Tensor], tuple[Tensor, dict[str, float]]]
 """Of a micro-batch's number, its tensors and log-probs: the loss, and what was measured."""

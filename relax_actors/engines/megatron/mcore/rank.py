@@ -21,7 +21,7 @@ from relax_actors.config.load import validate
 from relax_actors.engines.megatron.calls import batch_of, plain_error
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine
 from relax_actors.engines.megatron.wire import Channel
-from relax_actors.engines.sequences import Sequences
+from relax_actors.engines.protocols.sequences import Sequences
 
 MEETING = timedelta(seconds=120)
 """How long a rank waits for the others to come."""

@@ -14,7 +14,7 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from relax_actors.engines.experts import Choices
+from relax_actors.engines.torch.experts import Choices
 from relax_actors.errors import ConfigError
 
 TopK = Callable[..., tuple[Tensor, Tensor]]

@@ -20,8 +20,8 @@ from relax_actors.engines.megatron.mcore.passes import Passes
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.transformer import Chunks, padded_vocabulary
-from relax_actors.engines.sequences import Sequences
-from relax_actors.engines.served import Served
+from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.torch.hosted_model import Served
 
 
 class MegatronScorer(Served):

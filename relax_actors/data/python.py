@@ -1,0 +1,57 @@
+"""Tasks that a user's function makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from relax_actors.data.fields import check_index, checked_prompt
+from relax_actors.data.plain import plain
+from relax_actors.data.task import Task
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.registry.dotted import load
+
+
+class FunctionTasks:
+    """What `function(size=size, seed=seed, **options)` returns: a sequence of `Task` or (prompt, answer).
+
+    The function is called once, when the source is opened; its items are checked when they are asked for.
+    """
+
+    def __init__(self, function: str, size: int | None, seed: int, options: dict[str, Any]) -> None:
+        where = f"data.function = {function!r}"
+        make = load(function, "data.function")
+        if not callable(make):
+            msg = f"{where} is a {type(make).__name__}; name a function that returns a sequence of tasks"
+            raise ConfigError(msg)
+        try:
+            items = make(size=size, seed=seed, **options)
+        except Exception as error:
+            msg = (
+                f"{where}: calling it with size, seed and data.options raised {type(error).__name__}: {error}; "
+                f"mend the function or data.options"
+            )
+            raise ConfigError(msg) from error
+        unfit = isinstance(items, str | bytes | Mapping) or not hasattr(items, "__getitem__")
+        if unfit or not hasattr(items, "__len__"):
+            msg = f"{where} returned a {type(items).__name__}; return a sequence of Task or (prompt, answer)"
+            raise ConfigError(msg)
+        if len(items) == 0:
+            msg = f"{where} returned no tasks; return at least one"
+            raise ConfigError(msg)
+        self._function, self._items = function, items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, i: int) -> Task:
+        check_index(i, len(self))
+        where = f"{self._function} item {i + 1}"
+        match self._items[i]:
+            case Task(prompt, str(answer), dict(metadata)):
+                return Task(checked_prompt(prompt, where), plain(answer), plain(metadata))
+            case (prompt, str(answer)):
+                return Task(checked_prompt(prompt, where), plain(answer))
+            case other:
+                msg = f"{where}: {other!r:.200} is neither a Task nor a (prompt, answer) with a text as the answer"
+                raise RowError(msg)

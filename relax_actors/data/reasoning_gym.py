@@ -1,0 +1,51 @@
+"""Tasks of reasoning-gym, made as they are asked for."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from relax_actors.data.fields import check_index, checked_prompt
+from relax_actors.data.plain import plain
+from relax_actors.data.task import Task
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.registry.dotted import import_extra
+
+
+class ReasoningGym:
+    """The procedural dataset `task`; item i is generated from (seed, i).
+
+    Metadata is `source_dataset`, `options` and `entry`, all that the scorer `reasoning_gym_score` needs. A few
+    generators iterate over sets of text (isomorphic_strings, knight_swap, polynomial_multiplication, ransom_note,
+    word_ladder): their items are the same in every process only where PYTHONHASHSEED is.
+    """
+
+    def __init__(self, task: str, size: int | None, seed: int, options: dict[str, Any]) -> None:
+        gym = import_extra("reasoning_gym", "tasks", "data.kind = 'reasoning_gym'")
+        known = import_extra("reasoning_gym.factory", "tasks", "data.kind = 'reasoning_gym'").DATASETS
+        if task not in known:
+            close = difflib.get_close_matches(task, known)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(sorted(known))}"
+            msg = f"data.task = {task!r} is no task of reasoning-gym; {hint}"
+            raise ConfigError(msg)
+        sized = {} if size is None else {"size": size}
+        try:
+            self._dataset = gym.create_dataset(task, seed=seed, **sized, **options)
+        except Exception as error:
+            msg = f"data.options = {options!r}: task {task!r} refuses them ({type(error).__name__}: {error}); mend them"
+            raise ConfigError(msg) from error
+        self._task, self._options = task, plain(options)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, i: int) -> Task:
+        check_index(i, len(self))
+        where = f"reasoning_gym {self._task} item {i + 1}"
+        try:
+            entry = plain(self._dataset[i])
+        except Exception as error:
+            msg = f"{where}: its generator raised {type(error).__name__}: {error}; change data.seed or data.options"
+            raise RowError(msg) from error
+        metadata = {"source_dataset": self._task, "options": self._options, "entry": entry}
+        return Task(checked_prompt(entry["question"], where), entry["answer"] or "", metadata)

@@ -1,0 +1,41 @@
+"""Messages of the built-in roles: one dataclass for each column and each numbered cell."""
+
+from relax_actors.messages.cells import (
+    Advantage,
+    Batch,
+    Checkpoint,
+    Dropped,
+    DropReason,
+    Evaluation,
+    FinishReason,
+    Prompt,
+    Quarantined,
+    Readmitted,
+    Requeued,
+    Reward,
+    Sample,
+    Shard,
+    Totals,
+    Trajectory,
+    Weights,
+)
+
+__all__ = [
+    "Advantage",
+    "Batch",
+    "Checkpoint",
+    "DropReason",
+    "Dropped",
+    "Evaluation",
+    "FinishReason",
+    "Prompt",
+    "Quarantined",
+    "Readmitted",
+    "Requeued",
+    "Reward",
+    "Sample",
+    "Shard",
+    "Totals",
+    "Trajectory",
+    "Weights",
+]

@@ -1,0 +1,1 @@
+"""What a person sees of a run: the terminal view, and sinks for other tools."""

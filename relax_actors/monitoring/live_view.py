@@ -1,0 +1,207 @@
+"""The live view of a run: what its events and metrics say, shown on a terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from relax_actors.monitoring.render import printable
+
+BARS = "▁▂▃▄▅▆▇█"
+STALE_SECONDS = 5.0
+MOST_ACTORS = 4096
+MOST_STEPS = 10**9
+MOST_SHOWN = 5
+MEASURED = ("loss", "kl", "k3", "grad_norm", "clipped")
+ROWS = ("in_flight", "trained", "dropped", "quarantined")
+NOTABLE = (
+    "fault",
+    "waiting_for_room",
+    "crashed",
+    "down",
+    "repaired",
+    "waiting_for_import",
+    "row_quarantined",
+    "row_dropped",
+    "row_failed",
+    "gave_up",
+    "replay_diverged",
+    "evaluated",
+)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of a run by listening; `take` is fed with messages of the log.
+
+    `steps` is 0 as long as it is not known how many there will be.
+    """
+
+    run: str
+    steps: int
+    step: int = 0
+    reward: float = 0.0
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=2000))
+    figures: dict[str, Any] = field(default_factory=dict)
+    ledger: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, float] = field(default_factory=dict)
+    restarted: dict[str, int] = field(default_factory=dict)
+    evals: dict[int, float] = field(default_factory=dict)
+    events: deque[str] = field(default_factory=lambda: deque(maxlen=5))
+    finished: bool = False
+    measured: dict[str, str] = field(default_factory=dict)
+    notice: str = ""
+    """What the whole run waits for, if it does."""
+    step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
+
+    def take(self, subject: str, data: bytes) -> None:
+        """Take a message of `relax.<run>.event.>` or `relax.<run>.metric.>` in; one that says nothing is let pass."""
+        tokens = subject.split(".")
+        try:
+            body = json.loads(data)
+            if not isinstance(body, dict) or len(tokens) < 5:  # noqa: PLR2004 relax.<run>.<kind>.<role>.<n>
+                return
+            if tokens[2] == "event" and tokens[-1] == body.get("kind"):
+                self._event(body)
+            elif tokens[2] == "metric" and len(self.seen) < MOST_ACTORS:
+                self._metric(body)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return
+
+    def _event(self, body: dict[str, Any]) -> None:
+        kind = body["kind"]
+        if kind == "finished":
+            self.finished = True
+        if kind == "restarted" and len(self.restarted) < MOST_ACTORS:
+            self.restarted[_name(body)] = self.restarted.get(_name(body), 0) + 1
+        if kind == "evaluated":
+            self._evaluated(body["version"], body["reward"])
+        if kind in NOTABLE:
+            text = str(body.get("reason") or body.get("error") or body.get("reward") or body.get("seconds") or "")
+            what = body.get("row") or body.get("version", "")
+            line = f"{body.get('role')}.{body.get('n')} {kind} {what} {text}".split("\n", 1)[0][:110]
+            self.events.append(printable(line))
+
+    def _evaluated(self, version: Any, reward: Any) -> None:
+        if 0 <= int(version) <= (self.steps or MOST_STEPS):
+            self.evals[int(version)] = _finite(reward)
+
+    def _metric(self, body: dict[str, Any]) -> None:
+        if body.get("kind") == "run":
+            self.steps = max(0, min(int(body["steps"]), MOST_STEPS))
+            return
+        if body.get("kind") == "step":
+            step, reward, at = int(body["step"]), _finite(body["reward"]), _finite(body["time"])
+            if 0 <= step < (self.steps or MOST_STEPS):
+                self.step, self.reward = step + 1, reward
+                self.rewards.append(reward)
+                self.figures = {name: _short(body.get(name, 0)) for name in ("age", "span")}
+                self.measured = {name: f"{_finite(body[name]):.4g}" for name in MEASURED if name in body}
+                self.step_times.append((at, self.step))
+            return
+        self.seen[_name(body)] = time.monotonic()
+        if body.get("role") == "prompts":
+            self.ledger = {name: _short(body.get(name, 0)) for name in (*ROWS, "lead")}
+        if "eval_version" in body:
+            self._evaluated(body["eval_version"], body["eval_reward"])
+
+    @property
+    def alive(self) -> int:
+        """Actors heard of lately."""
+        now = time.monotonic()
+        return sum(now - at < STALE_SECONDS for at in self.seen.values())
+
+    @property
+    def restarts(self) -> int:
+        """How often actors were started again."""
+        return sum(self.restarted.values())
+
+    @property
+    def steps_per_second(self) -> float:
+        """Over the last steps."""
+        if len(self.step_times) < 2:  # noqa: PLR2004
+            return 0.0
+        (first, a), (last, b) = self.step_times[0], self.step_times[-1]
+        return (b - a) / max(last - first, 1e-6)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the present pace, None while there is none."""
+        pace = self.steps_per_second
+        return (self.steps - self.step) / pace if pace > 0 and self.steps else None
+
+    def line(self) -> str:
+        """One plain line, for output that is no terminal."""
+        left = self.seconds_left
+        return (
+            f"step {self.step}/{self.steps or '?'} reward {self.reward:.3f} "
+            f"in_flight {self.ledger.get('in_flight', 0)} age {self.figures.get('age', 0)} "
+            f"actors {self.alive} restarts {self.restarts} "
+            f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {self.notice}" if self.notice else "")
+        )
+
+    def __rich__(self) -> Panel:
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold")
+        grid.add_column()
+        left = self.seconds_left
+        pace = f"{self.steps_per_second:.1f} steps/s"
+        time_left = "?" if left is None else f"{left:.0f} s left"
+        bar = ProgressBar(total=self.steps or None, completed=self.step, width=40)
+        steps = Table.grid(padding=(0, 1))
+        steps.add_row(bar, f"{self.step} of {self.steps or '?'}, {pace}, {time_left}")
+        grid.add_row("step", steps)
+        grid.add_row("reward", f"{sparkline(list(self.rewards), 48)} {self.reward:.3f}")
+        if self.evals:
+            shown = sorted(self.evals.items())[-5:]
+            grid.add_row("held out", "  ".join(f"v{version}: {value:.3f}" for version, value in shown))
+        rows = " ".join(f"{name} {self.ledger.get(name, 0)}" for name in ROWS)
+        grid.add_row("rows", rows)
+        if self.measured:
+            grid.add_row("training", "  ".join(f"{name} {value}" for name, value in self.measured.items()))
+        age, span = (self.figures.get(name, 0) for name in ("age", "span"))
+        grid.add_row("staleness", f"lead {self.ledger.get('lead', 0)}, age {age}, span {span}")
+        worst = sorted(self.restarted.items(), key=lambda entry: -entry[1])[:MOST_SHOWN]
+        which = ": " + ", ".join(f"{printable(actor)} {count}" for actor, count in worst) if worst else ""
+        grid.add_row("actors", Text(f"{self.alive} alive, {self.restarts} restarts{which}"))
+        if self.notice:
+            grid.add_row("waiting", Text(self.notice, style="yellow"))
+        events = Text("\n".join(self.events), style="dim")
+        return Panel(Group(grid, events), title=f"relax {self.run}", width=100)
+
+
+def _name(body: dict[str, Any]) -> str:
+    return f"{body.get('role')}.{body.get('n')}"[:80]
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or abs(number) > 1e30:  # noqa: PLR2004 means and differences stay finite
+        msg = f"{number} cannot be shown"
+        raise ValueError(msg)
+    return number
+
+
+def _short(value: Any) -> str:
+    return str(value)[:20]
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Values as a row of bars, averaged down to `width`, between their least and their greatest."""
+    if not values:
+        return ""
+    size = max(1, -(-len(values) // width))
+    means = [sum(part) / len(part) for i in range(0, len(values), size) if (part := values[i : i + size])]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in means)

@@ -1,0 +1,71 @@
+"""Figures of a run that is over, from its log: what `relax simulate` measures, and what it may begin from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from broker.pull import Follower
+from broker.table import CALL_DEADLINE, Table
+from relax_actors.config import Config
+from relax_actors.config.simulate import Distribution
+from relax_actors.errors import ConfigError
+from relax_actors.monitoring.connection import connected
+from relax_actors.simulation.times import updated
+
+QUANTILES = 101
+SETTLED = 0.1
+"""Share of a recorded run's figures, the first, that are left out."""
+
+
+def read_metrics(table: Table, role: str, kind: str | None = None) -> list[dict[str, Any]]:
+    """The metrics of one kind that a role's actors published, in order; those about the actor itself have none."""
+
+    async def work() -> list[dict[str, Any]]:
+        follower = Follower(table.bridge, table.subjects.log_stream, [table.subjects.metric(role, "*")])
+        found: list[dict[str, Any]] = []
+        try:
+            async for messages in follower.batches(tick=0.5):
+                found += [json.loads(message.data) for message in messages]
+                if follower.drained or (messages and messages[-1].metadata.num_pending == 0):
+                    break
+        finally:
+            await follower.close()
+        return found
+
+    return [body for body in table.bridge.call(work(), CALL_DEADLINE) if body.get("kind") == kind]
+
+
+def with_recorded(config: Config) -> Config:
+    """The configuration with quantiles in the place of `recorded` runs.
+
+    Raises:
+        ConfigError: there is no such run, it holds no such figures, or the phase is not one that runs record.
+    """
+    simulate = config.simulate
+    if simulate is None:
+        return config
+    for name, value in [*simulate.phases, ("tokens", simulate.generation.tokens)]:
+        if value.recorded is not None:
+            msg = f"simulate: {name} cannot be taken from a recorded run; generation.row and training.step can"
+            raise ConfigError(msg)
+    generation, training = simulate.generation, simulate.training
+    if generation.row is not None and generation.row.recorded is not None:
+        row = _quantiles(generation.row.recorded, "rollout", "generated", "seconds")
+        generation = updated(generation, row=row)
+    if training.step is not None and training.step.recorded is not None:
+        step = _quantiles(training.step.recorded, "trainer", "step", "train_seconds")
+        training = updated(training, step=step)
+    return updated(config, simulate=updated(simulate, generation=generation, training=training))
+
+
+def _quantiles(run: str, role: str, kind: str, name: str) -> Distribution:
+    with connected(run) as at:
+        found = [float(body[name]) for body in read_metrics(at.table, role, kind) if body.get(name)]
+    found = found[int(SETTLED * len(found)) :]
+    if not found:
+        msg = f"run {run} has no metric {name} of kind {kind!r} of its {role}; was it made by an older version?"
+        raise ConfigError(msg)
+    return Distribution(values=np.quantile(found, np.linspace(0, 1, QUANTILES)).round(5).tolist())

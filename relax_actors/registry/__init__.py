@@ -1,0 +1,1 @@
+"""Lookup of what the configuration names: registries, entry points and dotted paths."""

@@ -1,0 +1,126 @@
+"""How roles that own state read the table's cells, and write those that they alone may write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from broker.codec import Array, plain_value
+from broker.errors import StoreError
+from broker.subjects import CellId, RowId
+from broker.table import Cell, Table
+from relax_actors.errors import BrokerError, CodecError, RelaxError
+from relax_actors.messages import Batch, Checkpoint, Evaluation, Trajectory, Weights
+from relax_actors.runtime.role import Context
+
+Numbered = Batch | Checkpoint | Weights | Evaluation
+T = TypeVar("T")
+N = TypeVar("N", Batch, Checkpoint, Weights, Evaluation)
+KINDS: dict[str, type[Numbered]] = {
+    "batch": Batch,
+    "checkpoint": Checkpoint,
+    "weights": Weights,
+    "evaluation": Evaluation,
+}
+ATTEMPTS = 100
+
+
+class Observer(Protocol):
+    """What takes cells in: the ledger."""
+
+    def observe(self, cell_id: CellId, value: Any = None) -> bool:
+        """Take a cell in; False if it is a stray."""
+
+
+def read_numbered(context: Context, cell_id: CellId, cell: Cell) -> Numbered | None:
+    """The value of a numbered cell; None if it is malformed, which is told in an event."""
+    try:
+        return context.table.read(cell.data, KINDS[cell_id.kind], subject=cell.subject)
+    except CodecError as error:
+        context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
+        return None
+
+
+def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell) -> Numbered | None:
+    """Let a ledger take a cell in; gives the value of a numbered one, None if it is malformed and left out."""
+    if cell_id.kind not in KINDS:
+        if not ledger.observe(cell_id) and context.role == "prompts":
+            context.journal.event("stray_cell", subject=cell.subject, error="no row of this id is wanted now")
+        return None
+    value = read_numbered(context, cell_id, cell)
+    if value is not None:
+        ledger.observe(cell_id, value if isinstance(value, Batch | Checkpoint) else None)
+    return value
+
+
+def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
+    """Look up a numbered cell that the role owns; one that is malformed is named in an event and removed."""
+    table = context.table
+    cell = table.get(subject, direct=False)
+    if cell is None:
+        return None
+    try:
+        return table.read(cell.data, expected, subject=subject)
+    except CodecError as error:
+        context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
+        table.remove([cell])
+        return None
+
+
+def put_own(context: Context, subject: str, value: N) -> N | None:
+    """Write a numbered cell that the role owns; None if ours lies there now, else what was there.
+
+    Raises:
+        BrokerError: malformed cells take its place again and again.
+    """
+    for _ in range(ATTEMPTS):
+        if context.table.put(subject, value):
+            return None
+        known = fetch_own(context, subject, type(value))
+        if known is not None:
+            return known
+    msg = f"{subject} was taken by malformed cells {ATTEMPTS} times; find out who writes them, e.g. by `relax tail`"
+    raise BrokerError(msg)
+
+
+def read_column(table: Table, rows: Sequence[RowId], name: str, expected: type[T]) -> list[T | RelaxError]:
+    """A column of some rows, or why it cannot be had: `StoreError` if it is lost, `CodecError` if it is malformed."""
+    return _read(table, rows, name, lambda _, data: table.read(data, expected))
+
+
+def read_logprobs(
+    table: Table, rows: Sequence[RowId], name: str, trajectories: Sequence[Trajectory | RelaxError]
+) -> list[Array | RelaxError]:
+    """A column of log-probs of some rows, each `[total] float32` as its trajectory's own, or why it cannot be had."""
+
+    def read(n: int, data: bytes) -> Array:
+        trajectory = trajectories[n]
+        if isinstance(trajectory, RelaxError):
+            raise trajectory
+        try:
+            array = np.asarray(plain_value(table.open(data)), np.float32)
+        except (CodecError, TypeError, ValueError) as error:
+            msg = f"column {name}: {error}"
+            raise CodecError(msg) from error
+        if array.shape != trajectory.logprobs.shape or not np.isfinite(array).all():
+            wanted = f"{len(trajectory.logprobs)} finite numbers"
+            msg = f"column {name} has shape {list(array.shape)}, or does not hold {wanted}"
+            raise CodecError(msg)
+        return array
+
+    return _read(table, rows, name, read)
+
+
+def _read(table: Table, rows: Sequence[RowId], name: str, read: Callable[[int, bytes], T]) -> list[T | RelaxError]:
+    found: list[T | RelaxError] = []
+    for n, cell in enumerate(table.get_all(table.cell(row, name) for row in rows)):
+        try:
+            if cell is None:
+                msg = f"cell {rows[n]}.{name} is gone"
+                raise StoreError(msg)  # noqa: TRY301 one way for all that is lost
+            found.append(read(n, cell.data))
+        except (StoreError, CodecError) as error:
+            found.append(error)
+    return found

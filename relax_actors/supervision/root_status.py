@@ -1,0 +1,89 @@
+"""Tells the run what a root sees and does: events of the broker and the node, and a lease with their states."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import nats.errors
+import structlog
+
+from broker.connection import Address, Bridge
+from broker.leases import RunState
+from broker.streams import ensure_bucket
+from broker.subjects import Subjects
+from relax_actors.config import Config
+from relax_actors.errors import BrokerError
+from relax_actors.runtime.journal import Journal
+
+BEAT_SECONDS = 1.0
+CONNECT_SECONDS = 10.0
+log = structlog.get_logger()
+
+
+class Herald(threading.Thread):
+    """A thread that may wait for the broker, as the root's own must not: what is told meanwhile is stored when it is
+    back.
+
+    Args:
+        address: the broker.
+        config: the run's.
+        states: gives the states of the root's children.
+        number: of the root's node.
+    """
+
+    def __init__(self, address: Address, config: Config, states: Callable[[], dict[str, Any]], number: int = 0) -> None:
+        super().__init__(name="herald", daemon=True)
+        self._address, self._config, self._states, self._number = address, config, states, number
+        self._events: queue.SimpleQueue[tuple[str, str, dict[str, Any]]] = queue.SimpleQueue()
+        self._halt = threading.Event()
+
+    def event(self, kind: str, child: str, **fields: Any) -> None:
+        """Something happened to a child; from any thread."""
+        self._events.put((kind, child, fields))
+
+    def close(self) -> None:
+        """End; what is not stored by now is let go."""
+        self._halt.set()
+
+    def run(self) -> None:
+        """Tell, until closed."""
+        while not self._halt.is_set():
+            try:
+                bridge = Bridge(self._address, "root", CONNECT_SECONDS)
+            except BrokerError as error:
+                log.debug("herald_not_connected", error=str(error))
+                self._halt.wait(BEAT_SECONDS)
+                continue
+            try:
+                self._tell(bridge)
+            except (BrokerError, nats.errors.Error) as error:
+                log.debug("herald_failed", error=str(error))
+            finally:
+                bridge.close()
+
+    def _tell(self, bridge: Bridge) -> None:
+        subjects = Subjects(self._config.run.name)
+        journal = Journal(bridge, subjects, "root", self._number, patience=None)
+        began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)
+        state: RunState | None = None
+        while not self._halt.wait(BEAT_SECONDS):
+            while not self._events.empty():
+                kind, child, fields = self._events.get()
+                journal.event(kind, role=child, **fields)
+            if bridge.nc.is_closed:
+                return  # for good, as when credentials expire; they may be newer by now
+            if not bridge.nc.is_connected:
+                continue
+            try:
+                if state is None:
+                    bucket = bridge.call(ensure_bucket(bridge, subjects, self._config.broker.replicas), CONNECT_SECONDS)
+                    state = RunState(bridge, bucket)
+                lease = {"pid": os.getpid(), "since": began, "children": self._states()}
+                bridge.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
+            except (BrokerError, nats.errors.Error) as error:
+                log.debug("lease_not_renewed", error=str(error))

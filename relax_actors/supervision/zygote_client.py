@@ -1,0 +1,261 @@
+"""The supervisor's end of the zygote: it starts it, has it fork, looks after it, and learns from it how forks ended."""
+
+from __future__ import annotations
+
+import errno
+import json
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from broker.process import spawn
+from relax_actors.runtime.blackbox import BlackBox
+from relax_actors.runtime.logs import rotate
+from relax_actors.runtime.pauses import Pauses, unusual
+from relax_actors.supervision.launch import StartError
+from relax_actors.supervision.zygote import MAX_MESSAGE, PRELOADED
+
+REPLY_SECONDS = 10.0
+"""For an answer of a zygote that has imported; forking takes milliseconds."""
+SAY_SECONDS = 10.0
+LOOK_SECONDS = 1.5
+"""From one look after it to the next, at most."""
+log = structlog.get_logger()
+
+
+class Forked:
+    """A process that a zygote forked."""
+
+    def __init__(self, pid: int, zygote: Life) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.cause = ""
+        """The zygote, if that died first and took it along."""
+        self._zygote = zygote
+
+    def poll(self) -> int | None:
+        """The exit code as the zygote saw it; -SIGKILL if the zygote died first; None while neither is known."""
+        if self.returncode is None:
+            alive = self._zygote.alive
+            self._zygote.hear()
+            self.returncode = self._zygote.codes.pop(self.pid, None)
+            if self.returncode is None and not alive:
+                self.returncode, self.cause = -int(signal.SIGKILL), self._zygote.name
+        return self.returncode
+
+    def wait(self) -> int:
+        """The exit code, for a process that has ended or is about to; a zygote that does not tell it is ended."""
+        end = time.monotonic() + REPLY_SECONDS
+        while (code := self.poll()) is None:
+            if not self._zygote.wait_for_word(end - time.monotonic()):
+                self._zygote.end()
+        return code
+
+
+class Life:
+    """One process of a zygote, and what it said of those it forked."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self.name = f"zygote {number}"
+        self.pid = process.pid
+        self.codes: dict[int, int] = {}
+        self.ready_at: float | None = None
+        self.began = time.monotonic()
+        self._forked: int | None = None
+        self._process, self._socket = process, connection
+        connection.setblocking(False)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended."""
+        return self._process.poll()
+
+    def hear(self) -> None:
+        """Take in what it said."""
+        with suppress(OSError):
+            while data := self._socket.recv(MAX_MESSAGE):
+                reply: dict[str, Any] = json.loads(data)
+                if "ended" in reply:
+                    self.codes[int(reply["ended"])] = int(reply["code"])
+                elif "forked" in reply:
+                    self._forked = int(reply["forked"])
+                else:
+                    self.ready_at = time.monotonic()
+
+    def wait_for_word(self, seconds: float) -> bool:
+        """Wait until it says something or has ended; False if that takes longer."""
+        # Not select.select: a node of many actors has descriptors beyond its bound.
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+
+    def fork(self, arguments: list[str], log: int, status: int) -> int:
+        """Have it fork; gives the process.
+
+        Raises:
+            OSError: it is gone, or does not answer.
+        """
+        self._forked = None
+        socket.send_fds(self._socket, [json.dumps(arguments).encode()], [log, status])
+        end = time.monotonic() + REPLY_SECONDS
+        while self._forked is None:
+            if not self.wait_for_word(end - time.monotonic()):
+                raise TimeoutError(errno.ETIMEDOUT, f"no answer within {REPLY_SECONDS:g} s")
+            if not self.alive:
+                raise ConnectionResetError(errno.ECONNRESET, f"it has ended with exit code {self.returncode}")
+            self.hear()
+        return self._forked
+
+    def end(self) -> None:
+        """Kill it, and with it all that it forked."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self.close()
+
+    def close(self) -> None:
+        """Take in what it said last, when it has ended."""
+        self.hear()
+        self._socket.close()
+
+
+class Zygote:
+    """The supervisor's end: one zygote at a time. Use it in a thread that lives as long as the actors may.
+
+    Args:
+        log: file for what it prints.
+        box: its black box.
+        environment: its whole environment, and that of the actors.
+        start_deadline: seconds that it may take to import.
+        heartbeat: seconds without a sign of life after which it is killed.
+        modules: what it imports.
+        say: told every `SAY_SECONDS` for how many seconds it has been importing.
+    """
+
+    def __init__(
+        self,
+        log: Path,
+        box: Path,
+        environment: dict[str, str],
+        *,
+        start_deadline: float,
+        heartbeat: float,
+        modules: Sequence[str] = PRELOADED,
+        say: Callable[[float], object] = lambda _: None,
+    ) -> None:
+        self._log, self._path, self._environment, self._modules = log, box, environment, modules
+        self._box = BlackBox(box)
+        self._start_deadline, self._heartbeat, self._say = start_deadline, heartbeat, say
+        self._pauses, self._awake, self._said = Pauses(LOOK_SECONDS + unusual(heartbeat)), 0.0, 0.0
+        self._life: Life | None = None
+        self._verdict = ""
+        self._lives = 0
+
+    def start(self) -> None:
+        """Start it; it imports in the background."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "relax_actors.supervision.zygote", str(theirs.fileno()), str(self._path)]
+        with theirs, self._log.open("ab") as log:
+            process = spawn(
+                [*command, *self._modules], log=log, environment=self._environment, pass_fds=(theirs.fileno(),)
+            )
+        self._lives += 1
+        self._verdict = ""
+        self._life = Life(self._lives, process, ours)
+        self._said = self._life.began
+
+    def ready(self) -> bool:
+        """Whether it has imported and can fork; starts another one if there is none.
+
+        Raises:
+            StartError: it ended before it could.
+        """
+        life = self._life
+        if life is None:
+            self.start()
+            return False
+        life.hear()
+        if life.alive:
+            return life.ready_at is not None
+        self._life = None
+        life.close()
+        if life.ready_at is None:
+            why = self._verdict or f"exit code {life.returncode}"
+            msg = f"{life.name} ended before it had imported {', '.join(self._modules)} ({why}); its log is {self._log}"
+            raise StartError(msg, life.name)
+        self.start()
+        return False
+
+    def fork(self, arguments: list[str], log: int, status: int) -> Forked:
+        """Fork an actor, when it is ready: `arguments` of the host's `main`, descriptors for its output and its
+        status pipe.
+
+        Raises:
+            StartError: it does not answer, and was killed; its log may say why.
+        """
+        life = self._life
+        if life is None:
+            msg = "there is no zygote to fork an actor"
+            raise StartError(msg)
+        try:
+            return Forked(life.fork(arguments, log, status), life)
+        except OSError as error:
+            life.end()
+            msg = f"{life.name} does not fork actors ({error}); its log is {self._log}"
+            raise StartError(msg, life.name) from error
+
+    def look_after(self) -> None:
+        """Kill it if it gives no sign of life, or imports for too long; call it about once a second."""
+        rotate(self._log)
+        now = time.monotonic()
+        if self._pauses.look(now):
+            self._awake = now
+        life = self._life
+        if life is None or not life.alive:
+            return
+        life.hear()
+        if life.ready_at is None:
+            importing = now - max(life.began, self._awake)
+            if importing > self._start_deadline:
+                self._condemn(life, f"not ready within {importing:.0f} s, supervision.start_deadline")
+            elif now - self._said > SAY_SECONDS:
+                self._said = now
+                self._say(round(now - life.began, 1))
+        elif (silent := now - max(self._box.read().beat, life.ready_at, self._awake)) > self._heartbeat:
+            self._condemn(life, f"no sign of life for {silent:.1f} s, supervision.heartbeat")
+
+    def _condemn(self, life: Life, why: str) -> None:
+        self._verdict = why
+        log.warning("zygote_killed", zygote=life.name, reason=why)
+        life.end()
+
+    def state(self) -> dict[str, Any]:
+        """Its `phase`, `pid`, since when it is so (seconds since 1970) and its `restarts`; from any thread."""
+        life = self._life
+        if life is None or not life.alive:
+            return {"phase": "down", "pid": None, "since": time.time(), "restarts": max(0, self._lives - 1)}
+        ready = life.ready_at is not None
+        since = time.time() - time.monotonic() + (life.ready_at or life.began)
+        phase = "ready" if ready else "importing"
+        return {"phase": phase, "pid": life.pid, "since": round(since, 3), "restarts": self._lives - 1}
+
+    def close(self) -> None:
+        """End it, and with it all that it forked."""
+        if self._life is not None:
+            self._life.end()
+            self._life = None

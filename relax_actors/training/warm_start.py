@@ -1,0 +1,55 @@
+"""A short supervised start on the data's answers, for models that begin from random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from broker.codec import Array
+from relax_actors.config import Config
+from relax_actors.data.prompt_maker import PromptMaker, open_data, room
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols import Sequences, TrainingEngine
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.runtime.seeds import seed_of
+
+
+def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], None]) -> float:
+    """Train `trainer.warm_start.steps` supervised steps; gives the last loss (nats a token).
+
+    Rows are drawn from the training data by run.seed. The stop token is appended to every answer.
+
+    Raises:
+        ConfigError: the data has no answers, or too few good rows.
+    """
+    settings = config.trainer.warm_start
+    if settings is None:
+        return 0.0
+    source = open_data(config.data)
+    tokenizer = Tokenizer(config.model_path)
+    most = room(config)
+    maker = PromptMaker(config.data, tokenizer, most, config.rollout.max_tokens)
+    stop = np.array(sorted(tokenizer.stop_ids)[:1], np.int32)
+    generator = np.random.Generator(np.random.Philox(key=seed_of(config.run.seed, "warm_start")))
+    loss = 0.0
+    for _ in range(settings.steps):
+        prompts: list[Array] = []
+        completions: list[Array] = []
+        tries = 0
+        while len(prompts) < settings.rows:
+            tries += 1
+            if tries > 20 * settings.rows:
+                msg = "trainer.warm_start finds hardly a row with an answer; set data.answer_field, or leave it out"
+                raise ConfigError(msg)
+            try:
+                task = source[int(generator.integers(len(source)))]
+                prompt = maker.make(task, seed=0, min_version=0)
+                answer = tokenizer.encode(task.answer, special=False)
+            except RowError:
+                continue
+            if 0 < len(answer) < most - len(prompt.tokens):
+                prompts.append(prompt.tokens)
+                completions.append(np.concatenate([answer, stop]))
+        loss = engine.warm_start(Sequences(prompts, completions), settings.learning_rate, progress).metrics["loss"]
+    return float(loss)

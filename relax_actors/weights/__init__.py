@@ -1,0 +1,1 @@
+"""Weight versions: files and fingerprints, deltas, publishing, staging and transports."""

@@ -1,0 +1,390 @@
+"""Each user's credentials on each subject of a run, at a real server that was configured by `relax keys`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import nats.errors
+import pytest
+from nats.js.api import ConsumerConfig
+
+from broker.codec import encode
+from broker.connection import Address, Bridge
+from broker.errors import BrokerError
+from broker.leases import RunState
+from broker.server import MAX_PAYLOAD
+from broker.store import Store
+from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, log_spec, pool_spec, table_spec
+from broker.subjects import RowId, Subjects
+from broker.table import Table
+from relax_actors.cli.keys import Settings, make_keys
+from relax_actors.messages import Weights
+from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.running import TINY, wait_until
+
+RUN = "guarded"
+SUBJECTS = Subjects(RUN)
+TABLE, LOG, BUCKET = SUBJECTS.table_stream, SUBJECTS.log_stream, f"KV_{SUBJECTS.state_bucket}"
+KV = f"$KV.{SUBJECTS.state_bucket}"
+SETTINGS = [
+    f"run.name={RUN}",
+    "eval.data.kind=python",
+    "eval.data.function=tiny_tasks.make",
+    "roles.reference.rows_together=2",
+    "roles.actor_fwd.rows_together=2",
+    "roles.shaped.actor=tiny_tasks.Shaped",
+]
+# nats-py leaves the socket of a handshake that failed to the collector.
+HANDSHAKE = "ignore:.*socket.*:pytest.PytestUnraisableExceptionWarning"
+POOLS = ("rollout", "reward", "advantages", "reference", "actor_fwd", "shaped")
+OWNERS = ("prompts", "trainer", "evaluator")
+ROLES = (*POOLS, *OWNERS)
+USERS = (*ROLES, "node", "operator", "observer")
+COLUMN_OF = {
+    "prompt": "prompts",
+    "trajectory": "rollout",
+    "reward": "reward",
+    "advantage": "advantages",
+    "reference": "reference",
+    "actor_fwd": "actor_fwd",
+    "shaped_reward": "shaped",
+}
+
+# Who may publish on a subject, besides the operator.
+WRITERS: dict[str, set[str]] = {
+    **{f"relax.{RUN}.group.3.1.{column}": {role} for column, role in COLUMN_OF.items()},
+    f"relax.{RUN}.group.3.1.dropped": {*POOLS, "prompts", "trainer"},
+    f"relax.{RUN}.group.3.1.quarantined": {*POOLS, "prompts", "trainer"},
+    f"relax.{RUN}.group.3.1.readmitted": {"prompts"},
+    f"relax.{RUN}.group.3.1.requeued": set(),
+    f"relax.{RUN}.group.3.1.nobodys": set(),
+    f"relax.{RUN}.eval.3.1.prompt": {"evaluator"},
+    f"relax.{RUN}.eval.3.1.trajectory": {"rollout"},
+    f"relax.{RUN}.eval.3.1.reward": {"reward"},
+    f"relax.{RUN}.eval.3.1.advantage": set(),
+    f"relax.{RUN}.eval.3.1.quarantined": {"rollout", "reward", "evaluator"},
+    f"relax.{RUN}.batch.7": {"trainer"},
+    f"relax.{RUN}.weights.7": {"trainer"},
+    f"relax.{RUN}.checkpoint.7": {"trainer"},
+    f"relax.{RUN}.evaluation.7": {"evaluator"},
+    **{f"relax.{RUN}.event.{role}.0.ready": {role, "node"} for role in ROLES},
+    f"relax.{RUN}.event.node.0.started": {"node"},
+    **{f"relax.{RUN}.metric.{role}.0": {role} for role in ROLES},
+    **{f"{KV}.incarnation.{role}.0": {role} for role in ROLES},
+    **{f"{KV}.lease.{role}.0": {role} for role in ROLES},
+    **{f"{KV}.failure.{role}.group.3.1": {role, "node"} for role in ROLES},
+    f"{KV}.lease.node.4": {"node"},
+    f"{KV}.lease.root.4": {"node"},
+    f"{KV}.lease.owner.trainer": {"node"},
+    f"{KV}.note.weights_sender": {"trainer"},
+    f"{KV}.run": set(),
+    **{f"$JS.ACK.{TABLE}.{role}.1.1.1.0.0": {role, "node"} for role in POOLS},
+    **{f"$JS.API.CONSUMER.DURABLE.CREATE.{TABLE}.{role}": {role} for role in POOLS},
+    **{f"$JS.API.CONSUMER.MSG.NEXT.{TABLE}.{role}": {role, *OWNERS} for role in POOLS},
+    f"$JS.API.CONSUMER.CREATE.{TABLE}": set(OWNERS),
+    f"$JS.API.CONSUMER.DELETE.{TABLE}.rollout": set(OWNERS),
+    f"$JS.API.STREAM.INFO.{TABLE}": {*ROLES, "node"},
+    f"$JS.API.STREAM.MSG.GET.{TABLE}": {*ROLES, "node"},
+    f"$JS.API.STREAM.INFO.{LOG}": {"node"},
+    f"$JS.API.STREAM.MSG.GET.{BUCKET}": {*ROLES, "node"},
+    f"$JS.API.STREAM.PURGE.{TABLE}": {"trainer", "evaluator"},
+    f"$JS.API.STREAM.MSG.DELETE.{TABLE}": {"trainer", "evaluator"},
+    f"$JS.API.STREAM.PURGE.{BUCKET}": {"trainer", "evaluator"},
+    f"$JS.API.STREAM.CREATE.{TABLE}": set(),
+    f"$JS.API.STREAM.UPDATE.{TABLE}": set(),
+    f"$JS.API.STREAM.DELETE.{TABLE}": set(),
+    "$JS.API.INFO": set(),
+}
+# What not even the operator may: other runs, the server itself, and messages as they are (see broker.permissions).
+NOBODYS = [
+    "relax.other.weights.7",
+    "relax.other.event.trainer.0.ready",
+    "$KV.RELAX_other_STATE.lease.trainer.0",
+    "$JS.API.STREAM.CREATE.RELAX_other_TABLE",
+    f"$JS.API.DIRECT.GET.{TABLE}",
+    f"$JS.API.DIRECT.GET.{TABLE}.relax.{RUN}.weights.7",
+    f"$JS.API.DIRECT.GET.{BUCKET}",
+    "$SYS.REQ.SERVER.PING",
+    f"_INBOX_{RUN}_trainer.x",
+]
+LAST = "nobody.may"
+HEARERS: dict[str, set[str]] = {
+    f"relax.{RUN}.weights.*": {*ROLES, "operator", "observer"},
+    f"relax.{RUN}.checkpoint.*": {*ROLES, "operator", "observer"},
+    f"relax.{RUN}.>": {"operator", "observer"},
+    f"relax.{RUN}.group.*.*.trajectory": {"operator", "observer"},
+    f"relax.{RUN}.event.>": {"operator", "observer"},
+    f"{KV}.lease.>": {"operator", "observer"},
+    f"{KV}.failure.>": {"operator"},
+    f"{KV}.note.>": {"operator"},
+    "relax.other.>": set(),
+    ">": set(),
+    "$SYS.>": set(),
+    "_INBOX.>": set(),
+    **{f"_INBOX_{RUN}_{user}.>": {user} for user in USERS},
+}
+
+
+@pytest.fixture
+def guarded(make_guarded: MakeGuarded) -> Guarded:
+    """One that is up, with the run's streams."""
+    found = make_guarded(SETTINGS)
+    found.make()
+    found.start()
+    with closing(Bridge(found.address("operator"), "root")) as bridge:
+        specs = [table_spec(SUBJECTS, 1 << 26), log_spec(SUBJECTS, 1 << 24, 3600)]
+        bridge.call(ensure_streams(bridge, specs), 20)
+        bridge.call(ensure_bucket(bridge, SUBJECTS), 20)
+    return found
+
+
+class Refusals:
+    """What a server refuses a user, as his client is told."""
+
+    def __init__(self, address: Address) -> None:
+        self.texts: list[str] = []
+        self.bridge = Bridge(address, "tried")
+        told = self.bridge.nc._error_cb
+
+        async def on_error(error: Exception) -> None:
+            self.texts.append(str(error))
+            await told(error)
+
+        self.bridge.nc._error_cb = on_error
+
+    def of_publishing(self, subjects: list[str]) -> set[str]:
+        async def work() -> None:
+            for subject in subjects:
+                await self.bridge.nc.publish(subject, b"tried")
+            await self.bridge.nc.publish(LAST, b"")
+
+        return self._found(work, "publish to", subjects)
+
+    def of_subscribing(self, subjects: list[str]) -> set[str]:
+        async def work() -> None:
+            for subject in subjects:
+                await self.bridge.nc.subscribe(subject)
+            await self.bridge.nc.subscribe(LAST)
+
+        return self._found(work, "subscription to", subjects)
+
+    def _found(self, work: Callable[[], object], what: str, subjects: list[str]) -> set[str]:
+        self.texts.clear()
+        self.bridge.call(work(), 20)  # type: ignore[arg-type]
+        wait_until(lambda: any(LAST in text for text in self.texts), "refusal of what nobody may")
+        # nats-py tells errors in small letters.
+        refused = {text.split('"')[1] for text in self.texts if what in text} - {LAST}
+        assert refused <= {subject.lower() for subject in subjects}
+        return {subject for subject in subjects if subject.lower() in refused}
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_user_may_do_exactly_what_is_listed(guarded: Guarded, user: str) -> None:
+    tried = [*WRITERS, *NOBODYS]
+    may = {subject for subject, writers in WRITERS.items() if user in writers or user == "operator"}
+    # The operator makes no consumer in a role's name; his inbox and acknowledgements are his own.
+    if user == "operator":
+        may -= {f"$JS.API.CONSUMER.DURABLE.CREATE.{TABLE}.{role}" for role in POOLS}
+    refusals = Refusals(guarded.address(user))
+    assert set(tried) - refusals.of_publishing(tried) == may
+    hears = {subject for subject, hearers in HEARERS.items() if user in hearers}
+    assert set(HEARERS) - refusals.of_subscribing(list(HEARERS)) == hears
+    refusals.bridge.close()
+
+
+def test_who_may_not_write_weights_cannot_have_the_server_write_them(guarded: Guarded) -> None:
+    """The server publishes the answer to a request wherever the request says: none of them makes a cell."""
+    forged, trajectory = SUBJECTS.numbered("weights", 1), "relax.guarded.group.0.0.trajectory"
+    cell = encode(Weights(1, "x", [], 9), "trainer.0#9", subject=forged)
+    with closing(Bridge(guarded.address("rollout"), "rollout")) as bridge:
+
+        async def work() -> None:
+            await bridge.js.publish(trajectory, cell)
+            await bridge.js.add_consumer(TABLE, ConsumerConfig(durable_name="rollout", ack_policy="explicit"))
+            wanted = f'{{"last_by_subj": "{trajectory}"}}'.encode()
+            for subject, body in (
+                (f"$JS.API.STREAM.MSG.GET.{TABLE}", wanted),
+                (f"$JS.API.DIRECT.GET.{TABLE}", wanted),
+                (f"$JS.API.DIRECT.GET.{TABLE}.{trajectory}", b""),
+                (f"$JS.API.CONSUMER.MSG.NEXT.{TABLE}.rollout", b'{"batch": 1, "expires": 500000000}'),
+            ):
+                await bridge.nc.publish(subject, body, reply=forged)
+            push = ConsumerConfig(durable_name="rollout", ack_policy="explicit", deliver_subject=forged)
+            with suppress(nats.errors.Error, BrokerError):
+                await bridge.js.add_consumer(TABLE, push)
+            await bridge.nc.flush(5)
+
+        bridge.call(work(), 20)
+    with closing(Bridge(guarded.address("operator"), "operator")) as bridge:
+        table = Table(bridge, SUBJECTS, Store(guarded.keys / "store"), "reader")
+        found = table.get(forged)
+        assert found is None or found.data != cell
+        assert table.fetch_last("weights", Weights) is None
+
+
+def test_who_may_write_a_key_cannot_clear_the_others(guarded: Guarded) -> None:
+    """A message that rolls a stream up removes all that came before, of whatever subject."""
+    with closing(Bridge(guarded.address("operator"), "operator")) as operator:
+        state = RunState(operator, operator.call(ensure_bucket(operator, SUBJECTS), 20))
+        lives = [operator.call(state.next_incarnation("trainer", 0), 10) for _ in range(2)]
+        with closing(Bridge(guarded.address("rollout"), "rollout")) as rollout:
+            for kind in ("all", "sub"):
+                forged = rollout.js.publish(f"{KV}.lease.rollout.0", b"{}", headers={"Nats-Rollup": kind})
+                with pytest.raises(nats.errors.Error):
+                    rollout.call(forged, 10)
+        assert operator.call(state.next_incarnation("trainer", 0), 10) == lives[-1] + 1
+
+
+def test_monitoring_finds_what_waits_for_a_role_by_the_name_of_the_account(make_guarded: MakeGuarded) -> None:
+    """As KEDA asks, with the account that deploy/kubernetes/autoscaling says where to find."""
+    server = make_guarded(SETTINGS)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        http = probe.getsockname()[1]
+    server.make(Settings(http=http))
+    server.start()
+    with closing(Bridge(server.address("operator"), "root")) as bridge:
+        bridge.call(ensure_streams(bridge, [table_spec(SUBJECTS, 1 << 26)]), 20)
+    with closing(Bridge(server.address("rollout"), "rollout")) as bridge:
+        prompts = pool_spec("rollout", [SUBJECTS.column("prompt")], 30.0, 8)
+        bridge.call(ensure_consumer(bridge, TABLE, prompts), 20)
+    with closing(Bridge(server.address("prompts"), "prompts")) as bridge:
+        bridge.call(bridge.js.publish(SUBJECTS.cell(RowId(0, 0), "prompt"), b"waits"), 20)
+    preload = (server.keys / "server" / "auth.conf").read_text().partition("resolver_preload: {\n")[2]
+    account = preload.partition(":")[0].strip()
+    asked = f"http://127.0.0.1:{http}/jsz?acc={account}&consumers=true&config=true"
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        found = {known["name"]: known for known in json.load(answer)["account_details"]}
+    (stream,) = found[account]["stream_detail"]
+    (consumer,) = stream["consumer_detail"]
+    assert (stream["name"], consumer["name"], consumer["num_pending"]) == (TABLE, "rollout", 1)
+
+
+def test_wrong_credentials_and_none_are_refused(guarded: Guarded, make_guarded: MakeGuarded) -> None:
+    other = make_guarded(SETTINGS)
+    other.make()
+    strangers = [
+        Address(guarded.address("rollout").url),
+        Address(guarded.address("rollout").url, "relax", "guessed"),
+        Address(guarded.address("rollout").url, credentials=other.address("operator").credentials),
+    ]
+    for stranger in strangers:
+        with pytest.raises(BrokerError, match="refuses these credentials"):
+            Bridge(stranger, "stranger", 2)
+    with pytest.raises(BrokerError, match="holds no credentials of nobody"):
+        guarded.address("nobody")
+
+
+def test_credentials_expire(guarded: Guarded) -> None:
+    soon = 3.0
+    make_keys(str(TINY), guarded.keys, SETTINGS, Settings(days=soon / 86400, listen=f"127.0.0.1:{guarded.port}"))
+    began = time.monotonic()
+    with closing(Bridge(guarded.address("rollout"), "living")) as living:
+        assert living.nc.is_connected
+        wait_until(lambda: not living.nc.is_connected, "end of a connection whose credentials expired")
+        assert time.monotonic() - began >= soon - 1.5
+    wait_until(lambda: time.monotonic() > began + soon + 1.5, "the end of the second in which they end", 10)
+    with pytest.raises(BrokerError, match="refuses these credentials"):
+        Bridge(guarded.address("rollout"), "late", 2)
+
+
+def test_renewed_keys_end_those_before(guarded: Guarded, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    (guarded.keys / "rollout").rename(old)
+    time.sleep(max(0.0, 2.0 - (time.time() - old.stat().st_mtime)))  # claims count whole seconds
+    guarded.make(Settings(renew=True))
+    assert guarded.process is not None
+    before = Address(guarded.address("rollout").url, credentials=str(old / "nats.creds"))
+    with closing(Bridge(before, "old")) as bridge:
+        os.kill(guarded.process.pid, signal.SIGHUP)
+        wait_until(lambda: not bridge.nc.is_connected, "end of a connection with old credentials")
+    with pytest.raises(BrokerError, match="refuses these credentials"):
+        Bridge(before, "old", 2)
+    Bridge(guarded.address("rollout"), "new").close()
+
+
+@pytest.mark.filterwarnings(HANDSHAKE)
+def test_with_tls_nobody_talks_in_the_clear(guarded: Guarded, make_guarded: MakeGuarded) -> None:
+    secure = make_guarded(SETTINGS)
+    secure.make(Settings(tls=True))
+    secure.start()
+    Bridge(secure.address("rollout"), "rollout").close()
+    known = secure.address("rollout")
+    # No authority to check the server by.
+    bare = guarded.keys / "bare.creds"
+    bare.write_text(Path(known.credentials or "").read_text())
+    with pytest.raises(BrokerError, match="certificate"):
+        Bridge(Address(known.url, credentials=str(bare)), "bare", 3)
+    # In the clear: the server answers nothing but the end.
+    with socket.create_connection(("127.0.0.1", secure.port), 5) as connection:
+        lines = connection.makefile("rb")
+        assert lines.readline().startswith(b"INFO ")
+        connection.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
+        assert b"PONG" not in lines.read()
+    # And a client that was told to use TLS speaks to no server without.
+    with pytest.raises(BrokerError, match="does without TLS"):
+        Bridge(Address(guarded.address("rollout").url, credentials=known.credentials), "rollout", 2)
+    gc.collect()
+
+
+@pytest.mark.filterwarnings(HANDSHAKE)
+def test_mutual_tls_asks_for_a_certificate_in_its_time(make_guarded: MakeGuarded) -> None:
+    secure = make_guarded(SETTINGS)
+    secure.make(Settings(tls=True, mutual=True))
+    secure.start()
+    Bridge(secure.address("rollout"), "rollout").close()
+    own = secure.keys / "rollout"
+    from broker.certificates import Pair, issue
+
+    ca = Pair.load(secure.keys / "private" / "ca.pem", secure.keys / "private" / "ca-key.pem")
+    issue(ca, "rollout", -1.0).save(own / "cert.pem", own / "key.pem")
+    with pytest.raises(BrokerError):
+        Bridge(secure.address("rollout"), "expired", 2)
+    for name in ("cert.pem", "key.pem"):
+        (own / name).unlink()
+    with pytest.raises(BrokerError):
+        Bridge(secure.address("rollout"), "none", 2)
+    gc.collect()
+
+
+def test_a_message_that_is_too_large_ends_its_connection_and_no_other(guarded: Guarded) -> None:
+    with closing(Bridge(guarded.address("trainer"), "trainer")) as trainer:
+        with closing(Bridge(guarded.address("rollout"), "rollout")) as rollout:
+            subject = "relax.guarded.group.0.0.trajectory"
+            with pytest.raises(nats.errors.MaxPayloadError):
+                rollout.call(rollout.nc.publish(subject, bytes(MAX_PAYLOAD + 1)), 10)
+            rollout.nc._max_payload = 1 << 30
+            rollout.call(rollout.nc.publish(subject, bytes(MAX_PAYLOAD + 1)), 10)
+            log = guarded.keys / "server.log"
+            wait_until(lambda: "maximum payload" in log.read_text().lower(), "refusal in the server's log")
+        table = Table(trainer, SUBJECTS, Store(guarded.keys / "store"), "trainer.0#1")
+        assert table.get(subject) is None
+
+
+def test_keys_without_tls_leave_nothing_that_asks_for_it(make_guarded: MakeGuarded) -> None:
+    server = make_guarded(SETTINGS)
+    server.make(Settings(tls=True, mutual=True))
+    server.make(Settings(tls=True))
+    assert not (server.keys / "rollout" / "cert.pem").exists()
+    assert (server.keys / "rollout" / "ca.pem").exists()
+    server.make()
+    server.start()
+    Bridge(server.address("rollout"), "rollout").close()
+
+
+def test_keys_are_for_their_user_only(guarded: Guarded) -> None:
+    for path in guarded.keys.rglob("*"):
+        if path.name in ("nats.creds", "keys.json", "ca-key.pem", "key.pem"):
+            assert path.stat().st_mode & 0o077 == 0, path
+    config = (guarded.keys / "server" / "auth.conf").read_text()
+    private = (guarded.keys / "private" / "keys.json").read_text()
+    assert not any(seed in config for seed in private.split('"') if seed.startswith("S"))

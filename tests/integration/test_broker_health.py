@@ -1,0 +1,125 @@
+"""A server that hangs, or can no longer write, is found out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import nats.errors
+import pytest
+
+from broker.connection import Address, Bridge
+from broker.server import Server, serves
+from broker.streams import ensure_streams, table_spec
+from broker.subjects import Subjects
+from relax_actors.runtime.logs import LOG_BYTES, rotate
+from relax_actors.supervision.broker_health import BrokerHealth
+from relax_actors.supervision.outcome import Verdict
+from tests.support.running import wait_until
+
+MOUNT, UMOUNT = "/bin/mount", "/bin/umount"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[Server, Address]]:
+    """A server that may be hurt, on a small file system of its own if that can be had."""
+    small = subprocess.run(
+        [MOUNT, "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    server = Server(tmp_path / "server")
+    yield server, server.start()
+    server.stop()
+    if small.returncode == 0:
+        subprocess.run([UMOUNT, "-l", str(tmp_path)], check=True)
+
+
+def test_a_server_serves_until_it_hangs(own: tuple[Server, Address]) -> None:
+    server, address = own
+    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, say=lambda _: None)
+    assert serves(address)
+    assert health() is None
+    assert server.process is not None
+    os.kill(server.process.pid, signal.SIGSTOP)
+    verdict = wait_until(health, "verdict")
+    assert isinstance(verdict, Verdict)
+    assert "no answer for" in verdict.reason
+    assert not verdict.final
+    os.kill(server.process.pid, signal.SIGCONT)
+    assert serves(address)
+    assert not serves(Address(address.url, address.user, "wrong"))
+    server.stop()
+    assert not serves(address)
+
+
+def test_a_server_on_a_full_disk_is_left_alone_until_there_is_room(own: tuple[Server, Address]) -> None:
+    server, address = own
+    if not os.path.ismount(server.folder.parent):
+        pytest.skip("mounting a small file system needs root")
+    said: list[str] = []
+    health = BrokerHealth(server, address, heartbeat=10, patience=60, say=said.append)
+    bridge = Bridge(address, "test")
+    subjects = Subjects("full")
+    bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 28)]), 20)
+    filler = server.folder.parent / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    assert health() is None
+    with pytest.raises(nats.errors.TimeoutError):
+        for step in range(100):
+            bridge.call(bridge.js.publish(f"relax.full.batch.{step}", bytes(4000), timeout=1), 10)
+    assert health() is None
+    assert "0 MiB free; free space" in said[-1]
+    impatient = BrokerHealth(server, address, heartbeat=10, patience=-1, say=said.append)
+    impatient._read = 0
+    last = impatient()
+    assert last is not None
+    assert last.final
+    filler.unlink()
+    verdict = health()
+    assert verdict is not None
+    assert not verdict.final
+    assert "must be started again" in verdict.reason
+    assert said[-1] == ""
+    bridge.close()
+
+
+def test_a_failed_write_is_seen_in_a_log_that_was_begun_anew(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    nobody = Address("nats://127.0.0.1:1")
+    error = b"[ERR] JetStream critical write error: no space left on device\n"
+
+    def health() -> BrokerHealth:
+        server.log.write_bytes(b"x\n" * (LOG_BYTES // 2 + 10))
+        return BrokerHealth(server, nobody, heartbeat=60, patience=60, say=lambda _: None)
+
+    examined = health()
+    assert examined() is None
+    rotate(server.log)
+    assert examined() is None
+    server.log.write_bytes(error)
+    assert examined() is not None
+    # It came between the last look and the rotation.
+    examined = health()
+    with server.log.open("ab") as log:
+        log.write(error)
+    rotate(server.log)
+    assert examined() is not None
+
+
+def test_a_server_has_time_to_answer_after_a_pause_of_all(own: tuple[Server, Address]) -> None:
+    server, address = own
+    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, say=lambda _: None)
+    assert health() is None
+    assert server.process is not None
+    os.kill(server.process.pid, signal.SIGSTOP)
+    # Nobody asks for longer than the heartbeat; the first question after it comes too early.
+    with pytest.raises(subprocess.TimeoutExpired):
+        server.process.wait(1.0)
+    assert health() is None
+    os.kill(server.process.pid, signal.SIGCONT)
+    assert wait_until(lambda: serves(address), "answer")
+    assert health() is None

@@ -1,0 +1,283 @@
+"""Malformed messages on a real server: nobody's connection, follower, pump or journal is hurt by one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import nats.errors
+import pytest
+
+from broker.codec import MAX_CELL_BYTES
+from broker.connection import Address
+from broker.errors import CodecError
+from broker.leases import Failures, RunState
+from broker.pull import Follower
+from broker.streams import ensure_bucket
+from broker.subjects import RowId
+from broker.table import Cell, Table
+from relax_actors.config import validate
+from relax_actors.messages import Batch, Quarantined, Totals
+from relax_actors.roles.advantages import Advantages
+from relax_actors.runtime.blackbox import BlackBox
+from relax_actors.runtime.cells import fetch_own, put_own
+from relax_actors.runtime.journal import BURST, MAX_BYTES, Journal
+from relax_actors.runtime.mailbox import Mailbox
+from relax_actors.runtime.pump import PoolPump, Watch
+from relax_actors.runtime.role import Context, Role, Row
+from relax_actors.runtime.run_folder import RunFolder
+from tests.support.fuzzing import Fuzzer, samples
+from tests.support.running import wait_until
+
+ROW = RowId(3, 4)
+
+
+def publish_raw(address: Address, lines: bytes) -> None:
+    """Send protocol lines as a client of no library does."""
+    host, port = address.url.removeprefix("nats://").split(":")
+    login = {"user": address.user, "pass": address.password, "headers": True, "verbose": False}
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"CONNECT " + json.dumps(login).encode() + b"\r\n" + lines + b"PING\r\n")
+        heard = b""
+        while b"PONG" not in heard:
+            heard += connection.recv(4096)
+
+
+def follow(table: Table, count: int) -> list[Cell]:
+    async def work() -> list[Cell]:
+        follower = Follower(table.bridge, table.subjects.table_stream, [f"{table.subjects.prefix}.>"])
+        found: list[Cell] = []
+        async for batch in follower.batches(tick=0.2):
+            found += [Cell(m.subject, 0, m.data) for m in batch]
+            if len(found) >= count:
+                break
+        await follower.close()
+        return found
+
+    return table.bridge.call(work(), 20)
+
+
+def test_a_subject_that_is_no_utf8_does_not_end_a_connection(table: Table, address: Address) -> None:
+    prefix = table.subjects.prefix.encode()
+    publish_raw(address, b"PUB " + prefix + b".group.1.\xff\xfe.prompt 2\r\nab\r\n")
+    table.put(table.cell(ROW, "dropped"), samples()["dropped"])
+    assert [c.subject.rsplit(".", 1)[1] for c in follow(table, 2)] == ["prompt", "dropped"]
+    assert [cell_id.row for cell_id, _ in table.snapshot([f"{table.subjects.prefix}.group.>"])] == [ROW]
+
+
+@pytest.mark.parametrize("status", ["404", "409", "503", "100", "x"])
+def test_a_message_that_pretends_to_be_the_servers_answer_is_a_message(table: Table, status: str) -> None:
+    subject = table.cell(ROW, "prompt")
+    headers = {"Status": status, "Description": "Consumer Deleted", "Nats-Sequence": "x", "Nats-Subject": "y"}
+
+    async def publish() -> None:
+        await table.bridge.js.publish(subject, b"", headers=headers)
+
+    table.bridge.call(publish(), 10)
+    table.put(table.cell(ROW, "dropped"), samples()["dropped"])
+    assert [c.data[:1] for c in follow(table, 2)] == [b"", b"\x94"]
+    found = table.get(subject, direct=False)
+    assert found is not None
+    assert (found.subject, found.data) == (subject, b"")
+    assert table.get(subject) in (None, found)
+    table.remove([found, found])
+    assert table.put(subject, samples()["prompt"])
+
+
+def test_removing_what_is_gone_is_no_error_and_spares_what_came_since(table: Table) -> None:
+    subjects = [table.cell(RowId(0, i), "dropped") for i in range(3)]
+    table.put_encoded([(subject, b"x") for subject in subjects])
+    cells = [cell for _, cell in table.snapshot([table.subjects.column("dropped")])]
+    for _ in range(2):
+        table.remove(cells[1:2])
+    assert table.put(subjects[1], samples()["dropped"])
+    table.remove(cells)
+    assert [cell.subject for _, cell in table.snapshot([table.subjects.column("dropped")])] == [subjects[1]]
+
+
+def test_sizes_are_bounded_by_the_server_and_by_the_writer(table: Table) -> None:
+    async def publish(size: int) -> None:
+        await table.bridge.js.publish(table.cell(ROW, "prompt"), bytes(size))
+
+    with pytest.raises(nats.errors.Error, match="size"):
+        table.bridge.call(publish(MAX_CELL_BYTES + 8192), 10)
+    with pytest.raises(CodecError, match="a cell holds at most"):
+        table.put(table.cell(ROW, "prompt"), "x" * (MAX_CELL_BYTES + 1))
+
+
+def context_of(table: Table, tmp_path: Path, role: str = "trainer") -> Context:
+    bridge = table.bridge
+    state = RunState(bridge, bridge.call(ensure_bucket(bridge, table.subjects), 20))
+    config = validate({"model": {"path": "m"}, "data": {"kind": "jsonl"}, "run": {"name": table.subjects.run}}, "t")
+    journal = Journal(bridge, table.subjects, role, 0)
+    return Context(config, RunFolder(tmp_path), role, 0, 1, table, state, journal)
+
+
+def events(table: Table) -> list[dict[str, Any]]:
+    async def work() -> list[dict[str, Any]]:
+        follower = Follower(table.bridge, table.subjects.log_stream, [f"{table.subjects.prefix}.event.>"])
+        found: list[dict[str, Any]] = []
+        async for batch in follower.batches(tick=0.3):
+            found += [json.loads(m.data) for m in batch]
+            if not batch:
+                break
+        await follower.close()
+        return found
+
+    return table.bridge.call(work(), 20)
+
+
+def test_an_owner_takes_its_cell_back_from_a_malformed_one(table: Table, tmp_path: Path) -> None:
+    context = context_of(table, tmp_path)
+    batch = Batch([0, 1], 5, 1, 0.5, 0, 20, 1e9)
+    subject = table.subjects.numbered("batch", 3)
+    table.put_encoded([(subject, Fuzzer("x", 1).content("batch"))])
+    with pytest.raises(CodecError):
+        table.fetch(subject, Batch)
+    assert put_own(context, subject, batch) is None
+    assert table.fetch(subject, Batch) == batch
+    assert put_own(context, subject, Batch([7], 5, 2, 0.5, 0, 20, 1e9)) == batch
+    table.put_encoded([(table.subjects.numbered("batch", 4), b"")])
+    assert fetch_own(context, table.subjects.numbered("batch", 4), Batch) is None
+    assert table.get(table.subjects.numbered("batch", 4)) is None
+    told = wait_until(lambda: events(table)[1:] and events(table), "two events")
+    kinds = [(event["kind"], event["subject"].rsplit(".", 1)[1]) for event in told]
+    assert kinds == [("malformed_cell", "3"), ("malformed_cell", "4")]
+
+
+def test_the_last_of_a_kind_is_the_last_that_can_be_read(table: Table) -> None:
+    assert table.fetch_last("batch", Batch) is None
+    batch = Batch([0, 1], 5, 1, 0.5, 0, 20, 1e9)
+    table.put_encoded([(table.subjects.numbered("batch", 0), b"x")])
+    assert table.fetch_last("batch", Batch) is None
+    table.put(table.subjects.numbered("batch", 1), batch)
+    another = table.encode(table.subjects.numbered("batch", 9), batch)
+    table.put_encoded([(table.subjects.numbered("batch", n), another) for n in (2, 3)])
+    assert table.fetch_last("batch", Batch) == batch
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *(b"", b"{", b"\xff", b"[" * 9999, b"3", b"[]", b"{}"),
+        *(b'{"count": -4}', b'{"count": 1e99}', b'{"count": "x"}', b'{"count": 4, "outside": 2, "checksum": "x"}'),
+    ],
+)
+def test_an_entry_that_is_none_stops_no_count(table: Table, tmp_path: Path, entry: bytes) -> None:
+    bridge, state = table.bridge, context_of(table, tmp_path).state
+    lives = [bridge.call(state.next_incarnation("trainer", 0), 10) for _ in range(3)]
+    assert bridge.call(state.count_failure("reward", ROW, "E", "T"), 10) == 1
+
+    async def spoil() -> None:
+        for key in ("incarnation.trainer.0", f"failure.reward.{ROW}", "lease.trainer.0"):
+            await bridge.js.publish(f"$KV.{table.subjects.state_bucket}.{key}", entry)
+
+    bridge.call(spoil(), 10)
+    assert bridge.call(state.failures("reward", ROW), 10) == Failures()
+    assert bridge.call(state.count_failure("reward", ROW, "E", "T"), 10) == 1
+    assert bridge.call(state.lives("trainer", 0), 10) == 0
+    later = bridge.call(state.next_incarnation("trainer", 0), 10)
+    assert later > lives[-1]
+    assert bridge.call(state.lives("trainer", 0), 10) == later
+    assert all(isinstance(lease, dict) for lease in bridge.call(state.leases(), 10).values())
+
+
+def test_no_event_is_too_large_and_a_flood_is_told_as_a_number(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_actors.runtime.journal.REPORT_SECONDS", 0.5)
+    journal = Journal(table.bridge, table.subjects, "reward", 0)
+    journal.event("row_failed", error="é" * (10 << 20), rows=["x" * 100] * 5000)
+    journal.event("row_failed", **{f"f{i}": "x" * 15_000 for i in range(20)})
+    journal.metric({"values": float("nan"), "text": "x" * (10 << 20)})
+    for _ in range(BURST + 40):
+        journal.event("malformed_cell", subject="s")
+    found = wait_until(lambda: [e for e in events(table) if e["kind"] == "suppressed"] and events(table), "suppressed")
+    assert [(e["of"], e["count"] >= 20) for e in found if e["kind"] == "suppressed"] == [("malformed_cell", True)]
+    told = sum(e["kind"] == "malformed_cell" for e in found)
+    assert told + next(e["count"] for e in found if e["kind"] == "suppressed") == BURST + 40
+    long = [e for e in found if e["kind"] == "row_failed"]
+    assert "characters left out" in long[0]["error"]
+    assert long[1]["too_long"] > MAX_BYTES
+
+
+class Looker(Role):
+    """Reads all that a user's role may."""
+
+    reads = ("prompt", "trajectory", "looked")
+    writes = "seen"
+    kinds = ("group", "eval")
+
+    def handle(self, row: Row) -> list[Any]:
+        return [len(row.prompt.tokens), len(row.trajectory.tokens), str(row.looked)]
+
+
+@pytest.mark.parametrize("name", ["advantages", "looker"])
+def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, name: str) -> None:
+    role: Role = Advantages() if name == "advantages" else Looker()
+    role.context = context_of(table, tmp_path, name)
+    fuzzer = Fuzzer(table.subjects.run, 11)
+    reads = ("reward",) if name == "advantages" else role.reads
+    cells: dict[str, bytes] = {}
+    for index in range(150):
+        for column in reads:
+            headers = fuzzer.random.random() < 0.7  # the others are as they should be
+            good = table.encode(table.cell(RowId(0, index), column), samples().get(column, [1, 2]))
+            cells[table.cell(RowId(0, index), column)] = fuzzer.content(column) if headers else good
+    for odd in ("group.x.1", "group.1.01", "group.-1.0", "eval.9.é"):
+        cells[f"{table.subjects.prefix}.{odd}.{reads[-1]}"] = b"x"
+    table.put_encoded(sorted(cells.items()))
+
+    crashed: list[BaseException] = []
+    mailbox = Mailbox.start()
+    try:
+        watch = Watch(role.context, BlackBox(tmp_path / "box"), 60.0, crashed.append)  # type: ignore[arg-type]
+        pump = PoolPump(role, role.context, mailbox, watch, crashed.append)
+        stopping = asyncio.Event()
+        running = table.bridge.submit(pump.run(stopping))
+
+        def done() -> bool:
+            info = table.bridge.call(table.bridge.js.consumer_info(table.subjects.table_stream, name), 10)
+            return running.done() or (info.num_pending == 0 and info.num_ack_pending == 0)
+
+        wait_until(lambda: not table.bridge.loop.is_closed() and pump._pull is not None, "pump")
+        wait_until(done, "end of all messages", 60)
+        table.bridge.loop.call_soon_threadsafe(stopping.set)
+        table.bridge.loop.call_soon_threadsafe(pump.wake)
+        running.result(20)
+    finally:
+        mailbox.stop()
+    assert crashed == []
+    for index in range(150):
+        row = RowId(0, index)
+        ends = [f for f in (role.writes, "dropped", "quarantined") if table.get(table.cell(row, f)) is not None]
+        assert len(ends) == 1, (row, ends)
+    told = {e["kind"] for e in events(table)}
+    assert {"row_quarantined", "malformed_subject"} <= told
+
+
+def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_path: Path) -> None:
+    role = Looker()
+    role.context = context_of(table, tmp_path, "looker")
+    role.reads = ("prompt", "trajectory")  # type: ignore[misc]
+    table.put(table.cell(ROW, "trajectory"), samples()["trajectory"])
+    gone = RowId(1, 1)
+    table.put(table.cell(gone, "trajectory"), samples()["trajectory"])
+    checkpoint = samples()["checkpoint"]
+    floor = type(checkpoint)(3, "p", "f", 2, Totals(), 1)
+    table.put(table.subjects.numbered("checkpoint", 3), floor)
+    mailbox = Mailbox.start()
+    try:
+        watch = Watch(role.context, BlackBox(tmp_path / "box"), 60.0, lambda _: None)
+        pump = PoolPump(role, role.context, mailbox, watch, lambda _: None)
+        stopping = asyncio.Event()
+        running = table.bridge.submit(pump.run(stopping))
+        found = wait_until(lambda: table.fetch(table.cell(ROW, "quarantined"), Quarantined), "quarantine")
+        table.bridge.loop.call_soon_threadsafe(stopping.set)
+        table.bridge.loop.call_soon_threadsafe(pump.wake)
+        running.result(20)
+    finally:
+        mailbox.stop()
+    assert found.error == "MalformedRow: column trajectory was written before prompt, which it is made of"
+    assert table.get(table.cell(gone, "quarantined")) is None

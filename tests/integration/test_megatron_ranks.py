@@ -1,0 +1,306 @@
+"""Several ranks are one trainer: at every layout the weights of one process, and one end for all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from relax_actors.config import Config
+from relax_actors.engines.megatron.calls import RankError
+from relax_actors.engines.megatron.group import MegatronGroup
+from relax_actors.engines.protocols import TrainingEngine, train
+from relax_actors.errors import ConfigError
+from relax_actors.weights import files as weights
+from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed, skip_if_missing
+
+skip_if_missing()
+
+from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
+
+STEPS = 5
+ALGORITHM = {"kl_coefficient": 0.1, "loss": "sequence", "reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
+# The vocabulary's 12 tokens and one more: pieces of it are not equal.
+ODD = {"vocab_size": 13}
+
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tp2": (DENSE | ODD, {"tensor_parallel": 2}),
+    "tp2_sp": (DENSE | ODD, {"tensor_parallel": 2, "sequence_parallel": True}),
+    "pp2": (DENSE, {"pipeline_parallel": 2}),
+    "pp2_vpp2": (DENSE, {"pipeline_parallel": 2, "virtual_pipeline": 2}),
+    "dp2": (DENSE, {}),
+    "dp2_plain": (DENSE, {"distributed_optimizer": False}),
+    "cp2": (DENSE, {"context_parallel": 2}),
+    "ep2": (MOE, {"expert_parallel": 2}),
+    "moe_pp2": (MOE, {"pipeline_parallel": 2}),
+    "moe_tp2_sp": (MOE, {"tensor_parallel": 2, "sequence_parallel": True}),
+    "moe_tp2_sp_ep2": (
+        MOE,
+        {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2, "expert_tensor_parallel": 1},
+    ),
+    "tp2_recompute": (DENSE, {"tensor_parallel": 2, "recompute": "full"}),
+}
+REPLAYED: dict[str, dict[str, Any]] = {
+    "dp2": {},
+    "tp2_sp": {"tensor_parallel": 2, "sequence_parallel": True},
+    "pp2_recompute": {"pipeline_parallel": 2, "recompute": "full"},
+    "pp2_vpp2_recompute": {"pipeline_parallel": 2, "virtual_pipeline": 2, "recompute": "full"},
+    "cp2": {"context_parallel": 2},
+    "ep2": {"expert_parallel": 2},
+    "tp2_sp_ep2": {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2, "expert_tensor_parallel": 1},
+}
+ALWAYS = ("tp2",)
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.fixture
+def group_of() -> Iterator[Callable[..., MegatronGroup]]:
+    groups: list[MegatronGroup] = []
+
+    def make(config: Config, lost: Callable[[int, int], None] = lambda *_: None) -> MegatronGroup:
+        groups.append(MegatronGroup(config, lost))
+        return groups[-1]
+
+    yield make
+    for group in groups:
+        group.close()
+
+
+def configured(
+    tmp_path: Path, model: dict[str, Any], section: dict[str, Any], ranks: int = 2, **trainer: Any
+) -> Config:
+    settings = {"learning_rate": 1e-3, "megatron": {"ranks": ranks, **section}, **trainer}
+    return config_of(tmp_path, model, algorithm=ALGORITHM, trainer=settings)
+
+
+def trained(engine: TrainingEngine, steps: range) -> list[float]:
+    return [train(engine, batch_of(step), step, nothing).metrics["loss"] for step in steps]
+
+
+def begun(engine: TrainingEngine) -> TrainingEngine:
+    engine.initialise(5)
+    engine.finish_warm_start()
+    return engine
+
+
+def weights_of(engine: TrainingEngine, path: Path) -> dict[str, torch.Tensor]:
+    assert engine.announce(path) == engine.fingerprint()
+    return weights.load([path])
+
+
+def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+)
+def test_two_ranks_train_what_one_process_trains(
+    tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str
+) -> None:
+    model, section = LAYOUTS[name]
+    alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
+    group = begun(group_of(configured(tmp_path, model, section)))
+    assert group.fingerprint() == alone.fingerprint()  # there and back again, exactly
+    progress: list[int] = []
+    for step in range(STEPS):
+        ours = train(group, batch_of(step), step, lambda: progress.append(1)).metrics
+        theirs = train(alone, batch_of(step), step, nothing).metrics
+        assert ours.keys() == theirs.keys()
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=5e-5)
+        assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-3)
+        assert ours["ratio_p99"] == pytest.approx(theirs["ratio_p99"], abs=5e-5)
+        assert ours["tokens"] == theirs["tokens"]
+        assert ours["rejected"] == theirs["rejected"]
+    assert progress
+    assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "tp2_sp" else pytest.param(name, marks=pytest.mark.slow) for name in REPLAYED]
+)
+def test_two_ranks_replay_the_experts_that_one_process_replays(
+    tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str
+) -> None:
+    alone = begun(MegatronEngine(configured(tmp_path, MOE, {}, ranks=1, router_replay=True)))
+    group = begun(group_of(configured(tmp_path, MOE, REPLAYED[name], router_replay=True)))
+    for step in range(STEPS):
+        batch = routed(batch_of(step), step)
+        ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
+        assert ours.keys() == theirs.keys()
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=5e-5)
+        assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-3)
+        assert ours["rerouted"] == pytest.approx(theirs["rerouted"], abs=0.01)
+        assert ours["rerouted"] > 0.5  # of experts drawn at random few are the routers' own
+    assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", [{"pipeline_parallel": 2, "recompute": "full"}, {}], ids=["pp2", "dp2"])
+def test_two_ranks_freeze_what_one_process_freezes(
+    tmp_path: Path, group_of: Callable[..., MegatronGroup], section: dict[str, Any]
+) -> None:
+    frozen = ["model.embed_tokens.*", "model.layers.3.*"]
+    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1, freeze=frozen)))
+    group = begun(group_of(configured(tmp_path, DENSE, section, freeze=frozen)))
+    before = weights_of(group, tmp_path / "before")
+    assert trained(group, range(3)) == pytest.approx(trained(alone, range(3)), abs=5e-5)
+    after = weights_of(group, tmp_path / "after")
+    assert furthest(after, weights_of(alone, tmp_path / "alone")) < 5e-5
+    for name, tensor in after.items():
+        assert bool((tensor == before[name]).all()) == name.startswith(("model.embed_tokens", "model.layers.3."))
+
+
+def test_a_rank_that_ends_ends_all_of_them(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
+    ended: list[tuple[int, int]] = []
+    told = threading.Event()
+
+    def lost(rank: int, code: int) -> None:
+        ended.append((rank, code))
+        told.set()
+
+    group = begun(group_of(configured(tmp_path, DENSE, {"tensor_parallel": 2}), lost))
+    os.kill(group.pids[1], signal.SIGKILL)
+    assert told.wait(20)
+    assert ended == [(1, -signal.SIGKILL)]
+    with pytest.raises(RankError, match="rank"):
+        train(group, batch_of(0), 0, nothing)
+    for watcher in group._watchers:
+        watcher.join(20)
+        assert not watcher.is_alive()
+
+
+def test_an_error_of_all_ranks_is_told_and_the_group_goes_on(
+    tmp_path: Path, group_of: Callable[..., MegatronGroup]
+) -> None:
+    group = begun(group_of(configured(tmp_path, DENSE, {})))
+    before = group.fingerprint()
+    with pytest.raises(OSError, match=r"rank 0: .*nowhere"):
+        group.announce(tmp_path / "nowhere" / "weights")
+    batch = batch_of(0)
+    too_long = [c.repeat(40) for c in batch.sequences.completions]
+    with pytest.raises(ValueError, match="token_budget is 64"):
+        train(
+            group,
+            type(batch)(type(batch.sequences)(batch.sequences.prompts, too_long), too_long, batch.advantages),
+            0,
+            nothing,
+        )
+    assert group.fingerprint() == before
+
+
+def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    config = configured(tmp_path, DENSE, {})
+    saved = tmp_path / "config.json"
+    saved.write_text(config.model_dump_json())
+    code = (
+        "import sys, json; from pathlib import Path; from relax_actors.config.load import validate\n"
+        "from relax_actors.engines.megatron.group import MegatronGroup\n"
+        f"group = MegatronGroup(validate(json.loads(Path({str(saved)!r}).read_text()), 'test'))\n"
+        "print(*group.pids, flush=True); sys.stdin.read()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert parent.stdout is not None
+    ranks = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+    assert len(ranks) == 2
+    parent.kill()
+    parent.communicate()
+    import select
+
+    poll = select.poll()
+    for rank in ranks:
+        poll.register(rank, select.POLLIN)
+    gone: set[int] = set()
+    while len(gone) < len(ranks):
+        ready = poll.poll(20_000)
+        assert ready, "a rank outlives its parent"
+        for fd, _ in ready:
+            gone.add(fd)
+            poll.unregister(fd)
+            os.close(fd)
+
+
+RESHARDED = [
+    ("tp2", DENSE, {"tensor_parallel": 2}),
+    ("pp2", DENSE, {"pipeline_parallel": 2}),
+    ("dp2", DENSE, {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "model", "section"), RESHARDED, ids=[name for name, *_ in RESHARDED])
+def test_a_checkpoint_is_taken_by_another_layout(
+    tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str, model: dict[str, Any], section: dict[str, Any]
+) -> None:
+    alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
+    trained(alone, range(2))
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    alone.save(one)
+    group = group_of(configured(tmp_path, model, section))
+    group.load(one)
+    assert group.fingerprint() == alone.fingerprint()
+    assert trained(group, range(2, 4)) == pytest.approx(trained(alone, range(2, 4)), abs=5e-5)
+    group.save(other)
+    back = MegatronEngine(configured(tmp_path, model, {}, ranks=1))
+    back.load(other)
+    assert back.fingerprint() == group.fingerprint()
+    assert trained(back, range(4, 6)) == pytest.approx(trained(group, range(4, 6)), abs=5e-5)
+    assert furthest(weights_of(back, tmp_path / "a"), weights_of(group, tmp_path / "b")) < 5e-5
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_through_one_layout_after_another(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
+    """One rank, then two of tensor parallelism, then two of data parallelism: the loss curve of one rank throughout."""
+    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
+    wanted = trained(alone, range(9))
+    found: list[float] = []
+    engine: TrainingEngine = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
+    layouts: list[dict[str, Any]] = [{"tensor_parallel": 2}, {}]
+    for turn, section in enumerate([*layouts, None]):
+        found += trained(engine, range(3 * turn, 3 * turn + 3))
+        if section is None:
+            break
+        folder = tmp_path / f"checkpoint.{turn}"
+        folder.mkdir()
+        engine.save(folder)
+        fingerprint = engine.fingerprint()
+        engine = group_of(configured(tmp_path, DENSE, section))
+        engine.load(folder)
+        assert engine.fingerprint() == fingerprint
+    assert found == pytest.approx(wanted, abs=5e-5)
+    assert furthest(weights_of(engine, tmp_path / "a"), weights_of(alone, tmp_path / "b")) < 5e-5
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_from_their_checkpoint_exactly(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
+    config = configured(tmp_path, MOE, {"expert_parallel": 2})
+    one = begun(group_of(config))
+    trained(one, range(2))
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    finish = one.begin_save(folder)
+    wanted = trained(one, range(2, 4)), one.fingerprint()
+    finish()
+    one.close()
+    other = group_of(config)
+    other.load(folder)
+    assert (trained(other, range(2, 4)), other.fingerprint()) == wanted
+    alone = MegatronEngine(configured(tmp_path, MOE, {}, ranks=1))
+    with pytest.raises(ConfigError, match="expert_parallel = 2 and cannot be read with 1"):
+        alone.load(folder)

@@ -1,0 +1,109 @@
+"""PromptSource and the rollout on a real server: rows that are asked for again, and versions that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from broker.errors import StoreError
+from broker.subjects import CellId, RowId
+from broker.table import Cell, Table
+from relax_actors.errors import ConfigError
+from relax_actors.messages import Prompt, Quarantined, Readmitted, Requeued, Trajectory, Weights
+from relax_actors.roles.prompts import PromptSource
+from relax_actors.roles.rollout import Rollout
+from relax_actors.runtime.role import Row
+from relax_actors.weights.publisher import Publisher
+from tests.integration.conftest import MakeContext, MakeTrainer
+
+ROWS = 4
+MakeSource = Callable[..., PromptSource]
+
+
+@pytest.fixture
+def make_source(table: Table, make_context: MakeContext) -> MakeSource:
+    """Make one life of PromptSource, which has read what the table holds."""
+
+    def make(*settings: str, incarnation: int = 1) -> PromptSource:
+        source = PromptSource()
+        source.context = make_context("prompts", *settings, incarnation=incarnation)
+        source.setup()
+        source.recover(snapshot(table, source))
+        return source
+
+    return make
+
+
+def snapshot(table: Table, source: PromptSource) -> list[tuple[CellId, Cell]]:
+    return table.snapshot(source.follows())
+
+
+def announce(table: Table, version: int) -> None:
+    table.put(table.subjects.numbered("weights", version), Weights(version, "f", [], 1))
+
+
+def quarantine(table: Table, source: PromptSource, row: RowId, *, requeue: bool = False) -> None:
+    table.put(table.cell(row, "quarantined"), Quarantined("reward", 3, "on purpose", ""))
+    if requeue:
+        table.put(table.cell(row, "requeued"), Requeued(0.0))
+    source.on_cells(snapshot(table, source))
+
+
+def prompt(table: Table, row: RowId) -> Prompt:
+    found = table.fetch(table.cell(row, "prompt"), Prompt)
+    assert found is not None
+    return found
+
+
+def test_a_task_that_is_requeued_twice_is_the_same_task(make_source: MakeSource, table: Table) -> None:
+    announce(table, 0)
+    source = make_source()
+    first = RowId(0, 1)
+    quarantine(table, source, first, requeue=True)
+    second = RowId(0, 1 + ROWS)
+    assert prompt(table, second).requeue_of == str(first)
+    source = make_source(incarnation=2)  # knows it from the table alone
+    quarantine(table, source, second, requeue=True)
+    third = RowId(0, 1 + 2 * ROWS)
+    assert prompt(table, third).requeue_of == str(second)
+    assert prompt(table, first).text == prompt(table, second).text == prompt(table, third).text
+    for old, new in ((first, second), (second, third)):
+        assert table.fetch(table.cell(old, "readmitted"), Readmitted) == Readmitted(str(new))
+
+
+def test_a_place_that_is_filled_again_and_again_ends_the_run_with_the_last_reason(
+    make_source: MakeSource, table: Table
+) -> None:
+    announce(table, 0)
+    source = make_source("prompts.max_refills=2")
+    for index in (2, 2 + ROWS):
+        quarantine(table, source, RowId(0, index))
+    with pytest.raises(ConfigError, match=r"group\.0\.10 failed too \(quarantined by reward: on purpose\)"):
+        quarantine(table, source, RowId(0, 2 + 2 * ROWS))
+
+
+def test_a_row_of_a_version_that_is_gone_does_not_get_another(
+    make_trainer: MakeTrainer, make_context: MakeContext, table: Table
+) -> None:
+    trainer = make_trainer()
+    Publisher(trainer.context, trainer._engine).settle()
+    rollout = Rollout()
+    rollout.context = make_context("rollout")
+    rollout.setup()
+    try:
+        tokens = np.array([1, 2, 10], np.int32)
+        exact = Prompt("12>", tokens, "", {}, 1, 3, exact_version=True, greedy=True)
+        given = []
+        for index, asked in enumerate((exact, Prompt("12>", tokens, "", {}, 2, 0))):
+            row = RowId(0, index, "eval")
+            table.put(table.cell(row, "prompt"), asked)
+            given.append(Row(row, {"prompt": table.get(table.cell(row, "prompt")).data}, table.store))
+        gone, found = rollout.handle_many(given)
+    finally:
+        rollout.close()
+    assert isinstance(gone, StoreError)
+    assert str(gone) == "weights 3 are gone"
+    assert isinstance(found, Trajectory)
+    assert set(found.versions.tolist()) == {0}

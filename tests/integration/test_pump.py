@@ -1,0 +1,379 @@
+"""The pump on a real server, with messages as they come after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nats.aio.msg import Msg
+from nats.js.api import RawStreamMsg
+from nats.js.errors import NotFoundError
+from numpy.typing import NDArray
+
+from broker.codec import TensorRef, encode, plain_value
+from broker.leases import RunState
+from broker.pull import StandingPull, give_back
+from broker.store import digest
+from broker.streams import ensure_bucket, ensure_consumer, pool_spec
+from broker.subjects import RowId
+from broker.table import Table
+from relax_actors.config import load_config
+from relax_actors.errors import ActorError
+from relax_actors.messages import Dropped, Prompt
+from relax_actors.runtime.blackbox import HELD, BlackBox, Delivery
+from relax_actors.runtime.device_lock import Turns
+from relax_actors.runtime.handler import Handler, Job
+from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.mailbox import Mailbox
+from relax_actors.runtime.pump import PoolPump, Watch
+from relax_actors.runtime.role import Context, More, Results, Role, Row, check_role
+from relax_actors.runtime.run_folder import RunFolder
+from tests.support.running import TINY, wait_until
+
+
+class Counts(Role):
+    """Counts the tokens of prompts."""
+
+    reads = ("prompt",)
+    writes = "count"
+    kinds = ("group", "eval")
+
+    def handle(self, row: Row) -> int:
+        return len(row.prompt.tokens)
+
+
+@pytest.fixture
+def pump(table: Table, tmp_path: Path) -> Any:
+    config = load_config(TINY, [])
+    state = RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20))
+    journal = Journal(table.bridge, table.subjects, "counts", 0)
+    role = Counts()
+    role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
+    box = BlackBox(tmp_path / "counts.box")
+    mailbox = Mailbox.start()
+    yield PoolPump(role, role.context, mailbox, Watch(role.context, box, 60.0, print), print)
+    mailbox.stop()
+    box.close()
+
+
+async def delivered_again(table: Table) -> list[Msg]:
+    """The messages of two prompts, each delivered for the second time."""
+    stream, bridge = table.subjects.table_stream, table.bridge
+    filters = [table.subjects.column("prompt", kind) for kind in ("group", "eval")]
+    await ensure_consumer(bridge, stream, pool_spec("counts", filters, 3600.0, 100))
+    taken: list[Delivery] = []
+    pull = StandingPull(bridge, stream, "counts", 8, taken.append)
+    await pull.start()
+    while len(taken) < 2:
+        await pull.next(8, 5)
+    await give_back(bridge, stream, "counts", taken)
+    found: list[Msg] = []
+    while len(found) < 2:
+        found += await pull.next(8, 5)
+    await pull.close()
+    return found
+
+
+@pytest.mark.parametrize("row", [RowId(1, 0), RowId(4, 0, "eval")])
+def test_a_message_that_comes_again_after_its_row_was_purged_is_not_handled(
+    table: Table, pump: PoolPump, row: RowId
+) -> None:
+    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+    living = RowId(9, 0, row.kind)
+    table.put_all((table.cell(each, "prompt"), prompt) for each in (row, living))
+
+    again = table.bridge.call(delivered_again(table), 20)
+    assert [m.metadata.num_delivered for m in again] == [2, 2]
+    table.purge([table.subjects.row(row)])
+
+    async def join() -> list[Any]:
+        return await asyncio.gather(*map(pump._join, again))
+
+    jobs = {job.row for job in table.bridge.call(join(), 20) if job is not None}
+    assert jobs == {living}
+
+
+@pytest.mark.parametrize("uri", ["../secret", "{outside}", "link/secret"])
+def test_a_reference_out_of_the_store_drops_its_row_and_is_told(
+    table: Table, pump: PoolPump, tmp_path: Path, uri: str
+) -> None:
+    """Though what lies there is just what the reference says."""
+    tokens = np.arange(8, dtype=np.int32)
+    outside = table.store.root.parent / "secret"
+    outside.write_bytes(tokens.tobytes())
+    table.store.root.mkdir(exist_ok=True)
+    (table.store.root / "link").symlink_to(outside.parent)
+    uri = uri.format(outside=outside)
+
+    def elsewhere(array: NDArray[Any]) -> TensorRef:
+        return TensorRef(uri, 0, array.nbytes, "int32", array.shape, digest(array.view(np.uint8)))
+
+    row = RowId(2, 0)
+    data = encode(Prompt("1>", tokens, "", {}, seed=0, min_version=0), "stranger.0#1", elsewhere)
+    table.put_encoded([(table.cell(row, "prompt"), data)])
+
+    async def handle() -> str:
+        stream, bridge = table.subjects.table_stream, table.bridge
+        await ensure_consumer(bridge, stream, pool_spec("counts", [table.subjects.column("prompt")], 60.0, 100))
+        pull = StandingPull(bridge, stream, "counts", 8)
+        await pull.start()
+        await pump._process(await pull.next(8, 10))
+        await pull.close()
+
+        async def event() -> RawStreamMsg:
+            return await bridge.js.get_last_msg(
+                table.subjects.log_stream, table.subjects.event("counts", 0, "row_dropped")
+            )
+
+        for _ in range(100):
+            with suppress(NotFoundError):
+                return str((await event()).data)
+            await asyncio.sleep(0.05)
+        return "no event"
+
+    said = table.bridge.call(handle(), 30)
+    dropped = table.fetch(table.cell(row, "dropped"), Dropped)
+    assert dropped is not None
+    assert dropped.reason == "lost_segment"
+    assert "points outside the store" in dropped.detail
+    assert "points outside the store" in said
+    assert table.get(table.cell(row, "count")) is None
+
+
+class Looks(Counts):
+    """Looks whether the device is free while it computes."""
+
+    device: Path
+
+    def handle(self, row: Row) -> bool:  # noqa: ARG002 it looks elsewhere
+        return is_free(self.device)
+
+
+def is_free(device: Path) -> bool:
+    with device.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_a_role_computes_only_while_the_shared_device_is_its_own(table: Table, pump: PoolPump, tmp_path: Path) -> None:
+    device = tmp_path / "0.lock"
+    role, row = Looks(), RowId(1, 0)
+    role.device = device
+    pump.context.turn = turns = Turns(device, pump.context, 5.0)
+    jobs = [Job(Msg(None, "a"), row, {"prompt": b""}) for _ in range(2)]  # type: ignore[arg-type]
+    Handler(role, pump.context).run(jobs, lambda _: [], lambda _: None)
+    found = [job.data for job in jobs]
+    assert [plain_value(table.open(data)) for data in found if data is not None] == [False, False]
+    assert is_free(device)
+    turns.close()
+
+
+def test_a_device_that_does_not_get_free_blames_no_row_and_is_waited_for_once(
+    table: Table, pump: PoolPump, tmp_path: Path
+) -> None:
+    pump.context.turn = turns = Turns(tmp_path / "0.lock", pump.context, 0.3)
+    other = Turns(tmp_path / "0.lock", pump.context, 0.3)
+    jobs = [Job(Msg(None, "a"), RowId(1, n), {"prompt": b""}) for n in range(3)]  # type: ignore[arg-type]
+    with other():
+        pump._handler.run(jobs, lambda _: [], lambda _: None)
+    assert [type(job.error) for job in jobs] == [ActorError] * 3
+    assert len({id(job.error) for job in jobs}) == 1
+    turns.close()
+    other.close()
+
+
+class Overlaps(Role):
+    """Ends rows when told to, and takes in what comes meanwhile."""
+
+    reads = ("prompt",)
+    writes = "count"
+    rows_together = 3
+    ahead = False
+
+    def __init__(self) -> None:
+        self.ended: set[str] = set()
+        self.fails = False
+
+    def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
+        running = list(rows)
+        while running:
+            if self.fails:
+                msg = f"{len(rows)} rows are too many"
+                raise ValueError(msg)
+            through = [row for row in running if str(row.id) in self.ended]
+            running = [row for row in running if row not in through]
+            if through:
+                yield [(row, len(row.prompt.tokens)) for row in through]
+            running += more(self.rows_together - len(running))
+            time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """A role at work in a pump."""
+
+    role: Overlaps
+    table: Table
+    box: BlackBox
+
+    def ask_for(self, index: int) -> str:
+        """Write a row's prompt; gives the row."""
+        row = RowId(0, index)
+        prompt = Prompt("1>", np.arange(index, dtype=np.int32), "", {}, seed=0, min_version=0)
+        self.table.put(self.table.cell(row, "prompt"), prompt)
+        return str(row)
+
+    def await_in_hand(self, *rows: str) -> None:
+        """Wait until these rows are in hand and no others."""
+        wait_until(lambda: set(self.box.read().rows) == set(rows), f"{rows} in hand")
+
+    def values(self) -> dict[int, int]:
+        """What was written, by index."""
+        found = {index: self.table.get(self.table.cell(RowId(0, index), "count")) for index in range(8)}
+        return {index: plain_value(self.table.open(cell.data)) for index, cell in found.items() if cell is not None}
+
+
+@pytest.fixture
+def at_work(table: Table, tmp_path: Path) -> Iterator[AtWork]:
+    state = RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20))
+    journal = Journal(table.bridge, table.subjects, "counts", 0)
+    role, box, stopping = Overlaps(), BlackBox(tmp_path / "counts.box"), asyncio.Event()
+    # A row that comes again, because this machine stood still, would be handled alone.
+    config = load_config(TINY, ["supervision.ack_wait=60"])
+    role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
+    role.context.stopping = stopping.is_set
+    failed: list[Any] = []
+    mailbox = Mailbox.start()
+    pump = PoolPump(role, role.context, mailbox, Watch(role.context, box, 60.0, failed.append), failed.append)
+    run = table.bridge.submit(pump.run(stopping))
+    yield AtWork(role, table, box)
+    role.ended.update(str(RowId(0, index)) for index in range(8))
+    table.bridge.loop.call_soon_threadsafe(stopping.set)
+    table.bridge.loop.call_soon_threadsafe(pump.wake)
+    run.result(30)
+    mailbox.stop()
+    box.close()
+    assert failed == []
+
+
+def test_rows_that_come_meanwhile_join_and_each_is_written_when_it_ends(at_work: AtWork) -> None:
+    first = at_work.ask_for(1)
+    at_work.await_in_hand(first)
+    second, third = at_work.ask_for(2), at_work.ask_for(3)
+    at_work.await_in_hand(first, second, third)
+    assert at_work.values() == {}
+    # There is no room for it yet.
+    fourth = at_work.ask_for(4)
+    at_work.role.ended.add(second)
+    wait_until(lambda: at_work.values() == {2: 2}, "the value of the second")
+    at_work.await_in_hand(first, third, fourth)
+    at_work.role.ended.update((third, first, fourth))
+    wait_until(lambda: at_work.values() == {1: 1, 2: 2, 3: 3, 4: 4}, "all values")
+    at_work.await_in_hand()
+
+
+def test_a_row_that_fails_takes_none_along_that_has_ended(at_work: AtWork) -> None:
+    first, second = at_work.ask_for(1), at_work.ask_for(2)
+    at_work.await_in_hand(first, second)
+    at_work.role.ended.add(first)
+    wait_until(lambda: at_work.values() == {1: 1}, "the value of the first")
+    at_work.role.fails = True
+    dead = at_work.table.cell(RowId(0, 2), "quarantined")
+    wait_until(lambda: at_work.table.get(dead), "the second in quarantine", 30)
+    assert at_work.table.get(at_work.table.cell(RowId(0, 1), "quarantined")) is None
+
+
+@pytest.mark.parametrize("error", [ActorError("the server takes no weights"), SystemExit(3)])
+def test_an_error_without_a_row_in_hand_is_not_kept_quiet(pump: PoolPump, error: BaseException) -> None:
+    """A role whose state is not what it should be must not live on, and take the next rows for bad ones."""
+
+    class Breaks(Counts):
+        def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
+            assert not more(0)
+            yield [(row, 1) for row in rows]
+            raise error
+
+    jobs = [Job(Msg(None, "a"), RowId(1, 0), {"prompt": b""})]  # type: ignore[arg-type]
+    settled: list[Job] = []
+    with pytest.raises(type(error)):
+        Handler(Breaks(), pump.context).run(jobs, lambda _: [], settled.extend)
+    assert settled == jobs
+    assert jobs[0].error is None
+
+
+def test_a_role_that_only_streams_is_one() -> None:
+    assert check_role(Overlaps, "here") is Overlaps
+
+
+def test_what_comes_again_joins_nobody(table: Table) -> None:
+    stream, bridge = table.subjects.table_stream, table.bridge
+    filters = [table.subjects.column("prompt", "group")]
+    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+
+    async def deliveries() -> list[Any]:
+        await ensure_consumer(bridge, stream, pool_spec("counts", filters, 3600.0, 100))
+        taken: list[Delivery] = []
+        pull = StandingPull(bridge, stream, "counts", 8, taken.append)
+        await pull.start()
+        await pull.next(1, 5)
+        await give_back(bridge, stream, "counts", taken)
+        async with asyncio.timeout(10):
+            while len(taken) < 2:
+                await asyncio.sleep(0.01)
+                # What is asked for is asked for a second only.
+                await pull._refill()
+        joined = await pull.more(8)
+        found = [len(joined), [m.metadata.num_delivered for m in await pull.next(8, 5)]]
+        await pull.close()
+        return found
+
+    table.put(table.cell(RowId(1, 0), "prompt"), prompt)
+    assert table.bridge.call(deliveries(), 30) == [0, [2]]
+
+
+def test_who_asks_often_for_more_troubles_nobody_until_something_came(table: Table) -> None:
+    stream, bridge = table.subjects.table_stream, table.bridge
+    filters = [table.subjects.column("prompt", "group")]
+
+    async def make() -> StandingPull:
+        await ensure_consumer(bridge, stream, pool_spec("asks", filters, 3600.0, 100))
+        pull = StandingPull(bridge, stream, "asks", 8, ahead=False)
+        await pull.start()
+        return pull
+
+    async def ask(pull: StandingPull) -> list[Any]:
+        return [pull.expects(1), await pull.more(3), pull.expects(3), pull.expects(4)]
+
+    pull = bridge.call(make(), 10)
+    assert bridge.call(ask(pull), 10) == [False, [], True, False]
+    table.put(table.cell(RowId(1, 0), "prompt"), Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0))
+    assert len(wait_until(lambda: not pull.expects(1) and bridge.call(pull.more(3), 10), "the row")) == 1
+    pull.wake()
+    assert pull.expects(1)
+    bridge.call(pull.close(), 10)
+
+
+def test_the_black_box_keeps_what_was_taken_last_and_begins_anew(tmp_path: Path) -> None:
+    writer, reader = BlackBox(tmp_path / "a.box"), BlackBox(tmp_path / "a.box")
+    assert reader.read_whole().taken == ()
+    deliveries = [Delivery(1, i, 2 * i) for i in range(1, HELD + 3)]
+    for delivery in deliveries:
+        writer.took(delivery)
+    writer.record(["group.1.2"])
+    assert set(reader.read_whole().taken) == set(deliveries[2:])
+    assert reader.read_whole().rows == ("group.1.2",)
+    reader.begin()
+    assert reader.read_whole().taken == ()
+    writer.close()
+    reader.close()

@@ -1,0 +1,196 @@
+"""Reference and ActorFwd on a real server, with the trainer that announces their weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker.codec import plain_value
+from broker.subjects import RowId
+from broker.table import Table
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.messages import Weights
+from relax_actors.roles import make_role
+from relax_actors.roles.trainer import Trainer
+from relax_actors.runtime.role import Role, Row
+from tests.integration.conftest import MakeContext, MakeTrainer
+from tests.integration.test_trainer import batches, fingerprint, put_step, read_all
+
+BOTH = (
+    "roles.reference.replicas=1",
+    "roles.actor_fwd.replicas=1",
+    "algorithm.kl_coefficient=0.1",
+    "algorithm.proximal=actor_fwd",
+    "algorithm.correction=importance",
+    "trainer.learning_rate=1e-2",
+)
+
+
+MakeScorer = Callable[..., Role]
+
+
+@pytest.fixture
+def make_scorer(make_context: MakeContext, request: pytest.FixtureRequest) -> MakeScorer:
+    def make(name: str, *settings: str) -> Role:
+        context = make_context(name, *settings)
+        role = make_role(context.config, name)
+        role.context = context
+        role.setup()
+        request.addfinalizer(role.close)
+        return role
+
+    return make
+
+
+def rows_of(table: Table, step: int, indices: range = range(4)) -> list[Row]:
+    rows = []
+    for index in indices:
+        cell = table.get(table.cell(RowId(step, index), "trajectory"))
+        assert cell is not None
+        rows.append(Row(RowId(step, index), {"trajectory": cell.data}, table.store))
+    return rows
+
+
+def score(table: Table, role: Role, step: int) -> list[np.ndarray]:
+    """Have a role write its column of a step; gives what it wrote."""
+    found: list[np.ndarray] = role.handle_many(rows_of(table, step))
+    for index, value in enumerate(found):
+        table.put(table.cell(RowId(step, index), role.writes), value)
+    return found
+
+
+def test_a_step_waits_for_both_columns_and_is_replayed_with_them(
+    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
+) -> None:
+    trainer = make_trainer(*BOTH)
+    reference, actor_fwd = make_scorer("reference", *BOTH), make_scorer("actor_fwd", *BOTH)
+    for step in (0, 1, 2):
+        put_step(table, step, version=step)
+        read_all(table, trainer)
+        assert step not in batches(table)
+        first = score(table, reference, step)
+        read_all(table, trainer)
+        assert step not in batches(table)
+        second = score(table, actor_fwd, step)
+        for a, b, row in zip(first, second, rows_of(table, step), strict=True):
+            assert a.shape == b.shape == row.trajectory.logprobs.shape
+            assert a.dtype == b.dtype == np.float32
+        moved = max(float(np.abs(a - b).max()) for a, b in zip(first, second, strict=True))
+        assert (moved == 0) if step == 0 else (moved > 1e-3)
+        assert (reference.metrics()["version"], actor_fwd.metrics()["version"]) == (0, step)
+        read_all(table, trainer)
+        assert step in batches(table)
+        # The newest weights are those that the trainer steps from: its own log-probs are the column's.
+        assert (trainer._metrics["kl"] > 1e-4) == (step > 0)
+    other = make_trainer(*BOTH, incarnation=2)
+    assert other._engine.fingerprint() == fingerprint(table, 3)
+
+
+def test_one_row_at_a_time_if_deterministic_and_else_many(make_scorer: MakeScorer) -> None:
+    assert make_scorer("reference", *BOTH, "roles.reference.rows_together=5").together() == 5
+    assert make_scorer("reference", *BOTH, "run.deterministic=true").together() == 1
+
+
+def test_a_row_of_bad_data_gets_its_error_and_its_neighbours_their_scores(
+    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
+) -> None:
+    make_trainer(*BOTH)
+    put_step(table, 0, version=0)
+    role = make_scorer("reference", *BOTH, "trainer.token_budget=7")
+    put_step(table, 0, version=1, first=4)
+    errors = role.handle_many(rows_of(table, 0, range(1)))
+    assert [type(error) for error in errors] == [RowError]
+    assert "a sequence has 8 tokens, more than the context or trainer.token_budget" in str(errors[0])
+    role = make_scorer("reference", *BOTH)
+    good, strange = role.handle_many([*rows_of(table, 0, range(1)), *rows_of(table, 0, range(4, 5))])
+    assert good.shape == (20,)
+    assert "a token is said to be of a version that is not from 0 to 0" in str(strange)
+
+
+def train_to(trainer: Trainer, table: Table, last: int, *columns: Role) -> None:
+    for step in range(trainer._version, last):
+        put_step(table, step, version=step)
+        for role in columns:
+            score(table, role, step)
+        read_all(table, trainer)
+
+
+def shard_of(table: Table, version: int) -> Path:
+    known = table.fetch(table.subjects.numbered("weights", version), Weights)
+    assert known is not None
+    return table.store.path(known.shards[0].path)
+
+
+KL = ("roles.reference.replicas=1", "algorithm.kl_coefficient=0.1")
+
+
+@pytest.mark.parametrize("harm", ["gone", "flipped", "short"])
+def test_version_0_outlives_collection_damage_and_the_loss_of_the_store(
+    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table, harm: str
+) -> None:
+    trainer = make_trainer(*KL)
+    first = make_scorer("reference", *KL)
+    train_to(trainer, table, 8, first)
+    shard = shard_of(table, 0)
+    assert shard.exists()
+    assert not shard_of(table, 2).exists()
+    expected = first.handle_many(rows_of(table, 7))
+    whole = shard.read_bytes()
+    if harm == "gone":
+        shard.unlink()
+        # A new life of the trainer: it begins at version 8 and has never had version 0.
+        trainer = make_trainer(*KL, incarnation=2)
+        assert shard.read_bytes() == whole
+        shard.unlink()
+    else:
+        shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if harm == "flipped" else whole[:100])
+    again = make_scorer("reference", *KL)
+    found: list[np.ndarray] = []
+    work = threading.Thread(target=lambda: found.extend(again.handle_many(rows_of(table, 7))))
+    work.start()
+    while work.is_alive():
+        trainer.idle()
+        work.join(0.05)
+    assert shard.read_bytes() == whole
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_version_0_that_is_lost_twice_is_an_error_that_names_both_places(
+    make_trainer: MakeTrainer, table: Table
+) -> None:
+    trainer = make_trainer(*KL)
+    kept = next(trainer.context.folder.reference.glob("model*.safetensors"))
+    shard = shard_of(table, 0)
+    shard.unlink()
+    data = bytearray(kept.read_bytes())
+    data[-1] ^= 1
+    kept.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"reference does not hold weights 0 with fingerprint"):
+        trainer.idle()
+    kept.unlink()
+    with pytest.raises(ConfigError, match=r"weights 0 are gone from the store, and so is .*reference; restore one"):
+        trainer.idle()
+
+
+def test_without_the_role_version_0_goes_as_all_others(make_trainer: MakeTrainer, table: Table) -> None:
+    trainer = make_trainer("algorithm.kl_coefficient=0.1")
+    train_to(trainer, table, 6)
+    assert not shard_of(table, 0).exists()
+    assert not trainer.context.folder.reference.exists()
+    assert trainer._metrics["kl"] > 0
+
+
+def test_the_column_is_plain_data_for_any_role(
+    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
+) -> None:
+    trainer = make_trainer(*KL)
+    train_to(trainer, table, 1, make_scorer("reference", *KL))
+    cell = table.get(table.cell(RowId(0, 1), "reference"))
+    assert cell is not None
+    value = plain_value(table.open(cell.data))
+    assert (value.dtype, value.shape) == (np.float32, (20,))

@@ -1,0 +1,110 @@
+"""Turns on a device that real processes share: never two at once, nobody starves, and a killed one leaves it free."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from relax_actors.errors import ActorError
+from relax_actors.runtime import device_lock as turns
+from relax_actors.runtime.device_lock import Turns
+from tests.integration.conftest import MakeContext
+from tests.support.running import wait_until
+
+# Takes turns in a loop, and in each appends its name and checks that nobody else is in his.
+COMPUTE = """
+import os, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from relax_actors.runtime.device_lock import Turns
+
+lock, name, seconds, log = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
+around = SimpleNamespace(author=name, progress=lambda: None, journal=None)
+turns = Turns(lock, around, 60)
+inside = lock.with_suffix(".inside")
+out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+while True:
+    with turns():
+        os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+        os.write(out, name.encode())
+        time.sleep(seconds)
+        os.unlink(inside)
+"""
+
+
+@contextmanager
+def computing(folder: Path, name: str, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+    arguments = [str(folder / "0.lock"), name, str(seconds), str(folder / "log")]
+    child = subprocess.Popen([sys.executable, "-c", COMPUTE, *arguments], stderr=subprocess.PIPE)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stderr is not None
+        child.stderr.close()
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "log").read_text() if (folder / "log").exists() else ""
+
+
+def test_of_three_processes_one_computes_at_a_time_and_none_starves(tmp_path: Path) -> None:
+    with (
+        computing(tmp_path, "a", 0.002) as a,
+        computing(tmp_path, "b", 0.002) as b,
+        computing(tmp_path, "c", 0.02) as c,
+    ):
+        wait_until(lambda: min(map(log_of(tmp_path).count, "abc")) >= 30, "thirty turns of each", 60)
+        assert [child.poll() for child in (a, b, c)] == [None, None, None]
+    log = log_of(tmp_path)
+    log = log[max(map(log.index, "abc")) :]
+    assert min(map(log.count, "abc")) > len(log) / 10
+
+
+def test_a_killed_holder_leaves_the_device_free_at_once(tmp_path: Path, make_context: MakeContext) -> None:
+    mine = Turns(tmp_path / "0.lock", make_context("rollout"), 30.0)
+    with computing(tmp_path, "trainer.0#7", 60) as child:
+        wait_until(lambda: log_of(tmp_path), "the other's turn")
+        threading.Timer(0.3, child.kill).start()
+        with mine():
+            assert child.wait() == -9
+            assert 0.2 < mine.waited_seconds < 20
+            assert mine.holder == "rollout.0#1"
+    mine.close()
+
+
+def test_who_waits_for_long_says_for_whom_goes_on_and_gives_up_in_the_end(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "SAY_SECONDS", 0.1)
+    context = make_context("rollout")
+    progress: list[None] = []
+    context.progress = lambda: progress.append(None)
+    mine = Turns(tmp_path / "0.lock", context, 0.5)
+    with computing(tmp_path, "trainer.0#7", 60):
+        wait_until(lambda: log_of(tmp_path), "the other's turn")
+        with pytest.raises(ActorError, match=r"device 0 was not free .* trainer.0#7 has it; raise placement.patience"):
+            mine().__enter__()
+    assert len(progress) > 10
+    subjects = context.table.subjects
+    events = wait_until(
+        lambda: context.table.bridge.call(
+            context.table.bridge.js.get_last_msg(
+                subjects.log_stream, f"{subjects.prefix}.event.rollout.0.waiting_for_device"
+            ),
+            10,
+        ),
+        "event",
+    )
+    assert b'"holder":"trainer.0#7"' in (events.data or b"").replace(b": ", b":")
+    # It is free again, and gave no lock away that it did not have.
+    with mine():
+        pass
+    mine.close()

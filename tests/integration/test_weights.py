@@ -1,0 +1,367 @@
+"""Weights from a trainer's engine to one that generates, by files and announcements, on a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from broker.errors import BrokerUnreachableError
+from broker.table import Table
+from relax_actors.engines.protocols import Sequences, TrainBatch, train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.model import tensors_of
+from relax_actors.engines.transformers.engine import TransformersEngine
+from relax_actors.errors import ActorError, RowError
+from relax_actors.messages import Evaluation, Weights
+from relax_actors.runtime.role import Context
+from relax_actors.weights import files as weights
+from relax_actors.weights.publisher import Publisher
+from relax_actors.weights.stager import Stager
+from tests.integration.conftest import MakeContext
+from tests.support.running import wait_until
+
+DELTAS = ("staleness.max=0", "trainer.dtype=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=4")
+EVALUATED = ("run.steps=100", "eval.every=3", "eval.data.kind=python", "eval.data.function=tiny_tasks.make")
+SEQUENCES = Sequences([np.array([1, 2, 10], np.int32)] * 8, [np.array([3, 4, 5, 11], np.int32)] * 8)
+
+
+class Sender:
+    """One life of a trainer, without its rows."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.engine = TorchEngine(context.config)
+        self.engine.initialise(5)
+        self.publisher = Publisher(context, self.engine)
+        self.version = 0
+        self.publisher.announce(0)
+        self.publisher.settle()
+
+    def step(self, count: int = 1) -> int:
+        for _ in range(count):
+            source = np.random.default_rng(self.version)
+            logprobs = [source.uniform(-3, -1, 4).astype(np.float32) for _ in range(8)]
+            advantages = source.normal(size=8).astype(np.float32)
+            train(self.engine, TrainBatch(SEQUENCES, logprobs, advantages), self.version, lambda: None)
+            self.version += 1
+            self.publisher.announce(self.version)
+            self.publisher.settle()
+        return self.version
+
+    def cell(self, version: int) -> Weights:
+        table = self.context.table
+        found = table.fetch(table.subjects.numbered("weights", version), Weights)
+        assert found is not None
+        return found
+
+    def bases(self) -> list[int | None]:
+        return [self.cell(version).base_version for version in range(self.version + 1)]
+
+    def files(self) -> list[int]:
+        folder = self.context.table.store.path("weights")
+        return sorted(int(path.name.split(".")[0]) for path in folder.glob("*.safetensors"))
+
+
+class Receiver:
+    """One life of a rollout, without its rows."""
+
+    def __init__(self, context: Context) -> None:
+        self.engine = TransformersEngine(context.config.model_path)
+        self.stager = Stager(context, self.engine)
+        self.stager.start()
+
+    def serves(self) -> str:
+        """Fingerprint of what the model itself holds, in the announced dtype."""
+        tensors = tensors_of(self.engine._model)
+        return weights.fingerprint((name, tensor.to(torch.bfloat16)) for name, tensor in tensors.items())
+
+
+MakeReceiver = Callable[..., Receiver]
+
+
+@pytest.fixture
+def make_sender(make_context: MakeContext) -> Callable[..., Sender]:
+    return lambda *settings, incarnation=1: Sender(make_context("trainer", *DELTAS, *settings, incarnation=incarnation))
+
+
+@pytest.fixture
+def make_receiver(make_context: MakeContext) -> Iterator[MakeReceiver]:
+    made: list[Receiver] = []
+
+    def make(*settings: str) -> Receiver:
+        made.append(Receiver(make_context("rollout", *DELTAS, *settings)))
+        return made[-1]
+
+    yield make
+    for receiver in made:
+        receiver.stager.close()
+
+
+MakeSender = Callable[..., Sender]
+
+
+def test_an_engine_follows_deltas_from_version_to_version(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+    receiver = make_receiver()
+    sender = make_sender()
+    for version in range(7):
+        if version:
+            sender.step()
+        receiver.stager.use(version)
+        assert receiver.engine.version == version
+        assert receiver.serves() == sender.cell(version).fingerprint == sender.engine.fingerprint()
+        assert receiver.stager.serving == sender.cell(version)
+    assert sender.bases() == [None, 0, 1, 2, None, 4, 5]
+    sizes = [sum(shard.nbytes for shard in sender.cell(version).shards) for version in (4, 5, 6)]
+    assert max(sizes[1:]) < sizes[0] / 2
+
+
+def test_one_that_joins_late_takes_the_last_whole_set_and_the_deltas_after_it(
+    make_sender: MakeSender, make_receiver: MakeReceiver
+) -> None:
+    sender = make_sender()
+    for last in (2, 7, 9):
+        sender.step(last - sender.version)
+        late = make_receiver()
+        late.stager.use(last)
+        assert late.serves() == sender.cell(last).fingerprint
+
+
+def test_one_that_was_away_for_long_begins_with_a_whole_set_again(
+    make_sender: MakeSender, make_receiver: MakeReceiver
+) -> None:
+    sender = make_sender()
+    receiver = make_receiver()
+    receiver.stager.use(0)
+    receiver.stager.close()
+    sender.step(11)
+    assert 0 not in sender.files()
+    receiver.stager._look_for_newer()
+    receiver.stager.use(11)
+    assert receiver.serves() == sender.cell(11).fingerprint
+
+
+def test_old_files_go_but_for_what_the_kept_ones_stand_on(make_sender: MakeSender) -> None:
+    sender = make_sender(*EVALUATED, "weights.full_every=5")
+    table = sender.context.table
+    for version in (0, 3, 6, 9, 12):
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
+    sender.step(13)
+    assert [v for v, base in enumerate(sender.bases()) if base is None] == [0, 5, 10]
+    # The last four by themselves, 9 and 12 as evaluated; 9 is a delta and stands on 5 to 8.
+    assert sender.files() == [5, 6, 7, 8, 9, 10, 11, 12, 13]
+    sender.step(3)
+    assert sender.files() == [10, 11, 12, 13, 14, 15, 16]
+
+
+def test_a_version_stays_until_it_is_evaluated(make_sender: MakeSender) -> None:
+    sender = make_sender(*EVALUATED, "weights.delta=off")
+    table = sender.context.table
+    for version in (0, 3):
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
+    sender.step(20)
+    assert sender.files() == [6, 9, 12, 15, 17, 18, 19, 20]
+    for version in (6, 12):
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
+    sender.step()
+    assert sender.files() == [9, 15, 18, 19, 20, 21]
+
+
+def test_a_lost_delta_is_replaced_by_a_whole_set(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+    sender = make_sender()
+    sender.step(3)
+    store = sender.context.table.store
+    store.path(sender.cell(2).shards[0].path).unlink()
+    late = make_receiver()
+    newest = store.path(sender.cell(3).shards[0].path)
+    wait_until(lambda: not newest.exists(), "discarded delta that stands on nothing")
+    sender.publisher.look_after()
+    late.stager.use(3)
+    assert late.serves() == sender.cell(3).fingerprint
+    sender.publisher.look_after()
+    assert weights.base_of(newest) is None
+    sender.step()
+    assert sender.bases()[4] is None
+
+
+def test_a_damaged_delta_is_discarded_and_replaced(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+    sender = make_sender()
+    receiver = make_receiver()
+    receiver.stager.use(0)
+    receiver.stager.close()
+    sender.step()
+    path = sender.context.table.store.path(sender.cell(1).shards[0].path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert not receiver.stager._look_for_newer()
+    assert not path.exists()
+    assert (receiver.engine.version, receiver.stager.serving) == (0, sender.cell(0))
+    sender.publisher.look_after()
+    assert receiver.stager._look_for_newer()
+    receiver.stager.use(1)
+    assert receiver.serves() == sender.cell(1).fingerprint
+
+
+def test_a_new_life_of_the_trainer_goes_on_with_deltas(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+    make_sender().step(2)
+    receiver = make_receiver()
+    receiver.stager.use(2)
+    life = make_sender(incarnation=2)  # replays what was announced, and goes on
+    life.step(3)
+    assert life.bases() == [None, 0, 1, 2]
+    receiver.stager.use(3)
+    assert receiver.serves() == life.cell(3).fingerprint
+
+
+def test_restored_weights_are_whole_and_the_next_are_a_delta_to_them(
+    make_sender: MakeSender, make_receiver: MakeReceiver
+) -> None:
+    first = make_sender()
+    first.step(2)
+    for version in (0, 1):
+        first.context.table.store.path(first.cell(version).shards[0].path).unlink()
+    first.publisher.restore(2)
+    first.step()
+    assert first.bases() == [None, 0, 1, 2]
+    late = make_receiver()
+    late.stager.use(3)
+    assert late.serves() == first.cell(3).fingerprint
+
+
+def test_an_evaluated_version_is_served_exactly_and_then_the_newest_again(
+    make_sender: MakeSender, make_receiver: MakeReceiver
+) -> None:
+    sender = make_sender(*EVALUATED)
+    sender.step(5)
+    receiver = make_receiver(*EVALUATED)
+    receiver.stager.use(5)
+    for version in (3, 5, 3):
+        assert receiver.stager.use_exactly(version)
+        assert receiver.serves() == sender.cell(version).fingerprint
+    receiver.stager.use(4)
+    assert receiver.serves() == sender.cell(5).fingerprint
+    sender.step()
+    receiver.stager.use(6)
+    assert receiver.serves() == sender.cell(6).fingerprint
+    assert not receiver.stager.use_exactly(99)
+
+
+def test_without_deltas_all_files_are_whole(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+    sender = make_sender("weights.delta=off")
+    receiver = make_receiver("weights.delta=off")
+    sender.step(3)
+    assert sender.bases() == [None] * 4
+    receiver.stager.use(3)
+    assert receiver.serves() == sender.cell(3).fingerprint
+    assert receiver.stager._copy.tensors == {}
+
+
+def test_weights_that_do_not_come_are_an_error_that_blames_no_row(
+    make_sender: MakeSender, make_receiver: MakeReceiver
+) -> None:
+    sender = make_sender()
+    for shard in sender.cell(sender.step()).shards:
+        sender.context.table.store.path(shard.path).unlink()
+    receiver = make_receiver("trainer.deadline=0.2")
+    with pytest.raises(ActorError, match="a row needs weights 1 or newer"):
+        receiver.stager.use(1)
+    # A row that demands what was never announced is itself to blame: rows are admitted after their weights.
+    with pytest.raises(RowError, match="the row demands weights 7 or newer, the newest announced is 1"):
+        receiver.stager.use(7)
+
+
+def test_weights_of_another_model_are_an_error_with_its_reason(
+    make_sender: MakeSender, make_receiver: MakeReceiver, table: Table
+) -> None:
+    sender = make_sender()
+    uri = "weights/1.1.safetensors"
+    strangers = {"stranger": torch.zeros(3)}
+    sender.context.table.store.write(uri, lambda path: weights.save(strangers, path))
+    shard = sender.cell(0).shards[0]
+    fingerprint = weights.fingerprint(strangers.items())
+    table.put(table.subjects.numbered("weights", 1), Weights(1, fingerprint, [type(shard)(uri, 1, fingerprint)], 1))
+    with pytest.raises(ActorError, match=r"weights cannot be prepared: .*unknown \['stranger'\]"):
+        make_receiver().stager.use(1)
+
+
+def test_a_file_that_the_trainer_wrote_anew_meanwhile_is_left_alone(
+    make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = make_sender("weights.delta=off"), make_receiver("weights.delta=off")
+    receiver.stager.use(0)
+    receiver.stager.close()
+    sender.step()
+    path = sender.context.table.store.path(sender.cell(1).shards[0].path)
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    find = receiver.stager._receiver.way
+
+    def with_a_trainer_beside(target: Weights, here: int | None) -> Any:
+        way = find(target, here)
+        sender.publisher.look_after()
+        return way
+
+    monkeypatch.setattr(receiver.stager._receiver, "way", with_a_trainer_beside)
+    path.unlink()  # is missed, and written anew before it is removed as damaged
+    assert not receiver.stager._look_for_newer()
+    assert path.exists()
+    monkeypatch.setattr(receiver.stager._receiver, "way", find)
+    path.unlink()
+    path.write_bytes(damaged)
+    assert not receiver.stager._look_for_newer()
+    assert not path.exists()
+    sender.publisher.look_after()
+    assert receiver.stager._look_for_newer()
+    receiver.stager.use(1)
+
+
+def test_a_failure_that_is_over_fails_no_row(
+    make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_sender()
+    stager = make_receiver().stager
+    stager.use(0)
+    table = stager._context.table
+
+    def away(kind: str, expected: type[Any]) -> Any:
+        raise BrokerUnreachableError(f"no answer about {kind} of {expected}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "fetch_last", away)
+        table.bridge.call(stager._on_reconnect(), 10)
+        wait_until(lambda: stager._error is not None, "look that fails")
+    table.bridge.call(stager._on_reconnect(), 10)
+    wait_until(lambda: stager._error is None, "look that does not")
+    stager.use(0)
+    assert stager.serving is not None
+    assert stager.serving.version == 0
+
+
+def test_a_held_out_row_between_preparing_and_use_does_not_leave_the_next_row_without_weights(
+    make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, stager = make_sender("staleness.max=9"), make_receiver("staleness.max=9").stager
+    stager.use(0)
+    stager.close()
+    sender.step(3)
+    prepare, row = stager._prepare, threading.Thread(target=stager.use_exactly, args=(2,))
+
+    def with_a_row_beside(target: Weights, copy: Any, *, mends: bool) -> bool:
+        found = prepare(target, copy, mends=mends)
+        if row.ident is None:
+            row.start()
+            row.join(0.3)  # as far as it gets
+        return found
+
+    monkeypatch.setattr(stager, "_prepare", with_a_row_beside)
+    stager._look_for_newer()
+    row.join()
+    stager._look_for_newer()  # the row has swapped to what it asked for
+    stager.use(3)
+    assert stager.serving is not None
+    assert stager.serving.version == 3
