@@ -58,7 +58,7 @@ def config_of(folder: Path, hidden: int, layers: int) -> Config:
         "run": {"name": "engines", "folder": str(folder)},
         "model": {"architecture": model, "tokenizer": {"alphabet": "0123456789#"}},
         "data": {"kind": "python", "function": "nothing"},
-        "rollout": {"backend": "sglang", "rows_together": PROMPTS, "samples": SAMPLES, "device": "cpu"},
+        "rollout": {"backend": "sglang", "max_concurrent_prompts": PROMPTS, "group_size": SAMPLES, "device": "cpu"},
     }
     config = validate(tree, "benchmark")
     prepare(config, config.model_path)

@@ -38,7 +38,7 @@ kind = "jsonl"
 path = {prompts}
 
 [rollout]
-samples = {samples}
+group_size = {samples}
 temperature = 1.0
 max_tokens = {new_tokens}
 min_tokens = {new_tokens}
@@ -47,7 +47,7 @@ min_tokens = {new_tokens}
 function = "grpo_workload.digits"
 
 [trainer]
-rows = {rows}
+prompts_per_step = {rows}
 learning_rate = {learning_rate}
 checkpoint_every = {steps}
 

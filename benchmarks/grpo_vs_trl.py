@@ -104,7 +104,7 @@ def run_ours(work: Workload, turn: int, staleness: int) -> Result:
         sys.exit(
             f"{name}: the metrics of {len(seen)} of {work.steps} steps came, of {wanted} tokens each; {steps.error}"
         )
-    extra = {key: statistics.median(s[key] for s in seen) for key in ("waited_seconds", "train_seconds", "age")}
+    extra = {key: statistics.median(s[key] for s in seen) for key in ("waited_seconds", "train_seconds", "staleness")}
     return Result([s["time"] for s in seen], [s["reward"] for s in seen], memory.peak, memory.processes, extra)
 
 

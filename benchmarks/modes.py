@@ -31,7 +31,7 @@ from relax_actors.monitoring.recorded import read_metrics
 
 CONFIG = Path(__file__).with_name("modes.toml")
 MODES = {
-    "colocated": ["staleness.max=0", 'placement.take_turns=[["rollout","trainer"]]'],
+    "colocated": ["staleness.max=0", 'placement.colocate=[["rollout","trainer"]]'],
     "separate, max 0": ["staleness.max=0"],
     "separate, max 1": ["staleness.max=1"],
     "separate, max 4": ["staleness.max=4"],
@@ -88,7 +88,7 @@ def run(folder: Path, mode: str, seed: int, steps: int, warm_up: int) -> Curve:
     if [body["step"] for body in bodies] != list(range(steps)):
         sys.exit(f"{name}: the metrics of {len(bodies)} of {steps} steps came")
     counted = bodies[warm_up:-1]
-    columns = ("time", "reward", "waited_seconds", "age_mean")
+    columns = ("time", "reward", "waited_seconds", "staleness_mean")
     return Curve(*([float(body[column]) for body in counted] for column in columns))
 
 
@@ -102,7 +102,7 @@ def spread(values: list[float], form: str) -> str:
 def report(curves: dict[str, list[Curve]], console: Console) -> dict[str, Any]:
     """Print the table; gives the figures."""
     table = Table(title="medians (least to most) over the seeds")
-    for column in ("mode", "steps/h", "ratio", "trainer idle", "age", "reward, start", "last", "s to half"):
+    for column in ("mode", "steps/h", "ratio", "trainer idle", "staleness", "reward, start", "last", "s to half"):
         table.add_column(column, justify="left" if column == "mode" else "right")
     first = next(iter(curves))
     begun = statistics.mean(statistics.mean(c.rewards[:WINDOW]) for runs in curves.values() for c in runs)

@@ -57,8 +57,8 @@ def measure(folder: Path, backend: str, steps: int) -> dict[str, float]:
     config = config_of(folder / backend, MOE, **settings)
     engine = begun(config)
     rollout = TransformersEngine(config.model_path, dtype=torch.bfloat16, records_experts=True)
-    announced = folder / f"{backend}.safetensors"
-    rollout.load(0, engine.announce(announced), [announced])
+    published = folder / f"{backend}.safetensors"
+    rollout.load(0, engine.publish(published), [published])
     times, deltas = np.zeros((steps, 2)), np.zeros((steps, 2, 2))
     rerouted, compared = [], {}
     for step in range(steps):

@@ -1,6 +1,6 @@
 """How many rollout actors one broker carries: 10, 100 and 1,000 of them on the same rows.
 
-The actors are the real ones: the role `rollout` with a modelled engine that takes no time, each with a pump, a thread
+The actors are the real ones: the role `rollout` with a simulated engine that takes no time, each with a pump, a thread
 and a connection of its own; `--processes` processes hold all of them. The rows are admitted beforehand as fast as
 they can be written; what is measured runs from the first of them to the last trajectory. CPU of the broker is that of
 nats-server, memory its resident set. Repeats take turns; medians are shown.

@@ -62,7 +62,7 @@ def main() -> None:
         result = simulated(set_up.file, settings)
         results.append(result)
         print(f"\n{result['run']}: fitted " + ", ".join(f"{k} {v:.4g}" for k, v in result["fitted"].items()))
-        print("mode              generate/train  step s  paper s  ratio  to measured  trainer idle  age")
+        print("mode              generate/train  step s  paper s  ratio  to measured  trainer idle  staleness")
         best = 0.0
         for mode in result["modes"]:
             of = set_up.measured["colocated"] / mode["step_seconds"]
@@ -74,7 +74,7 @@ def main() -> None:
             print(
                 f"{mode['mode']:17} {split:>14} {mode['step_seconds']:7.1f} "
                 f"{'' if paper is None else f'{paper:.1f}':>8} {mode['ratio']:6.2f} {of:12.2f} "
-                f"{mode['trainer_idle_share']:13.2%} {mode['age_max']:4}"
+                f"{mode['trainer_idle_share']:13.2%} {mode['staleness_max']:4}"
             )
         print(f"best without waiting: {best:.2f} times colocated (goal {set_up.goal:g})")
         if best < set_up.goal:

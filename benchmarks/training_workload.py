@@ -39,7 +39,7 @@ def config_of(folder: Path, model: dict[str, Any], **trainer: Any) -> Config:
         "run": {"name": "benchmark", "folder": str(folder)},
         "model": {"architecture": model, "tokenizer": {"alphabet": "01#"}},
         "data": {"kind": "python", "function": "nothing"},
-        "trainer": {"learning_rate": 1e-5, "token_budget": 4096} | trainer,
+        "trainer": {"learning_rate": 1e-5, "max_tokens_per_microbatch": 4096} | trainer,
     }
     config = validate(tree, "benchmark")
     prepare(config, config.model_path)

@@ -44,7 +44,7 @@ from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.weights import files as weights
-from relax_actors.weights.encoder import Announcer
+from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocol import Step
 from relax_actors.weights.torch_transport.receiver import TorchReceiver
@@ -109,8 +109,8 @@ class FromMemory:
         command = [sys.executable, __file__, "--receive", address]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def seconds(self, version: int, sender: Announcer) -> dict[str, float]:
-        """Seconds until the receiver's two copies have what was announced last, verified, by `HERE`."""
+    def seconds(self, version: int, sender: WeightEncoder) -> dict[str, float]:
+        """Seconds until the receiver's two copies have what was published last, verified, by `HERE`."""
         self._sender.offer(sender.fingerprint(), sender.contents())
         if self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError
@@ -146,7 +146,7 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     config = config_of(folder, layers, rate)
     trainer = TorchEngine(config)
     own = tensors_of(trainer._model)  # noqa: SLF001
-    sender = Announcer(lambda: {name: t.detach().bfloat16() for name, t in own.items()}, remembers=True)
+    sender = WeightEncoder(lambda: {name: t.detach().bfloat16() for name, t in own.items()}, remembers=True)
     rollout = TransformersEngine(config.model_path, dtype=torch.bfloat16)
     whole, delta = folder / "whole.safetensors", folder / "delta.safetensors"
     sender.whole(whole)

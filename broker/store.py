@@ -1,6 +1,6 @@
 """Tensors by reference: one safetensors segment a cell, in a folder that mirrors the subjects.
 
-A segment is written to a temporary name, renamed, and only then announced, so that a reference never points at
+A segment is written to a temporary name, renamed, and only then published, so that a reference never points at
 something half-written. Readers map it without a copy and check the checksum.
 """
 

@@ -58,7 +58,7 @@ LOG = {
         "kind": "step",
         "step": 12,
         "reward": 0.5,
-        "age": 1,
+        "staleness": 1,
         "loss": 0.01,
     },
 }

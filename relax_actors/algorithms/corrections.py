@@ -4,7 +4,7 @@ Three policies are at work: `rollout` sampled the tokens (with older weights, or
 `proximal` is the one that the clipped ratio is taken against, and the third is trained. The importance ratio of a
 token is `w = exp(proximal - rollout)`, its log held within +-`MAX_LOG_RATIO`. It weighs the clipped surrogate of
 `losses.policy_loss`, whose own ratio is `exp(logprobs - proximal)`: clipping bounds the step, and the weight alone
-answers for the age of the data.
+answers for the staleness of the data.
 
 Shapes as in `losses`: log-probs `[batch, seq] float32`, masks `[batch, seq] bool`. No gradient flows through a weight
 or a decision to reject.

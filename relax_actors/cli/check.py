@@ -125,7 +125,7 @@ def _router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
     if not config.trainer.router_replay:
         return
     if config.simulate is not None:
-        msg = "trainer.router_replay = true, but modelled engines choose no experts; leave it out"
+        msg = "trainer.router_replay = true, but simulated engines choose no experts; leave it out"
         raise ConfigError(msg)
     if facts.moe is None:
         msg = (
@@ -178,9 +178,9 @@ def _arithmetic(config: Config) -> Iterator[str]:
     if trainer.warmup_steps > config.run.steps:
         msg = f"trainer.warmup_steps = {trainer.warmup_steps} is more than run.steps = {config.run.steps}; lower it"
         raise ConfigError(msg)
-    samples = trainer.rows * rollout.samples
-    yield f"a step trains {trainer.rows} rows x {rollout.samples} samples = {samples} completions"
-    window = trainer.rows * (config.staleness.max + 1)
+    samples = trainer.prompts_per_step * rollout.group_size
+    yield f"a step trains {trainer.prompts_per_step} rows x {rollout.group_size} samples = {samples} completions"
+    window = trainer.prompts_per_step * (config.staleness.max + 1)
     yield f"at most {window} rows are in flight (staleness.max = {config.staleness.max})"
     if config.staleness.max > 0 and config.run.deterministic:
         yield "run.deterministic with staleness.max > 0: rows still depend on when weights arrive"
@@ -203,10 +203,10 @@ def _data(config: Config, data: DataSection, where: str, folder: Path, facts: Mo
     if bad:
         yield f"{where}: {bad} of the first {looked} rows will be quarantined, e.g. {first}"
     whole = longest + config.rollout.max_tokens
-    if whole > config.trainer.token_budget:
+    if whole > (most := config.trainer.max_tokens_per_microbatch):
         msg = (
-            f"trainer.token_budget = {config.trainer.token_budget} is below one sequence of up to {whole} tokens "
-            f"({longest} of prompt + rollout.max_tokens); raise it"
+            f"trainer.max_tokens_per_microbatch = {most} is below one sequence of up to {whole} tokens ({longest} "
+            f"of prompt + rollout.max_tokens); raise it"
         )
         raise ConfigError(msg)
     yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {looked}"

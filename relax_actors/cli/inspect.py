@@ -36,7 +36,7 @@ def status(run: str, *, as_json: bool) -> None:
         "step": ledger.version or 0,
         "steps": at.config.run.steps,
         "reward": last.reward if last else None,
-        "age": last.age if last else None,
+        "staleness": last.staleness if last else None,
         "floor": ledger.floor,
         "admitted": account.admitted,
         "trained": account.trained,

@@ -57,12 +57,12 @@ def scored(config: Config, produced: Collection[str], read: Collection[str]) -> 
 
 def placed(config: Config) -> Iterator[str]:
     """Who shares a device."""
-    for group in config.placement.take_turns:
+    for group in config.placement.colocate:
         names = ", ".join(f"{name} ({replicas(config, name)})" for name in group)
         yield f"on one device, one actor at a time: {names}; all keep their weights on it"
         devices = {name: device for name in group if (device := _device(config, name)) is not None}
         if len(set(devices.values())) > 1:
-            msg = f"placement.take_turns: {group} are on one device, but are told different ones: {devices}; set one"
+            msg = f"placement.colocate: {group} are on one device, but are told different ones: {devices}; set one"
             raise ConfigError(msg)
 
 

@@ -1,8 +1,8 @@
 """`relax simulate`: what a cluster that one does not have would make of a run.
 
-Every mode is a run of its own, of the real actors, broker and table; only the engines are modelled. Times are reported
-in modelled seconds. The trainer's idle time is what passed until the last row of its step was there. Then it reads the
-rows, which takes this machine's own time: that is no time of a modelled engine, so it is not divided by `time_scale`.
+Every mode is a run of its own, of the real actors, broker and table; only the engines are simulated. Times are reported
+in simulated seconds. The trainer's idle time is what passed until the last row of its step was there. Then it reads the
+rows, which takes this machine's own time: that is no time of a simulated engine, so it is not divided by `time_scale`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a mode comes to, over the measured steps; times in modelled seconds, shares of a step."""
+    """What a mode comes to, over the measured steps; times in simulated seconds, shares of a step."""
 
     mode: str
     rollout_devices: int
@@ -66,8 +66,8 @@ class Prediction:
     trainer_idle_share: float
     generation_idle_share: float
     lead: float
-    age_mean: float
-    age_max: int
+    staleness_mean: float
+    staleness_max: int
     overhead_seconds: float
     """Of this machine's own time, from a step's last row to its start: part of `step_seconds` as it is, not scaled."""
     ratio: float | None = None
@@ -106,10 +106,10 @@ def configured(config: Config, mode: Mode, folder: Path) -> Config:
     """The configuration of a mode's run: as many rows in generation as may be admitted, steps to fill and to drain."""
     if config.simulate is None:
         raise ConfigError(NO_SECTION)
-    rows = config.trainer.rows * (mode.staleness + 1)
+    rows = config.trainer.prompts_per_step * (mode.staleness + 1)
     body: dict[str, Any] = config.model_dump(mode="json")
     body["run"] |= {"folder": str(folder), "steps": config.simulate.steps + 2 * mode.staleness + 2}
-    body["rollout"]["replicas"] = -(-rows // config.rollout.rows_together)
+    body["rollout"]["replicas"] = -(-rows // config.rollout.max_concurrent_prompts)
     body["staleness"]["max"] = mode.staleness
     body["simulate"] |= {"placement": mode.placement, "rollout_devices": mode.rollout_devices}
     return validate(body, f"relax simulate, {mode.name}")
@@ -170,8 +170,8 @@ def measure(folder: RunFolder, mode: Mode, idle: Callable[[float, float], float]
         trainer_idle_share=round(starved / scale / seconds, 5),
         generation_idle_share=round(idle(begin, end), 4),
         lead=round(float(np.mean(measured)), 2),
-        age_mean=round(mean("age_mean"), 3),
-        age_max=max(int(step["age"]) for step in steps),
+        staleness_mean=round(mean("staleness_mean"), 3),
+        staleness_max=max(int(step["staleness"]) for step in steps),
         overhead_seconds=round(overhead, 4),
     )
 
@@ -248,7 +248,7 @@ def _body(config: Config, results: list[Prediction], best: int | None) -> dict[s
 
 
 def _show(console: Console, config: Config, results: list[Prediction], best: int | None) -> None:
-    title = f"{config.run.name}: modelled seconds"
+    title = f"{config.run.name}: simulated seconds"
     table = RichTable(title=title, caption=None if best is None else f"best split: {best} devices generate")
     for column in (
         "mode",
@@ -259,7 +259,7 @@ def _show(console: Console, config: Config, results: list[Prediction], best: int
         "trainer idle",
         "generation idle",
         "lead",
-        "age mean/max",
+        "staleness mean/max",
         "overhead ms",
     ):
         table.add_column(column, justify="left" if column == "mode" else "right")
@@ -273,7 +273,7 @@ def _show(console: Console, config: Config, results: list[Prediction], best: int
             f"{r.trainer_idle_share:.2%}",
             f"{r.generation_idle_share:.1%}",
             f"{r.lead:.1f}",
-            f"{r.age_mean:.2f}/{r.age_max}",
+            f"{r.staleness_mean:.2f}/{r.staleness_max}",
             f"{1000 * r.overhead_seconds:.0f}",
         )
     console.print(table)

@@ -52,7 +52,7 @@ class Curves:
 
 def read_ledger(table: Table, config: Config) -> Ledger:
     """The ledger of a run, from its cells as they are now; malformed ones are left out."""
-    ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
+    ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
     subjects = table.subjects
     columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
     numbered = [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]

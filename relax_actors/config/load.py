@@ -6,6 +6,7 @@ import copy
 import difflib
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ def validate(tree: dict[str, Any], source: str) -> Config:
     Raises:
         ConfigError: one line a mistake.
     """
+    if old := [(key, new) for key in _keys(tree) if (new := renamed(key))]:
+        raise ConfigError("\n".join(f"{source}: {key}: renamed to {new}" for key, new in old))
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -73,6 +76,21 @@ def _under(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     sections = {name: body | tree.get(name, {}) for name, body in defaults.items()}
     return tree | sections
 
+
+RENAMED = {
+    "advantages.drop_no_signal": "algorithm.filter_zero_variance",
+    "placement.take_turns": "placement.colocate",
+    "rollout.in_flight": "rollout.in_flight_updates",
+    "rollout.rows_together": "rollout.max_concurrent_prompts",
+    "rollout.samples": "rollout.group_size",
+    "trainer.clip_norm": "trainer.max_grad_norm",
+    "trainer.dtype": "trainer.precision",
+    "trainer.rows": "trainer.prompts_per_step",
+    "trainer.token_budget": "trainer.max_tokens_per_microbatch",
+}
+"""Keys that had another name in an earlier configuration, and where the value belongs now."""
+RENAMED_ANYWHERE = {"memory_mib": "memory_limit_mib", "rows_together": "max_concurrent_rows"}
+"""The same for keys that several sections have."""
 
 _PATHS = (
     ("model", "path"),
@@ -130,6 +148,23 @@ def _explain(source: str, error: Any) -> str:
     given = error["input"]
     shown = "" if isinstance(given, dict) or error["loc"] == () else f", got {given!r}"
     return f"{source}: {where}: {text}{shown}" if where else f"{source}: {text}"
+
+
+def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted names of all values of a tree."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def renamed(key: str) -> str:
+    """The name that a dotted key has now; empty if it was never renamed."""
+    section, _, name = key.rpartition(".")
+    if name in RENAMED_ANYWHERE and key not in RENAMED:
+        return f"{section}.{RENAMED_ANYWHERE[name]}"
+    return RENAMED.get(key, "")
 
 
 def _section_type(section: Any, name: str) -> type[BaseModel] | None:

@@ -24,5 +24,5 @@ class PoolSection(Section):
     """Actors of the role, each a process."""
     deadline: PositiveFloat = 60.0
     """Seconds without progress after which an actor counts as hung, is killed and replaced."""
-    memory_mib: Positive | None = None
+    memory_limit_mib: Positive | None = None
     """Memory that an actor's process may use; a row that takes more fails. Not limited if not set."""

@@ -24,11 +24,11 @@ class SglangSection(Section):
     """How a server takes a version: from a file in the run's folder; in the request, pickled as SGLang wants it; or by
     broadcast in a process group (gloo). The last two are for servers of our own."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the server computes in; "auto" is `trainer.dtype`."""
+    """What the server computes in; "auto" is `trainer.precision`."""
     tensor_parallel: Positive = 1
     kv_tokens: Positive | None = None
     """Tokens that the server's keys and values have room for. If not set, what SGLang finds room for on a GPU, and all
-    samples of `rollout.rows_together` rows at full length, up to 65536 tokens, on a CPU."""
+    samples of `rollout.max_concurrent_prompts` rows at full length, up to 65536 tokens, on a CPU."""
     memory_fraction: Fraction | None = None
     """Share of a GPU's memory for weights, keys and values; SGLang's own choice if not set."""
     arguments: list[str] = Field(default_factory=list)

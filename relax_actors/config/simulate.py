@@ -1,6 +1,6 @@
 """[simulate]: engines that only take time, to predict how a cluster that one does not have would fare.
 
-A file with this section is a run with modelled engines: model, data and backends need not be said.
+A file with this section is a run with simulated engines: model, data and backends need not be said.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DEFAULTS: dict[str, Any] = {
         "tokenizer": {"alphabet": "01>#"},
     },
     "data": {"kind": "python", "function": "relax_actors.simulation.tasks.make", "size": 1000},
-    "rollout": {"backend": "modelled", "rows_together": 1, "max_tokens": 2},
-    "trainer": {"backend": "modelled", "checkpoint_every": 1000000, "token_budget": 8},
+    "rollout": {"backend": "simulated", "max_concurrent_prompts": 1, "max_tokens": 2},
+    "trainer": {"backend": "simulated", "checkpoint_every": 1000000, "max_tokens_per_microbatch": 8},
 }
 """What a file with [simulate] need not say."""
 
@@ -113,7 +113,7 @@ class CalibrationSection(Section):
 
 
 class SimulateSection(Section):
-    """[simulate]: a cluster, and modelled engines on it."""
+    """[simulate]: a cluster, and simulated engines on it."""
 
     devices: Annotated[int, Field(gt=1)]
     rollout_devices: Positive
@@ -127,7 +127,7 @@ class SimulateSection(Section):
     steps: Positive = 10
     """Steps that are measured, besides those that fill and drain the pipeline."""
     time_scale: Annotated[float, Field(gt=0, le=1)] = 0.02
-    """Seconds that a modelled second takes."""
+    """Seconds that a simulated second takes."""
     generation: GenerationSection = GenerationSection()
     training: TrainingSection = TrainingSection()
     phases: PhasesSection = PhasesSection()

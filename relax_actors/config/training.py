@@ -43,11 +43,11 @@ class MegatronSection(Section):
 class TrainerSection(PoolSection):
     """[trainer]"""
 
-    backend: Literal["torch", "megatron", "modelled"] = "torch"
+    backend: Literal["torch", "megatron", "simulated"] = "torch"
     """`megatron` trains with Megatron-Core, in as many processes as [trainer.megatron] says; `make megatron` installs
     it."""
-    rows: Positive = 16
-    """Rows of a step."""
+    prompts_per_step: Positive = 16
+    """Prompts, each with its group of samples, that an optimizer step trains on."""
     learning_rate: PositiveFloat = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -55,12 +55,12 @@ class TrainerSection(PoolSection):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     epsilon: PositiveFloat = 1e-8
-    clip_norm: PositiveFloat = 1.0
-    token_budget: Positive = 8192
+    max_grad_norm: PositiveFloat = 1.0
+    max_tokens_per_microbatch: Positive = 8192
     """Tokens of a micro-batch."""
     stream: bool = True
     """Whether forward and backward of a step begin when its first rows fill a micro-batch; else when all are there."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"
     """What forward and backward compute in; the optimizer's own weights are always float32."""
     device: str = "auto"
     freeze: list[str] = Field(default_factory=list)
@@ -72,7 +72,7 @@ class TrainerSection(PoolSection):
     checkpoint_every: Positive = 50
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     async_checkpoints: bool = False
-    """The files of a checkpoint are written while the next step runs, from a copy in memory; it is announced when
+    """The files of a checkpoint are written while the next step runs, from a copy in memory; it is published when
     nothing else is to be done, after that step at the latest. The last one of a run is not."""
     warm_start: WarmStartSection | None = None
     megatron: MegatronSection = MegatronSection()
@@ -87,6 +87,8 @@ class AlgorithmSection(Section):
     clip_high: PositiveFloat = 0.2
     clip_ratio_c: Annotated[float, Field(gt=1)] | None = None
     """Dual clip for negative advantages; off if not set."""
+    filter_zero_variance: bool = False
+    """Drop and refill rows whose samples all have the same reward (dynamic sampling, arXiv 2503.14476)."""
     loss: Literal["token", "sequence"] = "token"
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     kl: Literal["k1", "k2", "k3"] = "k3"
@@ -131,7 +133,7 @@ class WeightsSection(Section):
     """[weights]: how the trainer gives them to the rollout."""
 
     delta: Literal["auto", "off"] = "auto"
-    """With trainer.dtype = "bfloat16" only what changed since the version before is written, where that is shorter
+    """With trainer.precision = "bfloat16" only what changed since the version before is written, where that is shorter
     and leads to the same bits; actors that generate then keep a copy of the weights in memory."""
     full_every: Positive = 16
     """Versions after which all weights are written again, at the latest; one that joins late reads so many files."""

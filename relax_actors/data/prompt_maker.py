@@ -26,7 +26,7 @@ def open_data(data: DataSection) -> Source:
 
 def room(config: Config) -> int:
     """Tokens that a sequence may have: the model's context, and what the trainer takes at once."""
-    return min(measure(config.model_path).context_length, config.trainer.token_budget)
+    return min(measure(config.model_path).context_length, config.trainer.max_tokens_per_microbatch)
 
 
 class PromptMaker:
@@ -48,8 +48,9 @@ class PromptMaker:
         tokens = self._tokenizer.encode(text, special=not chat)
         if len(tokens) > self._room or not len(tokens):
             msg = (
-                f"prompt {text[:60]!r} has {len(tokens)} tokens; sequences of up to {self._whole} (the context, "
-                f"or trainer.token_budget) leave 1 to {self._room} beside rollout.max_tokens = {self._max_tokens}"
+                f"prompt {text[:60]!r} has {len(tokens)} tokens; sequences of up to {self._whole} (the "
+                f"context, or trainer.max_tokens_per_microbatch) leave 1 to {self._room} beside "
+                f"rollout.max_tokens = {self._max_tokens}"
             )
             raise RowError(msg)
         return Prompt(text, tokens, task.answer, task.metadata, **fields)

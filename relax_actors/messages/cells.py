@@ -231,7 +231,7 @@ class Readmitted:
 class Batch:
     """Cell `batch.<step>`: the rows that the step consumes, in order, written before it steps.
 
-    `rows` are indices within the step. `seed` is the step's own. `reward` is the mean over all samples, `age`
+    `rows` are indices within the step. `seed` is the step's own. `reward` is the mean over all samples, `staleness`
     the trainer's version minus the oldest version that wrote a token of any row.
     """
 
@@ -239,7 +239,7 @@ class Batch:
     seed: int
     incarnation: int
     reward: float
-    age: int
+    staleness: int
     tokens: int
     unix_time: float
 
@@ -255,7 +255,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Cell `weights.<version>`: a set of weights, announced once it lies whole in the store."""
+    """Cell `weights.<version>`: a set of weights, published once it lies whole in the store."""
 
     version: int
     fingerprint: str

@@ -105,7 +105,7 @@ class Progress:
             if 0 <= step < (self.steps or MOST_STEPS):
                 self.step, self.reward = step + 1, reward
                 self.rewards.append(reward)
-                self.figures = {name: _short(body.get(name, 0)) for name in ("age", "span")}
+                self.figures = {name: _short(body.get(name, 0)) for name in ("staleness", "span")}
                 self.measured = {name: f"{_finite(body[name]):.4g}" for name in MEASURED if name in body}
                 self.step_times.append((at, self.step))
             return
@@ -145,7 +145,7 @@ class Progress:
         left = self.seconds_left
         return (
             f"step {self.step}/{self.steps or '?'} reward {self.reward:.3f} "
-            f"in_flight {self.ledger.get('in_flight', 0)} age {self.figures.get('age', 0)} "
+            f"in_flight {self.ledger.get('in_flight', 0)} staleness {self.figures.get('staleness', 0)} "
             f"actors {self.alive} restarts {self.restarts} "
             f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {self.notice}" if self.notice else "")
         )
@@ -169,8 +169,8 @@ class Progress:
         grid.add_row("rows", rows)
         if self.measured:
             grid.add_row("training", "  ".join(f"{name} {value}" for name, value in self.measured.items()))
-        age, span = (self.figures.get(name, 0) for name in ("age", "span"))
-        grid.add_row("staleness", f"lead {self.ledger.get('lead', 0)}, age {age}, span {span}")
+        staleness, span = (self.figures.get(name, 0) for name in ("staleness", "span"))
+        grid.add_row("staleness", f"lead {self.ledger.get('lead', 0)}, staleness {staleness}, span {span}")
         worst = sorted(self.restarted.items(), key=lambda entry: -entry[1])[:MOST_SHOWN]
         which = ": " + ", ".join(f"{printable(actor)} {count}" for actor, count in worst) if worst else ""
         grid.add_row("actors", Text(f"{self.alive} alive, {self.restarts} restarts{which}"))

@@ -17,7 +17,7 @@ class Advantages(Role):
 
     reads: ClassVar = ("reward",)
     writes: ClassVar = "advantage"
-    rows_together: ClassVar = 32
+    max_concurrent_rows: ClassVar = 32
 
     def inputs(self) -> tuple[str, ...]:
         """The column that holds the rewards: the reward role's, or a shaping role's."""
@@ -35,6 +35,6 @@ class Advantages(Role):
         if rewards.ndim != 1 or not len(rewards) or not np.isfinite(rewards).all():
             msg = f"column {settings.reads} of {row.id} is {rewards!r}, not one finite number a sample"
             raise RowError(msg)
-        if settings.drop_no_signal and not has_signal(rewards):
+        if self.context.config.algorithm.filter_zero_variance and not has_signal(rewards):
             return Drop(DropReason.NO_SIGNAL, f"all {len(rewards)} samples scored {rewards[0]:g}")
         return Advantage(group_advantages(rewards, normalise=settings.normalise), float(rewards.mean()))

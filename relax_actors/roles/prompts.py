@@ -54,10 +54,10 @@ class PromptSource(StatefulRole):
         self._requeued: dict[RowId, None] = {}
         # The row whose task a row took over, where it was requeued.
         self._origins: dict[RowId, RowId] = {}
-        self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
+        self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
 
     def follows(self) -> list[str]:
-        """Rows as they begin and end, and what the trainer announces."""
+        """Rows as they begin and end, and what the trainer publishes."""
         subjects = self.context.table.subjects
         columns = [subjects.column(name) for name in ("prompt", *ENDS)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
@@ -140,9 +140,9 @@ class PromptSource(StatefulRole):
         """
         config, table = self.context.config, self.context.table
         for row in rows:
-            if row.index // config.trainer.rows <= config.prompts.max_refills:
+            if row.index // config.trainer.prompts_per_step <= config.prompts.max_refills:
                 continue
-            before = RowId(row.step, row.index - config.trainer.rows)
+            before = RowId(row.step, row.index - config.trainer.prompts_per_step)
             why = "no word of it is left"
             with suppress(CodecError):
                 if (bad := table.fetch(table.cell(before, "quarantined"), Quarantined)) is not None:
@@ -159,7 +159,7 @@ class PromptSource(StatefulRole):
         """The prompt of a row: its own task, or that of a requeued one."""
         config = self.context.config
         of = row if requeue_of is None else self._origins.get(requeue_of, requeue_of)
-        index = task_index(config.run.seed, of, config.trainer.rows, len(self._source))
+        index = task_index(config.run.seed, of, config.trainer.prompts_per_step, len(self._source))
         return self._maker.make(
             self._source[index],
             seed=seed_of(config.run.seed, "row", row.step, row.index),

@@ -27,7 +27,7 @@ class RewardRole(Role):
     reads: ClassVar = ("prompt", "trajectory")
     writes: ClassVar = "reward"
     kinds: ClassVar = ("group", "eval")
-    rows_together: ClassVar = 16
+    max_concurrent_rows: ClassVar = 16
 
     def setup(self) -> None:
         """Load the functions."""

@@ -19,7 +19,7 @@ from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import shared_prompt
 from relax_actors.runtime.role import Context, More, Results, Role, Row
 from relax_actors.simulation.devices import Devices
-from relax_actors.simulation.inference import ModelledInference
+from relax_actors.simulation.inference import SimulatedInference
 from relax_actors.training.step_rows import Limits
 from relax_actors.weights.stager import Stager
 
@@ -36,7 +36,7 @@ def make_engine(context: Context) -> InferenceEngine:
     backend, path = config.rollout.backend, config.model_path
     if config.simulate is not None:
         devices, length = Devices(config.simulate, context.folder.root), measure(path).context_length
-        return ModelledInference(devices, context.n, length, config.rollout.rows_together)
+        return SimulatedInference(devices, context.n, length, config.rollout.max_concurrent_prompts)
     from relax_actors.engines.torch.forward import device_of  # noqa: PLC0415 only the process that generates pays for torch
     from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
     from relax_actors.engines.transformers.engine import TransformersEngine  # noqa: PLC0415
@@ -79,7 +79,7 @@ def make_sglang(context: Context) -> InferenceEngine:
         loader,
         facts.context_length,
         moe=facts.moe if config.trainer.router_replay else None,
-        rows=rollout.rows_together,
+        rows=rollout.max_concurrent_prompts,
         patience=config.supervision.start_deadline,
         stall=rollout.deadline / 2,
         keeps_partial=not config.run.deterministic,
@@ -101,10 +101,10 @@ class Rollout(Role):
 
     def together(self) -> int:
         """Prompts generated at once, at most."""
-        return self.context.config.rollout.rows_together
+        return self.context.config.rollout.max_concurrent_prompts
 
     def setup(self) -> None:
-        """Build the engine; its weights come as soon as they are announced."""
+        """Build the engine; its weights come as soon as they are published."""
         config = self.context.config
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
@@ -129,8 +129,8 @@ class Rollout(Role):
         A row whose prompt is bad, or whose version is gone, gets its error and does not hold up its neighbours.
 
         Raises:
-            RowError: weights as new as a row demands were never announced; rows are admitted after them.
-            ActorError: they are announced but cannot be had.
+            RowError: weights as new as a row demands were never published; rows are admitted after them.
+            ActorError: they are published but cannot be had.
         """
         waiting: Waiting = defaultdict(list)
         yield self._sort(rows, waiting)
@@ -214,7 +214,7 @@ class Rollout(Role):
         return GenerationRequest(
             tokens=prompt.tokens,
             seed=prompt.seed,
-            samples=1 if greedy else settings.samples,
+            samples=1 if greedy else settings.group_size,
             temperature=settings.temperature,
             top_p=settings.top_p,
             max_tokens=settings.max_tokens,

@@ -40,7 +40,7 @@ def make_engine(config: Config, device: str, backend: Backend, *, follows: bool)
 
 
 class Scorer(Role):
-    """Writes `[total] float32`, laid out as `Trajectory.logprobs`; `rows_together` rows make up one call of the engine.
+    """Writes `[total] float32`, laid out as `Trajectory.logprobs`, for up to `max_concurrent_rows` rows at once.
 
     With run.deterministic a row is scored on its own: its numbers are then the same bits whatever else is in flight.
     """
@@ -58,15 +58,15 @@ class Scorer(Role):
 
     @classmethod
     def options(cls) -> dict[str, tuple[Any, Any]]:
-        """As of every role, and `rows_together`."""
-        return super().options() | {"rows_together": (Annotated[int, Field(gt=0)], 8)}
+        """As of every role, and `max_concurrent_rows`."""
+        return super().options() | {"max_concurrent_rows": (Annotated[int, Field(gt=0)], 8)}
 
     def together(self) -> int:
         """Rows scored at once."""
-        return 1 if self.context.config.run.deterministic else self.rows_together
+        return 1 if self.context.config.run.deterministic else self.max_concurrent_rows
 
     def setup(self) -> None:
-        """Build the engine; its weights come when they are announced."""
+        """Build the engine; its weights come when they are published."""
         self._engine = make_engine(self.context.config, self.device, self.backend, follows=self.follows_weights)
         self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
         self._stager.start()

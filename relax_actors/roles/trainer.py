@@ -25,7 +25,7 @@ from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
 from relax_actors.runtime.role import Context, StatefulRole
 from relax_actors.runtime.seeds import seed_of
 from relax_actors.simulation.devices import Devices
-from relax_actors.simulation.training import ModelledTraining
+from relax_actors.simulation.training import SimulatedTraining
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.step_feed import Feed
@@ -38,7 +38,7 @@ def make_engine(context: Context) -> TrainingEngine:
     """The training engine of a run."""
     config = context.config
     if config.simulate is not None:
-        return ModelledTraining(config, Devices(config.simulate, context.folder.root))
+        return SimulatedTraining(config, Devices(config.simulate, context.folder.root))
     if config.trainer.backend == "megatron" and config.trainer.megatron.ranks > 1:
         return MegatronGroup(config)
     from relax_actors.engines.torch.engine import TorchEngine  # noqa: PLC0415
@@ -65,7 +65,7 @@ class Trainer(StatefulRole):
         config = self.context.config
         self._settings = config.trainer
         self._engine = make_engine(self.context)
-        self._ledger = Ledger(config.trainer.rows, config.run.steps, config.staleness.max)
+        self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
         reader = StepReader(self.context.table, config)
@@ -79,7 +79,7 @@ class Trainer(StatefulRole):
         self._completed: dict[int, float] = {}
 
     def follows(self) -> list[str]:
-        """Rows that are ready or ended, and what the trainer itself announced in earlier lives."""
+        """Rows that are ready or ended, and what the trainer itself published in earlier lives."""
         subjects = self.context.table.subjects
         columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *self._needs)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
@@ -100,7 +100,7 @@ class Trainer(StatefulRole):
         else:
             folder = self.context.folder.root / last.path
             if not folder.is_dir():
-                msg = f"checkpoint {folder} is announced but missing; restore it, or start a run of another name"
+                msg = f"checkpoint {folder} is published but missing; restore it, or start a run of another name"
                 raise ConfigError(msg)
             try:
                 checkpoints.verify(folder)
@@ -110,7 +110,7 @@ class Trainer(StatefulRole):
                 raise ConfigError(msg) from error
             self._version = last.version
             if (found_print := self._engine.fingerprint()) != last.fingerprint:
-                msg = f"checkpoint {folder} is corrupt: its fingerprint is {found_print}, announced {last.fingerprint}"
+                msg = f"checkpoint {folder} is corrupt: its fingerprint is {found_print}, published {last.fingerprint}"
                 raise ConfigError(msg)
             # The life that raised the floor may have ended before it had let all rows go.
             self._publisher.purge(purged, last.floor)
@@ -142,7 +142,7 @@ class Trainer(StatefulRole):
             self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
         self._engine.finish_warm_start()
         self._version = 0
-        self._publisher.announce(0)
+        self._publisher.publish(0)
         self._checkpoints.write(0)
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -153,7 +153,7 @@ class Trainer(StatefulRole):
         self._advance()
 
     def idle(self) -> None:
-        """See that the weights in use are there, and announce the checkpoint that was begun."""
+        """See that the weights in use are there, and publish the checkpoint that was begun."""
         self._checkpoints.finish()
         self._publisher.look_after()
 
@@ -188,18 +188,18 @@ class Trainer(StatefulRole):
             self._train(self._version, rows)
         step = self._version
         ready = len(self._ready(step))
-        self.context.waits_for(f"rows of step {step}: {ready} of {self._settings.rows} are ready")
+        self.context.waits_for(f"rows of step {step}: {ready} of {self._settings.prompts_per_step} are ready")
 
     def _rows_of(self, step: int) -> StepRows | None:
         """The step's rows, one a slot, if all are there and usable; rows that are not are dropped or quarantined."""
         ready = self._ready(step)
-        lost = self._feed.take(step, self._ledger.candidates(step), ready.__contains__, self._settings.rows)
+        lost = self._feed.take(step, self._ledger.candidates(step), ready.__contains__, self._settings.prompts_per_step)
         if lost:
             # Or a later life of the trainer is through with them.
             self.context.give_way()
         for index, cell in lost.items():
             self._end(RowId(step, index), cell)
-        return self._feed.complete(self._settings.rows)
+        return self._feed.complete(self._settings.prompts_per_step)
 
     def _end(self, row: RowId, cell: Dropped | Quarantined) -> None:
         """Take a row out of its step; PromptSource replaces it."""
@@ -221,7 +221,7 @@ class Trainer(StatefulRole):
             seed=seed_of(self.context.config.run.seed, "step", step),
             incarnation=self.context.incarnation,
             reward=float(np.mean([a.reward for a in rows.advantages])),
-            age=step - rows.oldest,
+            staleness=step - rows.oldest,
             tokens=int(sum(len(t.tokens) for t in rows.trajectories)),
             unix_time=time.time(),
         )
@@ -254,11 +254,11 @@ class Trainer(StatefulRole):
         self._report(step, batch, rows, result.metrics)
 
     def _finish(self, step: int) -> None:
-        """Announce what a step made."""
+        """Publish what a step made."""
         self._version = step + 1
         self._arrived.pop(step, None)
         self._completed.pop(step, None)
-        self._publisher.announce(self._version)
+        self._publisher.publish(self._version)
         self.progress()
         self._checkpoints.finish()
         if self._version == self.context.config.run.steps:
@@ -271,8 +271,8 @@ class Trainer(StatefulRole):
         self._metrics = {
             "step": step,
             "reward": round(batch.reward, 5),
-            "age": batch.age,
-            "age_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
+            "staleness": batch.staleness,
+            "staleness_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
             "span": rows.span,
             "stale_rows": rows.older_than(step, self.context.config.staleness.max),
             "waited_seconds": 0.0,

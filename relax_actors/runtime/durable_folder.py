@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written whole under a temporary name, forced to the disk, renamed, and only then announced."""
+"""Checkpoints on disk: written whole under a temporary name, forced to the disk, renamed, and only then published."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def verify(folder: Path) -> None:
 
 
 def collect(parent: Path, kept: Collection[str], version: int, incarnation: int) -> None:
-    """Remove checkpoints that nobody will load, and what writers that died left unfinished or unannounced.
+    """Remove checkpoints that nobody will load, and what writers that died left unfinished or unpublished.
 
     Args:
         parent: folder of the checkpoints, each named `<version>.<incarnation>`.
         kept: names of those to keep.
-        version: the last announced one. Later ones stay: a life that was replaced and does not know it keeps off them.
+        version: the last published one. Later ones stay: a life that was replaced and does not know it keeps off them.
         incarnation: the caller's; what a later life is writing stays.
     """
     for path in parent.iterdir():

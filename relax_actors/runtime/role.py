@@ -145,7 +145,7 @@ class Role:
         reads: columns that `handle` gets; it is called when all of them are there.
         writes: the column that it fills; empty for a role that only looks on.
         kinds: `("group",)` for training rows, `("group", "eval")` for held-out rows too.
-        rows_together: see `together`.
+        max_concurrent_rows: see `together`.
         linger: seconds that more rows are waited for when there is one.
         ahead: whether the next rows are taken while some are handled; not if those take so long that another actor
             of the role could begin with the next ones earlier.
@@ -154,7 +154,7 @@ class Role:
     reads: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[str] = ""
     kinds: ClassVar[tuple[str, ...]] = ("group",)
-    rows_together: ClassVar[int] = 1
+    max_concurrent_rows: ClassVar[int] = 1
     linger: float = 0.0
     ahead: ClassVar[bool] = True
 
@@ -193,7 +193,7 @@ class Role:
 
     def together(self) -> int:
         """How many rows are handled at once, at most."""
-        return self.rows_together
+        return self.max_concurrent_rows
 
     def progress(self) -> None:
         """Say that long work goes on; without it an actor is taken for hung after its `deadline`."""

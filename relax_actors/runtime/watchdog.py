@@ -28,7 +28,7 @@ class Watch:
         box: its black box.
         deadline: seconds without progress, while rows are in hand, after which it counts as hung.
         report: told why the process is about to end.
-        memory_mib: memory that the process may use; not bounded if None.
+        memory_limit_mib: memory that the process may use; not bounded if None.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class Watch:
         box: BlackBox,
         deadline: float,
         report: Callable[[str], None],
-        memory_mib: int | None = None,
+        memory_limit_mib: int | None = None,
     ) -> None:
         self._context, self._box, self._deadline, self._report = context, box, deadline, report
-        self._memory_mib = memory_mib
+        self._memory_mib = memory_limit_mib
         self._last = time.monotonic()
         self._pauses, self._cpu = Pauses(unusual(context.config.supervision.heartbeat)), 0.0
         self.busy = False
@@ -96,7 +96,7 @@ class Watch:
             )
             os._exit(EXIT_HUNG)
         if self._memory_mib is not None and (used := resident_mib()) > self._memory_mib:
-            self._report(f"{used} MiB of memory in use, more than memory_mib = {self._memory_mib}, with {rows}")
+            self._report(f"{used} MiB of memory in use, more than memory_limit_mib = {self._memory_mib}, with {rows}")
             os._exit(EXIT_CRASHED)
         self._box.beat()
 
@@ -132,9 +132,9 @@ class RoomWait:
         time.sleep(LOOK_SECONDS)
 
 
-def bound_memory(memory_mib: int) -> None:
+def bound_memory(memory_limit_mib: int) -> None:
     """Make the kernel refuse this process more than so much memory of its own, so that a greedy row fails alone."""
-    bound = memory_mib * MIB
+    bound = memory_limit_mib * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 

@@ -1,4 +1,4 @@
-"""Modelled devices: what runs on them, whose turn it is, and time as it passes there.
+"""Simulated devices: what runs on them, whose turn it is, and time as it passes there.
 
 The actors of a run share two small files in its folder. `samples` holds how many samples each rollout actor has
 running: from their sum every actor knows how fast it is. Two locks let the trainer and the rollout take turns.
@@ -34,7 +34,7 @@ class Devices:
 
     def __init__(self, simulate: SimulateSection, folder: Path) -> None:
         self.simulate = simulate
-        self._folder = folder / "modelled"
+        self._folder = folder / "simulated"
         self._folder.mkdir(parents=True, exist_ok=True)
         self.running = self._map()
         """Samples that each rollout actor has running, `[ACTORS] int32`."""
@@ -47,7 +47,7 @@ class Devices:
             return np.frombuffer(mmap.mmap(file.fileno(), 4 * ACTORS), np.int32)
 
     def spend(self, seconds: float, progress: Callable[[], None]) -> None:
-        """Let modelled seconds pass."""
+        """Let simulated seconds pass."""
         end = time.monotonic() + seconds * self.simulate.time_scale
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 1.0))

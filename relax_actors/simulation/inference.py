@@ -46,12 +46,12 @@ class DigestCopy:
             msg = f"weights {last.version} cannot be read: {error}"
             raise StoreError(msg) from error
         if (found := xxhash.xxh3_128_hexdigest(data)) != last.fingerprint:
-            msg = f"weights {last.version} have fingerprint {found}, announced was {last.fingerprint}; not loaded"
+            msg = f"weights {last.version} have fingerprint {found}, published was {last.fingerprint}; not loaded"
             raise StoreError(msg)
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, {"digest": data}
 
 
-class ModelledInference(GeneratesAll):
+class SimulatedInference(GeneratesAll):
     """One rollout actor's share of the rollout devices.
 
     Args:
@@ -155,7 +155,7 @@ class ModelledInference(GeneratesAll):
                 self._devices.running[self._n] = 0
 
     def _lengths(self, request: GenerationRequest) -> Floats:
-        """Tokens of each sample, by the row's seed; the row's seconds if those are what is modelled."""
+        """Tokens of each sample, by the row's seed; the row's seconds if those are what is simulated."""
         section, source = self._devices.simulate.generation, generator_of(request.seed)
         if section.row is not None:
             return draw(section.row, source)

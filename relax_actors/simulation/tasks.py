@@ -1,4 +1,4 @@
-"""Tasks for modelled engines: all alike, and answered at random."""
+"""Tasks for simulated engines: all alike, and answered at random."""
 
 from __future__ import annotations
 

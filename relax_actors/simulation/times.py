@@ -89,7 +89,7 @@ def calibrated(config: Config) -> Config:
     generation, training = simulate.generation, simulate.training
     if generation.token_seconds is None and generation.row is None:
         one = updated(generation, token_seconds=1.0)
-        units = generation_seconds(one, config.trainer.rows * config.rollout.samples, simulate.devices)
+        units = generation_seconds(one, config.trainer.prompts_per_step * config.rollout.group_size, simulate.devices)
         generation = updated(generation, token_seconds=measured * share / units)
     if training.device_seconds is None and training.step is None:
         phases = simulate.phases

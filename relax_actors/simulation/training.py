@@ -18,7 +18,7 @@ from relax_actors.simulation.times import training_seconds
 WEIGHTS = "model.safetensors"
 
 
-class ModelledTraining:
+class SimulatedTraining:
     """The trainer's devices; see the protocol for the methods.
 
     Args:
@@ -32,7 +32,7 @@ class ModelledTraining:
         self._rows: list[TrainBatch] = []
         # Of the step under way: the time that its rows so far have taken.
         self._spent = 0.0
-        self._samples = config.trainer.rows * config.rollout.samples
+        self._samples = config.trainer.prompts_per_step * config.rollout.group_size
         training_seconds(devices.simulate, 0)
 
     def initialise(self, seed: int) -> None:
@@ -86,20 +86,20 @@ class ModelledTraining:
         data: bytes = safetensors.numpy.save(tensors)
         return data
 
-    def announce(self, path: Path) -> str:
+    def publish(self, path: Path) -> str:
         """Write the weights; takes the time of `simulate.phases.publish`."""
         self._devices.spend_phase(PUBLISH, self._seed + self._steps, lambda: None)
         path.write_bytes(self._bytes())
         return self.fingerprint()
 
     def remember(self) -> None:
-        """Deltas are not modelled."""
+        """Deltas are not simulated."""
 
     def delta(self) -> None:
-        """Deltas are not modelled."""
+        """Deltas are not simulated."""
 
     def fingerprint(self) -> str:
-        """Of the bytes that `announce` writes."""
+        """Of the bytes that `publish` writes."""
         return xxhash.xxh3_128_hexdigest(self._bytes())
 
     def save(self, folder: Path) -> None:

@@ -61,8 +61,8 @@ class Host:
 
     def run(self) -> None:
         """Live; returns at an orderly end."""
-        if self.settings.memory_mib is not None:
-            bound_memory(self.settings.memory_mib)
+        if self.settings.memory_limit_mib is not None:
+            bound_memory(self.settings.memory_limit_mib)
         role = make_role(self.config, self.role_name)
         address = Address.load(self.folder.address).of(self.role_name)
         bridge = Bridge(address, f"{self.role_name}.{self.n}", deadline=30.0)
@@ -105,7 +105,7 @@ class Host:
     async def _live(self, role: Role) -> None:
         mailbox = Mailbox.start()
         settings = self.settings
-        watch = Watch(role.context, self.box, settings.deadline, self.status.failed, settings.memory_mib)
+        watch = Watch(role.context, self.box, settings.deadline, self.status.failed, settings.memory_limit_mib)
         watch.thread_id = await ask(mailbox, threading.get_ident)
         await ask(mailbox, role.setup)
         watch.end("its first row")

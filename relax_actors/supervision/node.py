@@ -181,7 +181,7 @@ def run(folder: RunFolder, status: Status) -> int:
     journal = Journal(bridge, Subjects(config.run.name), "node", node.number)
     reporter, environment = Reporter(folder, bridge, state, journal), actor_environment(config)
 
-    # Modelled engines import nothing that is slow, but there may be very many actors.
+    # Simulated engines import nothing that is slow, but there may be very many actors.
     forked = [role for role in node.roles if role in FORKED or config.simulate is not None]
     zygote = _zygote(config, folder, environment, journal)
     if forked:

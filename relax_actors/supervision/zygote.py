@@ -38,7 +38,7 @@ PRELOADED_MODELLED = (
     "relax_actors.roles.rollout",
     "relax_actors.roles.trainer",
 )
-"""Of engines that are only modelled: without torch."""
+"""Of engines that are only simulated: without torch."""
 _PR_SET_PDEATHSIG = 1
 MAX_MESSAGE = 1 << 16
 BEAT_SECONDS = 0.5

@@ -1,7 +1,7 @@
-"""Checkpoints of the trainer: written, announced, and only then are the rows let go that they cover.
+"""Checkpoints of the trainer: written, published, and only then are the rows let go that they cover.
 
-With `trainer.async_checkpoints` one is only begun at its step, and announced when nothing is to be done, after the next
-step at the latest: its files are written meanwhile. A life that ends in between leaves a folder that nobody announced;
+With `trainer.async_checkpoints` one is only begun at its step, and published when nothing is to be done, after the next
+step at the latest: its files are written meanwhile. A life that ends in between leaves a folder that nobody published;
 the next goes on from the checkpoint before.
 """
 
@@ -52,10 +52,10 @@ class Checkpointer:
         self._meanwhile = context.config.trainer.async_checkpoints
         self._there_is_room = True
         self.known: dict[int, str] = {}
-        """Those that were announced: their paths in the run's folder, by version."""
+        """Those that were published: their paths in the run's folder, by version."""
 
     def write(self, version: int) -> None:
-        """Write one of this moment and announce it; waits for room on a full disk.
+        """Write one of this moment and publish it; waits for room on a full disk.
 
         Raises:
             StoreFullError: there was none for too long.
@@ -73,7 +73,7 @@ class Checkpointer:
 
         checkpoints.write(path, save, self._context.wait_for_room)
         self._there_is_room = True
-        self._announce(version, path, self._engine.fingerprint())
+        self._publish(version, path, self._engine.fingerprint())
 
     def begin(self, version: int) -> None:
         """Begin one of this moment, for `finish`; where that cannot be, as `write`."""
@@ -96,7 +96,7 @@ class Checkpointer:
         self._begun = _Begun(version, path, unfinished, self._engine.fingerprint(), finish)
 
     def finish(self) -> None:
-        """Announce the one that was begun, if there is one.
+        """Publish the one that was begun, if there is one.
 
         On a full disk it is given up, and the next is written while all else waits.
 
@@ -114,7 +114,7 @@ class Checkpointer:
         except OSError as error:
             self._without_room(begun.version, begun.unfinished, error)
             return
-        self._announce(begun.version, begun.path, begun.fingerprint)
+        self._publish(begun.version, begun.path, begun.fingerprint)
 
     def _without_room(self, version: int, unfinished: Path, error: OSError) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -126,7 +126,7 @@ class Checkpointer:
     def _path(self, version: int) -> Path:
         return self._context.folder.checkpoints / f"{version}.{self._context.incarnation}"
 
-    def _announce(self, version: int, path: Path, fingerprint: str) -> None:
+    def _publish(self, version: int, path: Path, fingerprint: str) -> None:
         context = self._context
         context.progress()
         # Of a later life, which may still need the rows.

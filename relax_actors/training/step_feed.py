@@ -29,7 +29,7 @@ class Feed:
     def __init__(self, context: Context, engine: TrainingEngine, reader: StepReader) -> None:
         config = context.config
         self._context, self._engine, self._reader = context, engine, reader
-        self._budget, self._in_order = config.trainer.token_budget, config.run.deterministic
+        self._budget, self._in_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
         self._early = config.trainer.stream
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0

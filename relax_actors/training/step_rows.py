@@ -41,7 +41,7 @@ class Limits:
     def __init__(self, config: Config) -> None:
         facts = measure(config.model_path)
         self._vocabulary = facts.vocabulary
-        self._context, self._budget = facts.context_length, config.trainer.token_budget
+        self._context, self._budget = facts.context_length, config.trainer.max_tokens_per_microbatch
         self._max_tokens, self._steps = config.rollout.max_tokens, config.run.steps
         self._moe = facts.moe if config.trainer.router_replay else None
 
@@ -68,7 +68,7 @@ class Limits:
         if not len(prompt) or int(lengths.min()) < 1:
             return "the prompt or a sample has no tokens"
         if (longest := len(prompt) + int(lengths.max())) > min(self._context, self._budget):
-            return f"a sequence has {longest} tokens, more than the context or trainer.token_budget"
+            return f"a sequence has {longest} tokens, more than the context or trainer.max_tokens_per_microbatch"
         return self._of_tokens(trajectory, step) or self._of_experts(trajectory)
 
     def _of_tokens(self, trajectory: Trajectory, step: int) -> str:
@@ -239,9 +239,9 @@ class StepReader:
         trajectory: Trajectory = columns["trajectory"]
         if why := self._limits.of_row(trajectory, columns["advantage"], step):
             return Quarantined("trainer", 1, why, "")
-        age = step - int(trajectory.versions.min())
-        if age > self._staleness.max and self._staleness.policy == "drop":
-            return Dropped(DropReason.TOO_OLD, f"age {age} is over staleness.max")
+        staleness = step - int(trajectory.versions.min())
+        if staleness > self._staleness.max and self._staleness.policy == "drop":
+            return Dropped(DropReason.TOO_OLD, f"staleness {staleness} is over staleness.max")
         return None
 
     def _columns(self, step: int, indices: Sequence[int]) -> list[Columns]:

@@ -1,4 +1,4 @@
-"""The sending side of weights: a model's tensors in the dtype that is announced, whole or as what changed."""
+"""The sending side of weights: a model's tensors in the dtype that is published, whole or as what changed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WORTH_IT = 0.5
 """A delta that is longer than this part of the whole is not worth the work of applying it."""
 
 
-class Announcer:
+class WeightEncoder:
     """What a trainer gives out of one model.
 
     Args:
-        read: the weights as they are now, in the announced dtype, by their Hugging Face names.
-        remembers: whether to keep a copy of what was announced, on its device, to tell what changed since.
+        read: the weights as they are now, in the published dtype, by their Hugging Face names.
+        remembers: whether to keep a copy of what was published, on its device, to tell what changed since.
     """
 
     def __init__(self, read: Callable[[], dict[str, Tensor]], *, remembers: bool) -> None:
@@ -43,7 +43,7 @@ class Announcer:
         return self._now
 
     def fingerprint(self) -> str:
-        """Fingerprint of the weights as they are announced."""
+        """Fingerprint of the weights as they are published."""
         if self._fingerprint is None:
             self._fingerprint = weights.fingerprint(self._tensors.items())
         return self._fingerprint

@@ -13,9 +13,9 @@ from relax_actors.weights.protocol import Step
 
 
 class HostCopy:
-    """Weights of one version in the dtype in which they were announced.
+    """Weights of one version in the dtype in which they were published.
 
-    Invariant: what is here has been verified against the fingerprint that was announced, or nothing is here.
+    Invariant: what is here has been verified against the fingerprint that was published, or nothing is here.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class HostCopy:
             base = step.fingerprint
         last = way[-1]
         if (found := weights.fingerprint(tensors.items())) != last.fingerprint:
-            msg = f"weights {last.version} have fingerprint {found}, announced was {last.fingerprint}; not loaded"
+            msg = f"weights {last.version} have fingerprint {found}, published was {last.fingerprint}; not loaded"
             raise StoreError(msg)
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, tensors
 

@@ -26,7 +26,7 @@ class Start:
         """Make again what is missing.
 
         Raises:
-            ConfigError: both are lost, or the one left is not what was announced.
+            ConfigError: both are lost, or the one left is not what was published.
         """
         context, store = self._context, self._context.table.store
         if self._known is None:
@@ -34,18 +34,18 @@ class Start:
         known = self._known
         if known is None:
             return
-        announced, kept = [store.path(s.path) for s in known.shards], self._kept(known)
+        published, kept = [store.path(s.path) for s in known.shards], self._kept(known)
         served, safe = is_whole(store, known), all(path.exists() for path in kept)
         if served and safe:
             return
         if not served and not safe:
             msg = f"weights 0 are gone from the store, and so is {context.folder.reference}; restore one of the two"
             raise ConfigError(msg)
-        self._check(known, announced if served else kept)
+        self._check(known, published if served else kept)
         if served:
 
             def fill(folder: Path) -> None:
-                for source, target in zip(announced, kept, strict=True):
+                for source, target in zip(published, kept, strict=True):
                     shutil.copyfile(source, folder / target.name)
 
             checkpoints.write(context.folder.reference, fill, context.wait_for_room)
@@ -70,7 +70,7 @@ class Start:
 
 
 def is_whole(store: Store, weights: Weights) -> bool:
-    """Whether all files of announced weights are there in their full length."""
+    """Whether all files of published weights are there in their full length."""
     try:
         return all(store.path(shard.path).stat().st_size == shard.nbytes for shard in weights.shards)
     except FileNotFoundError:

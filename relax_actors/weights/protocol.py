@@ -18,7 +18,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The files of one announced version: whole tensors, or a delta to the version before it on the way.
+    """The files of one published version: whole tensors, or a delta to the version before it on the way.
 
     `content` is what came of it from the sender's memory; the files are then not read.
     """
@@ -30,7 +30,7 @@ class Step:
 
 
 class WeightsCopy(Protocol):
-    """Weights of one version in host memory, or nothing. What is here has the fingerprint that was announced."""
+    """Weights of one version in host memory, or nothing. What is here has the fingerprint that was published."""
 
     @property
     def version(self) -> int | None:
@@ -49,7 +49,7 @@ class WeightsCopy(Protocol):
 
         Raises:
             StoreError: a shard is missing, corrupt, or a delta to something else, or the end does not have the
-                fingerprint that was announced; nothing is here then.
+                fingerprint that was published; nothing is here then.
         """
 
 
@@ -93,17 +93,17 @@ class TakesWeights(Protocol):
 class PublishesWeights(Protocol):
     """An engine whose weights are published version by version."""
 
-    def announce(self, path: Path) -> str:
+    def publish(self, path: Path) -> str:
         """Write the weights as safetensors in Hugging Face names to `path`; gives their fingerprint."""
 
     def remember(self) -> None:
         """Take the weights as they are now for what the next `delta` is to."""
 
     def delta(self) -> Callable[[Path], str] | None:
-        """What writes, as `announce` does, only the change since `remember`; None if that is not worth it."""
+        """What writes, as `publish` does, only the change since `remember`; None if that is not worth it."""
 
     def fingerprint(self) -> str:
-        """Fingerprint of the weights as `announce` would write them."""
+        """Fingerprint of the weights as `publish` would write them."""
 
     def export(self, folder: Path) -> None:
         """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
@@ -114,7 +114,7 @@ class Offers(Protocol):
     """An engine whose weights can be given out from memory."""
 
     def contents(self) -> Sequence[Content]:
-        """What `announce` or `delta` wrote last, the shortest first, and always all weights as they are now.
+        """What `publish` or `delta` wrote last, the shortest first, and always all weights as they are now.
 
         In tensors by Hugging Face names that no later step changes, on any device.
         """

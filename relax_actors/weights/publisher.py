@@ -1,4 +1,4 @@
-"""What the trainer gives out: weights in the store, announced by a cell; the model at the end; the floor."""
+"""What the trainer gives out: weights in the store, published by a cell; the model at the end; the floor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 class Publisher:
-    """Announces the weights of one trainer, in a thread of its own: the next step's rows are computed on meanwhile.
+    """Publishes the weights of one trainer, in a thread of its own: the next step's rows are computed on meanwhile.
 
     Until `settle` returns the engine's weights must not change.
     """
@@ -37,25 +37,25 @@ class Publisher:
         self._pending: Future[None] | None = None
         self._context, self._engine = context, engine
         self._latest: Weights | None = None
-        # What the engine's next delta is to, and the announcements by version as far as they were read.
+        # What the engine's next delta is to, and the publications by version as far as they were read.
         self._base: Weights | None = None
         self._cells: dict[int, Weights] = {}
         self._sender = sender_of(context, engine)
         self._start: Start | None = Start(context) if "reference" in context.config.roles else None
 
-    def announce(self, version: int) -> None:
-        """Begin to write the weights into the store and to announce them.
+    def publish(self, version: int) -> None:
+        """Begin to write the weights into the store and to publish them.
 
-        A version announced by an earlier life stays as it is; ours must equal it bit for bit.
+        A version published by an earlier life stays as it is; ours must equal it bit for bit.
         """
         self.settle()
-        self._pending = self._thread.submit(self._announce, version)
+        self._pending = self._thread.submit(self._publish, version)
 
     def settle(self) -> None:
-        """Wait until what was begun is announced.
+        """Wait until what was begun is published.
 
         Raises:
-            FencedError: a later life announced it.
+            FencedError: a later life published it.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -66,13 +66,13 @@ class Publisher:
         self._thread.shutdown(cancel_futures=True)
         self._sender.close()
 
-    def _announce(self, version: int) -> None:
+    def _publish(self, version: int) -> None:
         context, table = self._context, self._context.table
         subject = table.subjects.numbered("weights", version)
         known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
             cell = self._write(version)
-            # Before it is announced: who hears of it asks at once.
+            # Before it is published: who hears of it asks at once.
             self._sender.offer(cell)
             known = put_own(context, subject, cell)
             if known is None:
@@ -81,7 +81,7 @@ class Publisher:
                 self._collect(version)
                 return
         if known.incarnation > context.incarnation:
-            msg = f"weights {version} were announced by a later life; this one gives way"
+            msg = f"weights {version} were published by a later life; this one gives way"
             raise FencedError(msg)
         found = self._engine.fingerprint()
         if found == known.fingerprint:
@@ -89,9 +89,9 @@ class Publisher:
             self._rewrite(known)
         else:
             self._base = None
-            context.journal.event("replay_diverged", version=version, announced=known.fingerprint, found=found)
+            context.journal.event("replay_diverged", version=version, published=known.fingerprint, found=found)
             if context.config.run.deterministic:
-                msg = f"weights {version} of the replay have fingerprint {found}, announced was {known.fingerprint}"
+                msg = f"weights {version} of the replay have fingerprint {found}, published was {known.fingerprint}"
                 raise ConfigError(msg)
         self._keep_start()
         self._collect(version)
@@ -104,9 +104,9 @@ class Publisher:
         """Write the weights, or what changed since the version before if that is worth it."""
         base = self._base
         delta = None if base is None or self._whole_is_due(base) else self._engine.delta()
-        # Each life writes files of its own: one that was replaced must not touch what its successor announced.
+        # Each life writes files of its own: one that was replaced must not touch what its successor published.
         uri = f"weights/{version}.{self._context.incarnation}.safetensors"
-        fingerprint, nbytes = self._write_file(uri, delta or self._engine.announce)
+        fingerprint, nbytes = self._write_file(uri, delta or self._engine.publish)
         shard = Shard(uri, nbytes, fingerprint)
         base_version = base.version if delta is not None and base is not None else None
         return Weights(version, fingerprint, [shard], self._context.incarnation, base_version)
@@ -118,7 +118,7 @@ class Publisher:
         return not way or len(way) >= self._context.config.weights.full_every or sum(sizes[:-1]) > sizes[-1]
 
     def _way(self, version: int) -> list[Weights]:
-        """The announcements from a version back to the whole set that it stands on; empty if one is unknown."""
+        """The publications from a version back to the whole set that it stands on; empty if one is unknown."""
         table, way = self._context.table, []
         at: int | None = version
         while at is not None:
@@ -136,12 +136,12 @@ class Publisher:
         self._engine.remember()
 
     def restore(self, version: int) -> None:
-        """See that the files of an announced version are there: a store may have lost what the table still names."""
+        """See that the files of an published version are there: a store may have lost what the table still names."""
         self.settle()
         table = self._context.table
         known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
         if known is None:
-            self._announce(version)
+            self._publish(version)
         elif known.fingerprint == self._engine.fingerprint():
             self._go_on_from(known)
             self._write_whole(known)
@@ -165,7 +165,7 @@ class Publisher:
 
     def _write_whole(self, known: Weights) -> None:
         """Write a version's file as a whole set, whether it was a delta or not: it says so itself."""
-        written = [self._write_file(shard.path, self._engine.announce) for shard in known.shards]
+        written = [self._write_file(shard.path, self._engine.publish) for shard in known.shards]
         shards = [replace(shard, nbytes=nbytes) for shard, (_, nbytes) in zip(known.shards, written, strict=True)]
         self._latest = replace(known, shards=shards)
 

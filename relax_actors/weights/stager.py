@@ -1,6 +1,6 @@
 """Weights on their way into an engine: fetched, verified and prepared beside those in use, while it generates.
 
-Invariant: the engine serves only weights whose bytes had the announced fingerprint. What takes long happens in a thread
+Invariant: the engine serves only weights whose bytes had the published fingerprint. What takes long happens in a thread
 of its own; the thread that generates only swaps, between two batches.
 """
 
@@ -17,13 +17,13 @@ from relax_actors.errors import ActorError, RowError
 from relax_actors.messages import Weights
 from relax_actors.runtime.role import Context
 from relax_actors.weights.protocol import TakesWeights, WeightsCopy
-from relax_actors.weights.transport import announced_of, receiver_of
+from relax_actors.weights.transport import published_of, receiver_of
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 LOOK_SECONDS = 10.0
-"""The table is looked at so often even if no announcement was heard, and no reconnection."""
+"""The table is looked at so often even if no publication was heard, and no reconnection."""
 AGAIN_SECONDS = 1.0
 RETRY_SECONDS = 0.02
 
@@ -42,7 +42,7 @@ class Stager:
     def __init__(self, context: Context, engine: TakesWeights, *, follows: bool = True) -> None:
         self._context, self._engine, self._empty = context, engine, engine.empty_copy
         self._copy = self._empty()
-        # How long announced weights may be missing: the trainer mends that, when it is through with its step.
+        # How long published weights may be missing: the trainer mends that, when it is through with its step.
         self._patience = context.config.trainer.deadline
         self._receiver = receiver_of(context, follows=follows)
         self._keeps = follows and context.config.publishes_deltas
@@ -66,13 +66,13 @@ class Stager:
         return self._receiver.received
 
     def start(self) -> None:
-        """Begin to prepare what is announced."""
+        """Begin to prepare what is published."""
         if self._thread is None:
             return
         table = self._context.table
         subject = table.subjects.numbered("weights", "*")
-        table.bridge.call(table.bridge.nc.subscribe(subject, cb=self._on_announcement), 30)
-        # What was announced without a connection was not heard.
+        table.bridge.call(table.bridge.nc.subscribe(subject, cb=self._on_publication), 30)
+        # What was published without a connection was not heard.
         table.bridge.on_reconnect.append(self._on_reconnect)
         self._thread.start()
 
@@ -80,12 +80,12 @@ class Stager:
         """Serve the newest weights that are ready; wait for them if those in use are older than `least`.
 
         Raises:
-            RowError: weights as new as that were never announced; rows are admitted after them.
-            ActorError: they are announced but did not come, or cannot be prepared.
+            RowError: weights as new as that were never published; rows are admitted after them.
+            ActorError: they are published but did not come, or cannot be prepared.
         """
         end = time.monotonic() + self._patience
         if self.serving is None or self.serving.version < least:
-            self._require_announced(least)
+            self._require_published(least)
         with self._changed:
             while not self._serves(least):
                 if self._error is not None:
@@ -116,8 +116,8 @@ class Stager:
         """Serve just that version; False if it or its files are gone."""
         if self.serving is not None and self.serving.version == version:
             return True
-        announced = announced_of(self._context.table, version)
-        if announced is None:
+        published = published_of(self._context.table, version)
+        if published is None:
             return False
         with self._preparing:
             with self._changed:
@@ -125,7 +125,7 @@ class Stager:
                     return True
             here = self._copy.version
             copy = self._copy if here is None or here <= version else self._empty()
-            if not self._prepare(announced, copy, mends=self._thread is None):
+            if not self._prepare(published, copy, mends=self._thread is None):
                 return False
             with self._changed:
                 self._swap()
@@ -156,11 +156,11 @@ class Stager:
             self._thread.join(2)
         self._receiver.close()
 
-    def _require_announced(self, least: int) -> None:
+    def _require_published(self, least: int) -> None:
         newest = self._context.table.fetch_last("weights", Weights)
         if newest is None or newest.version < least:
             at = "none" if newest is None else newest.version
-            msg = f"the row demands weights {least} or newer, the newest announced is {at}"
+            msg = f"the row demands weights {least} or newer, the newest published is {at}"
             raise RowError(msg)
 
     def _serves(self, least: int) -> bool:
@@ -179,7 +179,7 @@ class Stager:
             self._look = True
             self._changed.notify_all()
 
-    async def _on_announcement(self, message: Msg) -> None:
+    async def _on_publication(self, message: Msg) -> None:
         version = message.subject.rpartition(".")[2]
         with self._changed:
             if version.isdigit() and int(version) >= self._heard:
@@ -206,11 +206,11 @@ class Stager:
             pause = LOOK_SECONDS if found else RETRY_SECONDS if failed is None else AGAIN_SECONDS
 
     def _look_for_newer(self) -> bool:
-        """Prepare the newest weights; False if they are not there yet, though they have been announced."""
+        """Prepare the newest weights; False if they are not there yet, though they have been published."""
         table = self._context.table
         newest = table.fetch_last("weights", Weights)
         with self._changed:
-            # An announcement may be heard a moment before the table has it; one that was refused it never has.
+            # An publication may be heard a moment before the table has it; one that was refused it never has.
             behind = self._heard > (-1 if newest is None else newest.version) and time.monotonic() < self._heard_until
             there = [self.serving, self._ready]
         if newest is None or newest.version in {cell.version for cell in there if cell is not None}:
@@ -226,10 +226,10 @@ class Stager:
         return not behind
 
     def _prepare(self, target: Weights, copy: WeightsCopy, *, mends: bool) -> bool:
-        """Have the engine stage a version; False if its files are not there, or are not what was announced.
+        """Have the engine stage a version; False if its files are not there, or are not what was published.
 
         Args:
-            target: what was announced of it.
+            target: what was published of it.
             copy: to go on from.
             mends: whether to remove its files if they lead nowhere: the trainer then writes a whole set in their place.
         """

@@ -1,6 +1,6 @@
 """How weights get from the trainer to an actor: by the files in the store, or from the trainer's memory.
 
-The files are the durable copy in any case: what is announced lies in the store. A receiver that cannot have weights
+The files are the durable copy in any case: what is published lies in the store. A receiver that cannot have weights
 from memory reads them there. Both ways end in the same verified copy.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from relax_actors.weights.torch_transport.sender import Address
 
 NOTE = "note.weights_sender"
-"""Where a trainer's life leaves its address in the run's bucket: announcements outlive those that made them."""
+"""Where a trainer's life leaves its address in the run's bucket: publications outlive those that made them."""
 AGAIN_SECONDS = 30.0
 """After a failure a sender is left alone for so long."""
 
@@ -31,7 +31,7 @@ AGAIN_SECONDS = 30.0
 class Sender(Protocol):
     """The trainer's end of a transport."""
 
-    def offer(self, announced: Weights) -> None:
+    def offer(self, published: Weights) -> None:
         """Weights whose files are written are the engine's now; the caller waits for no receiver."""
 
     def close(self) -> None:
@@ -45,10 +45,10 @@ class Receiver(Protocol):
     """Versions that came from memory."""
 
     def bring(self, copy: WeightsCopy, target: Weights) -> bool:
-        """Bring a copy to an announced version; False if that is not to be had (yet).
+        """Bring a copy to an published version; False if that is not to be had (yet).
 
         Raises:
-            StoreError: what is in the store is not what was announced; the copy is then empty.
+            StoreError: what is in the store is not what was published; the copy is then empty.
         """
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ def receiver_of(context: Context, *, follows: bool) -> Receiver:
 class StoreSender:
     """The files are all that is needed."""
 
-    def offer(self, announced: Weights) -> None:
+    def offer(self, published: Weights) -> None:
         """Nothing is left to do."""
 
     def close(self) -> None:
@@ -109,12 +109,12 @@ class StoreReceiver:
             # A delta that was lost may have been written again as a whole set.
             if cell.base_version is None or _is_whole(shards[0]):
                 return way
-            cell = announced_of(self._table, cell.base_version)
+            cell = published_of(self._table, cell.base_version)
         return way if cell is not None else None
 
 
 class MemorySender:
-    """Offers what the engine announced last, and leaves its address where receivers look for it."""
+    """Offers what the engine published last, and leaves its address where receivers look for it."""
 
     def __init__(self, context: Context, engine: object) -> None:
         from relax_actors.weights.torch_transport.sender import TorchSender  # noqa: PLC0415 only those with torch
@@ -129,15 +129,15 @@ class MemorySender:
         note = asdict(self._sender.address)
         context.table.bridge.call(context.state.put(NOTE, note), CALL_DEADLINE)
 
-    def offer(self, announced: Weights) -> None:
+    def offer(self, published: Weights) -> None:
         """Hold the weights, and let go of those before; see `Sender`."""
-        if announced.fingerprint == self._offered:
+        if published.fingerprint == self._offered:
             return
         try:
-            self._sender.offer(announced.fingerprint, self._engine.contents())
+            self._sender.offer(published.fingerprint, self._engine.contents())
         except ValueError as error:
-            self._journal.event("weights_not_offered", version=announced.version, error=str(error))
-        self._offered = announced.fingerprint
+            self._journal.event("weights_not_offered", version=published.version, error=str(error))
+        self._offered = published.fingerprint
 
     def close(self) -> None:
         """Listen no more."""
@@ -190,7 +190,7 @@ class MemoryReceiver:
         if address is None:
             msg = "no sender has said where it is"
             raise StoreError(msg)
-        # One that has nothing takes all from memory, not only what was announced last.
+        # One that has nothing takes all from memory, not only what was published last.
         before = way[-2].fingerprint if len(way) > 1 else copy.fingerprint
         here = "" if copy.version is None else before
         sizes = [sum(shard.stat().st_size for shard in step.shards) for step in way]
@@ -210,8 +210,8 @@ class MemoryReceiver:
         return Address(host, port, token) if 0 < port < 1 << 16 else None
 
 
-def announced_of(table: Table, version: int) -> Weights | None:
-    """What was announced of a version; a cell that is not the trainer's is none: it writes its own in its place."""
+def published_of(table: Table, version: int) -> Weights | None:
+    """What was published of a version; a cell that is not the trainer's is none: it writes its own in its place."""
     with suppress(CodecError):
         return table.fetch(table.subjects.numbered("weights", version), Weights)
     return None

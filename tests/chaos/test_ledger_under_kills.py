@@ -93,6 +93,6 @@ def test_kills_lose_no_row_train_none_twice_and_roll_nothing_out_again(make_run:
     finished = {row for row in prompts if int(row.split(".")[-2]) < steps - LEAD - 3}
     assert len(finished) >= 4 * (steps - LEAD - 3)
     assert finished <= set(trajectories)
-    # A replayed version is announced as it was before: a later cell with its subject would be seen here.
+    # A replayed version is published as it was before: a later cell with its subject would be seen here.
     versions = Counter(subject for subject, _ in witness.cells if ".weights." in subject)
     assert set(versions.values()) == {1}

@@ -64,7 +64,7 @@ def test_a_row_that_kills_its_actor_does_not_take_its_neighbours_along(make_run:
     run = make_run(
         "neighbours",
         "reward.function=tiny_tasks.poison_segfault",
-        "trainer.rows=16",
+        "trainer.prompts_per_step=16",
         "trainer.checkpoint_every=100",
         "supervision.intensity=100",
         "supervision.backoff_max=0.2",
@@ -102,8 +102,8 @@ def test_killing_the_process_that_forks_actors_only_costs_their_restarts(make_ru
 
 
 @pytest.mark.slow
-def test_a_checkpoint_whose_writer_died_before_it_was_announced_is_removed(make_run: MakeRun) -> None:
-    run = make_run("unannounced", "run.steps=40", "trainer.checkpoint_every=1", "supervision.intensity=50").start()
+def test_a_checkpoint_whose_writer_died_before_it_was_published_is_removed(make_run: MakeRun) -> None:
+    run = make_run("unpublished", "run.steps=40", "trainer.checkpoint_every=1", "supervision.intensity=50").start()
     wait_for_cell(run, "batch.1")
     trainer, orphans = run.pid_of("trainer.0"), []
     assert trainer is not None
@@ -117,7 +117,7 @@ def test_a_checkpoint_whose_writer_died_before_it_was_announced_is_removed(make_
         path = wait_for_path(new, "a new checkpoint", 30)
         os.kill(trainer, signal.SIGKILL)
         known.add(path.name)
-        if run.table.get(f"relax.unannounced.checkpoint.{path.name.split('.')[0]}") is None:
+        if run.table.get(f"relax.unpublished.checkpoint.{path.name.split('.')[0]}") is None:
             orphans.append(path)
         else:
             trainer = wait_until(lambda old=trainer: (p := run.pid_of("trainer.0")) != old and p, "a new trainer", 30)

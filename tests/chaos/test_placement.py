@@ -19,7 +19,7 @@ BOTH = (
     "algorithm.correction=tis",
     *REFERENCE,
 )
-COLOCATED = "placement.take_turns=[['rollout', 'reference', 'trainer']]"
+COLOCATED = "placement.colocate=[['rollout', 'reference', 'trainer']]"
 
 
 def complete(run: Run) -> str:
@@ -94,7 +94,7 @@ def test_off_policy_the_proximal_policy_follows_the_weights_and_every_row_is_acc
     story = story_of(run)
     steps = [metric for metric in story.metrics if metric["role"] == "trainer" and metric.get("kind") == "step"]
     assert len(steps) == 24
-    assert max(step["age"] for step in steps) >= 1
+    assert max(step["staleness"] for step in steps) >= 1
     # Weighted by the proximal policy over the rollout's, an older one where weights came while a row was generated.
     assert any(abs(step["weight"] - 1) > 1e-6 for step in steps)
     assert max(step["kl"] for step in steps) > 0

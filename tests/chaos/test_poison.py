@@ -72,7 +72,7 @@ def test_a_reward_that_fails_quarantines_its_rows_and_the_run_goes_on(
 
 
 def test_a_reward_that_takes_all_memory_fails_alone(make_run: MakeRun) -> None:
-    run = make_run("greedy", *QUICK, "reward.function=tiny_tasks.poison_memory", "reward.memory_mib=400")
+    run = make_run("greedy", *QUICK, "reward.function=tiny_tasks.poison_memory", "reward.memory_limit_mib=400")
     quarantined = finished_with_quarantine(run)
     assert quarantined
     assert all(q.role == "reward" for q in quarantined)

@@ -18,9 +18,9 @@ MakeRun = Callable[..., Run]
 SLOW = "reward.function=tiny_tasks.slow_share_of_sevens"
 # Wide enough that a row's arrays lie in a segment, not in the cell.
 WIDE = (
-    "rollout.samples=96",
+    "rollout.group_size=96",
     "rollout.max_tokens=48",
-    "trainer.rows=2",
+    "trainer.prompts_per_step=2",
     SLOW,
 )
 MOUNT, UMOUNT = "/bin/mount", "/bin/umount"

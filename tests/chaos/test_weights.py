@@ -13,7 +13,7 @@ from tests.support.faults import hit, story_of
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
-SMALL_STEPS = (*ON_POLICY, "trainer.dtype=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=3")
+SMALL_STEPS = (*ON_POLICY, "trainer.precision=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=3")
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_killed_with_deltas_a_run_ends_with_the_weights_of_one_without(make_run:
     kill_at(run, "trainer.0", "weights.6")
     wait_until(lambda: written(run, "weights.8"), "weights.8", 120)
     table = run.table
-    announced = {version: table.fetch(table.subjects.numbered("weights", version), Weights) for version in range(9)}
+    published = {version: table.fetch(table.subjects.numbered("weights", version), Weights) for version in range(9)}
     served = {
         table.read(cell.data, Trajectory).fingerprint
         for _, cell in table.snapshot([table.subjects.column("trajectory")])
@@ -37,8 +37,8 @@ def test_killed_with_deltas_a_run_ends_with_the_weights_of_one_without(make_run:
     code, result, said = run.finish()
     assert code == 0, said
     assert result["weights_fingerprint"] == whole
-    assert [version for version, cell in announced.items() if cell is not None and cell.base_version is not None]
-    assert served <= {cell.fingerprint for cell in announced.values() if cell is not None}
+    assert [version for version, cell in published.items() if cell is not None and cell.base_version is not None]
+    assert served <= {cell.fingerprint for cell in published.values() if cell is not None}
     story = story_of(run)
     assert story.of("replay_diverged") == story.of("weights_corrupt") == []
 

@@ -45,8 +45,8 @@ def test_a_cluster_is_predicted_by_processes_without_torch(tmp_path: Path) -> No
     # A step trains 80 device seconds and, colocated, switches for 5 s; less cannot be.
     assert colocated["step_seconds"] > 80 / 4 + 5
     assert separate["step_seconds"] > 80 / 2 * 0.99
-    assert colocated["age_max"] == 0
-    assert separate["age_max"] <= 1
+    assert colocated["staleness_max"] == 0
+    assert separate["staleness_max"] <= 1
     assert 0 <= separate["trainer_idle_share"] < colocated["trainer_idle_share"] < 1
     assert colocated["ratio"] == 1.0
     # Root, two nodes, brokers, and seven actors or more of each run were seen.

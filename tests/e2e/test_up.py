@@ -47,9 +47,9 @@ def test_a_run_trains_to_the_end_and_leaves_a_model_and_nothing_else(make_run: M
         at.table.remove([cell])
     broken = relax("ledger", "whole", cwd=tmp_path)
     assert (broken.returncode, "step 3 has weights but no batch" in broken.stdout) == (1, True), broken.stdout
-    refused = relax("up", str(TINY), "run.name=whole", "trainer.rows=8", "run.steps=20", cwd=tmp_path)
+    refused = relax("up", str(TINY), "run.name=whole", "trainer.prompts_per_step=8", "run.steps=20", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "trainer.rows" in refused.stderr
+    assert "trainer.prompts_per_step" in refused.stderr
     assert "set another run.name" in refused.stderr
 
 
@@ -122,21 +122,29 @@ def test_the_custom_role_example_trains_on_its_shaped_rewards(make_run: MakeRun)
     assert result["reward_last"] > result["reward_first"] + 0.1
 
 
-LONG = ("staleness.max=3", "rollout.min_tokens=48", "rollout.max_tokens=56", "rollout.rows_together=1", "run.steps=16")
+LONG = (
+    "staleness.max=3",
+    "rollout.min_tokens=48",
+    "rollout.max_tokens=56",
+    "rollout.max_concurrent_prompts=1",
+    "run.steps=16",
+)
 
 
 @pytest.mark.parametrize("in_flight", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_samples_take_new_weights_in_mid_generation_where_they_may(make_run: MakeRun, *, in_flight: bool) -> None:
-    run = make_run("flight", *LONG, f"rollout.in_flight={str(in_flight).lower()}", "trainer.token_budget=256")
+    run = make_run(
+        "flight", *LONG, f"rollout.in_flight_updates={str(in_flight).lower()}", "trainer.max_tokens_per_microbatch=256"
+    )
     result = run.complete()
     assert (result["steps"], result["trained"]) == (16, 64)
     story = story_of(run)
     steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
     spans = [step["span"] for step in steps]
     assert (max(spans) > 1) == in_flight, spans
-    assert max(step["age"] for step in steps) <= 3
+    assert max(step["staleness"] for step in steps) <= 3
     # A token's log-prob is that of the version it is said to be of: the trainer finds no other for rows of its own.
-    assert all(step["abs_delta"] < 1e-4 for step in steps if step["age"] == 0)
+    assert all(step["abs_delta"] < 1e-4 for step in steps if step["staleness"] == 0)
     # Three micro-batches or more a step, the first begun while rows were still being generated.
     assert sum(step["early_seconds"] > 0 for step in steps) > 0
 
@@ -154,12 +162,12 @@ def test_a_role_that_can_never_start_ends_the_run_with_one_report(make_run: Make
     ("settings", "message"),
     [
         (["trainer.lerning_rate=1"], "did you mean 'learning_rate'"),
-        (["trainer.rows=many"], "trainer.rows"),
+        (["trainer.prompts_per_step=many"], "trainer.prompts_per_step"),
         (["roles.shape.actor=nowhere.Role"], "roles.shape.actor"),
         (["data.function=tiny_tasks.makes"], "data.function"),
         (["reward.function=tiny_tasks.no_such_reward"], "reward.function"),
         (["rollout.max_tokens=100"], "up to 64 (the context"),
-        (["trainer.token_budget=5"], "trainer.token_budget"),
+        (["trainer.max_tokens_per_microbatch=5"], "trainer.max_tokens_per_microbatch"),
         (["broker.url=nats://127.0.0.1:9"], "broker nats://127.0.0.1:9 does not answer"),
         (["advantages.reads=nothing"], "advantages.reads"),
         (["trainer.warmup_steps=99"], "trainer.warmup_steps"),

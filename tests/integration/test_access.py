@@ -39,8 +39,8 @@ SETTINGS = [
     f"run.name={RUN}",
     "eval.data.kind=python",
     "eval.data.function=tiny_tasks.make",
-    "roles.reference.rows_together=2",
-    "roles.actor_fwd.rows_together=2",
+    "roles.reference.max_concurrent_rows=2",
+    "roles.actor_fwd.max_concurrent_rows=2",
     "roles.shaped.actor=tiny_tasks.Shaped",
 ]
 # nats-py leaves the socket of a handshake that failed to the collector.

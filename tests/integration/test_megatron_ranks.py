@@ -95,7 +95,7 @@ def begun(engine: TrainingEngine) -> TrainingEngine:
 
 
 def weights_of(engine: TrainingEngine, path: Path) -> dict[str, torch.Tensor]:
-    assert engine.announce(path) == engine.fingerprint()
+    assert engine.publish(path) == engine.fingerprint()
     return weights.load([path])
 
 
@@ -188,7 +188,7 @@ def test_an_error_of_all_ranks_is_told_and_the_group_goes_on(
     group = begun(group_of(configured(tmp_path, DENSE, {})))
     before = group.fingerprint()
     with pytest.raises(OSError, match=r"rank 0: .*nowhere"):
-        group.announce(tmp_path / "nowhere" / "weights")
+        group.publish(tmp_path / "nowhere" / "weights")
     batch = batch_of(0)
     too_long = [c.repeat(40) for c in batch.sequences.completions]
     with pytest.raises(ValueError, match="token_budget is 64"):

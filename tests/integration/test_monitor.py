@@ -60,7 +60,7 @@ def talking(guarded: Guarded) -> Iterator[Callable[[], None]]:
         step = 0
         while not over.wait(0.05):
             root.metric({"kind": "run", "steps": 500})
-            trainer.metric({"kind": "step", "step": step % 100, "reward": 0.25, "age": 1, "span": 0, "loss": 0.5})
+            trainer.metric({"kind": "step", "step": step % 100, "reward": 0.25, "staleness": 1, "span": 0, "loss": 0.5})
             trainer.metric({"rows": step, "rss_mib": 100})
             trainer.event("evaluated", version=3, reward=0.75)
             step += 1

@@ -40,7 +40,7 @@ def snapshot(table: Table, source: PromptSource) -> list[tuple[CellId, Cell]]:
     return table.snapshot(source.follows())
 
 
-def announce(table: Table, version: int) -> None:
+def publish(table: Table, version: int) -> None:
     table.put(table.subjects.numbered("weights", version), Weights(version, "f", [], 1))
 
 
@@ -58,7 +58,7 @@ def prompt(table: Table, row: RowId) -> Prompt:
 
 
 def test_a_task_that_is_requeued_twice_is_the_same_task(make_source: MakeSource, table: Table) -> None:
-    announce(table, 0)
+    publish(table, 0)
     source = make_source()
     first = RowId(0, 1)
     quarantine(table, source, first, requeue=True)
@@ -76,7 +76,7 @@ def test_a_task_that_is_requeued_twice_is_the_same_task(make_source: MakeSource,
 def test_a_place_that_is_filled_again_and_again_ends_the_run_with_the_last_reason(
     make_source: MakeSource, table: Table
 ) -> None:
-    announce(table, 0)
+    publish(table, 0)
     source = make_source("prompts.max_refills=2")
     for index in (2, 2 + ROWS):
         quarantine(table, source, RowId(0, index))

@@ -198,7 +198,7 @@ class Overlaps(Role):
 
     reads = ("prompt",)
     writes = "count"
-    rows_together = 3
+    max_concurrent_rows = 3
     ahead = False
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Overlaps(Role):
             running = [row for row in running if row not in through]
             if through:
                 yield [(row, len(row.prompt.tokens)) for row in through]
-            running += more(self.rows_together - len(running))
+            running += more(self.max_concurrent_rows - len(running))
             time.sleep(0.01)
 
 

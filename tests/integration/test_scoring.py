@@ -1,4 +1,4 @@
-"""Reference and ActorFwd on a real server, with the trainer that announces their weights."""
+"""Reference and ActorFwd on a real server, with the trainer that publishes their weights."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_step_waits_for_both_columns_and_is_replayed_with_them(
 
 
 def test_one_row_at_a_time_if_deterministic_and_else_many(make_scorer: MakeScorer) -> None:
-    assert make_scorer("reference", *BOTH, "roles.reference.rows_together=5").together() == 5
+    assert make_scorer("reference", *BOTH, "roles.reference.max_concurrent_rows=5").together() == 5
     assert make_scorer("reference", *BOTH, "run.deterministic=true").together() == 1
 
 
@@ -100,11 +100,11 @@ def test_a_row_of_bad_data_gets_its_error_and_its_neighbours_their_scores(
 ) -> None:
     make_trainer(*BOTH)
     put_step(table, 0, version=0)
-    role = make_scorer("reference", *BOTH, "trainer.token_budget=7")
+    role = make_scorer("reference", *BOTH, "trainer.max_tokens_per_microbatch=7")
     put_step(table, 0, version=1, first=4)
     errors = role.handle_many(rows_of(table, 0, range(1)))
     assert [type(error) for error in errors] == [RowError]
-    assert "a sequence has 8 tokens, more than the context or trainer.token_budget" in str(errors[0])
+    assert "a sequence has 8 tokens, more than the context or trainer.max_tokens_per_microbatch" in str(errors[0])
     role = make_scorer("reference", *BOTH)
     good, strange = role.handle_many([*rows_of(table, 0, range(1)), *rows_of(table, 0, range(4, 5))])
     assert good.shape == (20,)

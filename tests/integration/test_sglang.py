@@ -83,7 +83,7 @@ def tensors(kept: Kept, factor: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 def shards(kept: Kept, tmp_path: Path, factor: float = 1.0) -> tuple[str, list[Path]]:
-    """The same, announced."""
+    """The same, published."""
     found = tensors(kept, factor)
     path = tmp_path / f"{factor}.safetensors"
     weights.save(found, path)
@@ -169,10 +169,10 @@ def test_other_weights_give_other_numbers_under_their_version(kept: Kept, tmp_pa
             engine.swap()
 
 
-def test_weights_that_are_not_what_was_announced_are_not_served(kept: Kept, tmp_path: Path) -> None:
+def test_weights_that_are_not_what_was_published_are_not_served(kept: Kept, tmp_path: Path) -> None:
     with engine_of(kept) as engine:
         print_of, files = shards(kept, tmp_path)
-        with pytest.raises(StoreError, match="announced was"):
+        with pytest.raises(StoreError, match="published was"):
             engine.load(9, "0" * 32, files)
         with pytest.raises(StoreError, match="no verified weights"):
             engine.generate(REQUESTS, nothing)

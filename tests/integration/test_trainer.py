@@ -79,7 +79,7 @@ def test_a_row_that_is_too_old_is_dropped_and_its_successor_trained(make_trainer
     assert batches(table) == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
     for index in range(ROWS):
         dropped = table.fetch(table.cell(RowId(2, index), "dropped"), Dropped)
-        assert dropped == Dropped("too_old", "age 2 is over staleness.max")
+        assert dropped == Dropped("too_old", "staleness 2 is over staleness.max")
     put_step(table, 2, version=1, first=ROWS)
     read_all(table, trainer)
     assert batches(table)[2] == [4, 5, 6, 7]
@@ -96,7 +96,7 @@ def test_with_policy_correct_a_row_that_is_too_old_is_trained_with_the_correctio
     assert batches(table) == {step: [0, 1, 2, 3] for step in (0, 1, 2)}
     assert table.count(table.subjects.column("dropped")) == 0
     figures = trainer._metrics
-    assert (figures["step"], figures["age"], figures["stale_rows"]) == (2, 2, ROWS)
+    assert (figures["step"], figures["staleness"], figures["stale_rows"]) == (2, 2, ROWS)
     assert 0 < figures["weight"] <= 2
     assert figures["abs_delta"] > 0
     assert figures["ratio_p1"] <= figures["ratio_p50"] <= figures["ratio_p99"] <= figures["max_ratio"]
@@ -152,7 +152,7 @@ def test_a_corrected_step_is_replayed_to_the_same_bits(make_trainer: MakeTrainer
     assert other._engine.fingerprint() == fingerprint(table, 2)
 
 
-TWO_ROWS = "trainer.token_budget=64"
+TWO_ROWS = "trainer.max_tokens_per_microbatch=64"
 
 
 @pytest.mark.parametrize(("deterministic", "order"), [("true", [0, 1, 2, 3]), ("false", [2, 3, 0, 1])])
@@ -223,12 +223,12 @@ def checkpoints(table: Table) -> list[int]:
 MEANWHILE = ("trainer.checkpoint_every=1", "trainer.async_checkpoints=true", "staleness.max=0")
 
 
-def test_a_checkpoint_that_was_begun_is_announced_after_the_next_step(make_trainer: MakeTrainer, table: Table) -> None:
+def test_a_checkpoint_that_was_begun_is_published_after_the_next_step(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer(*MEANWHILE)
     put_step(table, 0, version=0)
     read_all(table, trainer)
     assert (trainer._version, checkpoints(table)) == (1, [0])
-    # A life that ends here leaves what nobody announced: the next goes on from the checkpoint before.
+    # A life that ends here leaves what nobody published: the next goes on from the checkpoint before.
     other = make_trainer(*MEANWHILE, incarnation=2)
     assert other._version == 1
     put_step(table, 1, version=1)
@@ -267,7 +267,7 @@ def test_without_room_a_begun_checkpoint_is_given_up_and_the_next_waited_for(
     assert [path.name for path in trainer.context.folder.checkpoints.iterdir() if "1." in path.name[:3]] == []
 
 
-def test_weights_that_go_as_soon_as_they_have_their_name_are_announced_and_written_again(
+def test_weights_that_go_as_soon_as_they_have_their_name_are_published_and_written_again(
     make_trainer: MakeTrainer, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer()
@@ -283,9 +283,9 @@ def test_weights_that_go_as_soon_as_they_have_their_name_are_announced_and_writt
     monkeypatch.setattr(store, "write", vanishing)
     put_step(table, 0, version=0)
     read_all(table, trainer)
-    announced = table.fetch(table.subjects.numbered("weights", 1), Weights)
-    assert announced is not None
-    (shard,) = announced.shards
+    published = table.fetch(table.subjects.numbered("weights", 1), Weights)
+    assert published is not None
+    (shard,) = published.shards
     path = table.store.path(shard.path)
     assert not path.exists()
     trainer.idle()

@@ -275,8 +275,8 @@ def test_an_engine_follows_whole_sets_and_deltas_from_memory(ends: Ends) -> None
     assert events(sender) == []
 
 
-def test_float32_weights_in_memory_stay_those_announced_while_training_goes_on(ends: Ends) -> None:
-    sender, receiver = ends.sender("trainer.dtype=float32"), ends.receiver("trainer.dtype=float32")
+def test_float32_weights_in_memory_stay_those_published_while_training_goes_on(ends: Ends) -> None:
+    sender, receiver = ends.sender("trainer.precision=float32"), ends.receiver("trainer.precision=float32")
     receiver.stager.use(0)
     receiver.stager.close()
     sender.step()
@@ -315,10 +315,10 @@ def test_a_new_life_of_the_trainer_is_found_by_those_that_knew_the_old_one(ends:
     receiver.stager.use(2)
     before = receiver.stager.from_memory
     first.publisher.close()
-    life = ends.sender(incarnation=2)  # replays what was announced, and goes on
+    life = ends.sender(incarnation=2)  # replays what was published, and goes on
     life.step(2)
     late = ends.receiver()
-    late.stager.use(2)  # announced by the first life, held by the second
+    late.stager.use(2)  # published by the first life, held by the second
     assert late.stager.from_memory == 1
     life.step(1)
     receiver.stager.use(3)
@@ -357,7 +357,7 @@ def test_wrong_bytes_are_never_served(ends: Ends, sender: TorchSender) -> None:
     assert receiver.serves() == fingerprint
     (event,) = wait_until(lambda: events(trainer), "event")
     assert event["kind"] == "weights_from_file"
-    assert "announced was" in event["error"]
+    assert "published was" in event["error"]
 
 
 def test_an_address_that_is_none_is_told_and_the_files_are_read(ends: Ends) -> None:

@@ -1,4 +1,4 @@
-"""Weights from a trainer's engine to one that generates, by files and announcements, on a real server."""
+"""Weights from a trainer's engine to one that generates, by files and publications, on a real server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from relax_actors.weights.stager import Stager
 from tests.integration.conftest import MakeContext
 from tests.support.running import wait_until
 
-DELTAS = ("staleness.max=0", "trainer.dtype=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=4")
+DELTAS = ("staleness.max=0", "trainer.precision=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=4")
 EVALUATED = ("run.steps=100", "eval.every=3", "eval.data.kind=python", "eval.data.function=tiny_tasks.make")
 SEQUENCES = Sequences([np.array([1, 2, 10], np.int32)] * 8, [np.array([3, 4, 5, 11], np.int32)] * 8)
 
@@ -39,7 +39,7 @@ class Sender:
         self.engine.initialise(5)
         self.publisher = Publisher(context, self.engine)
         self.version = 0
-        self.publisher.announce(0)
+        self.publisher.publish(0)
         self.publisher.settle()
 
     def step(self, count: int = 1) -> int:
@@ -49,7 +49,7 @@ class Sender:
             advantages = source.normal(size=8).astype(np.float32)
             train(self.engine, TrainBatch(SEQUENCES, logprobs, advantages), self.version, lambda: None)
             self.version += 1
-            self.publisher.announce(self.version)
+            self.publisher.publish(self.version)
             self.publisher.settle()
         return self.version
 
@@ -76,7 +76,7 @@ class Receiver:
         self.stager.start()
 
     def serves(self) -> str:
-        """Fingerprint of what the model itself holds, in the announced dtype."""
+        """Fingerprint of what the model itself holds, in the published dtype."""
         tensors = tensors_of(self.engine._model)
         return weights.fingerprint((name, tensor.to(torch.bfloat16)) for name, tensor in tensors.items())
 
@@ -211,7 +211,7 @@ def test_a_new_life_of_the_trainer_goes_on_with_deltas(make_sender: MakeSender, 
     make_sender().step(2)
     receiver = make_receiver()
     receiver.stager.use(2)
-    life = make_sender(incarnation=2)  # replays what was announced, and goes on
+    life = make_sender(incarnation=2)  # replays what was published, and goes on
     life.step(3)
     assert life.bases() == [None, 0, 1, 2]
     receiver.stager.use(3)
@@ -270,8 +270,8 @@ def test_weights_that_do_not_come_are_an_error_that_blames_no_row(
     receiver = make_receiver("trainer.deadline=0.2")
     with pytest.raises(ActorError, match="a row needs weights 1 or newer"):
         receiver.stager.use(1)
-    # A row that demands what was never announced is itself to blame: rows are admitted after their weights.
-    with pytest.raises(RowError, match="the row demands weights 7 or newer, the newest announced is 1"):
+    # A row that demands what was never published is itself to blame: rows are admitted after their weights.
+    with pytest.raises(RowError, match="the row demands weights 7 or newer, the newest published is 1"):
         receiver.stager.use(7)
 
 

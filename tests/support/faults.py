@@ -139,12 +139,12 @@ class Story:
         return {cell.step: value for cell, _, _, value in self.cells if cell.kind == kind}
 
     def fingerprints(self) -> dict[int, str]:
-        """Announced weights by version."""
+        """Published weights by version."""
         return {cell.step: value["fingerprint"] for cell, _, _, value in self.cells if cell.kind == "weights"}
 
     @property
     def floor(self) -> int:
-        """The last announced floor."""
+        """The last published floor."""
         return max((c.floor for c in self.values("checkpoint").values()), default=0)
 
     def strays(self) -> list[str]:

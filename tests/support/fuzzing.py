@@ -132,7 +132,18 @@ class Fuzzer:
         role, n = r.choice((*ROLES, "x" * 200, "é")), r.choice(("0", "1", "x"))
         kind = r.choice(("ready", "evaluated", "row_dropped", "suppressed", "row_failed", "x"))
         body: dict[Any, Any] = {"time": 1e9, "kind": r.choice((kind, "step")), "role": role, "n": 0}
-        names = ("step", "reward", "version", "eval_version", "eval_reward", "time", "in_flight", "age", "row", "error")
+        names = (
+            "step",
+            "reward",
+            "version",
+            "eval_version",
+            "eval_reward",
+            "time",
+            "in_flight",
+            "staleness",
+            "row",
+            "error",
+        )
         body |= {name: self._json() for name in r.sample(names, r.randrange(5))}
         plain = r.choice((body, body, self._json()))
         data = r.choice((json.dumps(plain).encode(), json.dumps(plain).encode(), self._bytes(), b"[" * 5000))

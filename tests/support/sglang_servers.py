@@ -68,7 +68,7 @@ def config_of(folder: Path, architecture: dict[str, Any], **sections: dict[str, 
         "run": {"name": "sglang", "folder": str(folder), "seed": 5, "steps": 10},
         "model": {"architecture": architecture, "tokenizer": {"alphabet": ALPHABET}},
         "data": {"kind": "python", "function": "nothing"},
-        "rollout": {"backend": "sglang", "rows_together": 4, "samples": 8},
+        "rollout": {"backend": "sglang", "max_concurrent_prompts": 4, "group_size": 8},
     }
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section}

@@ -52,7 +52,7 @@ def config_of(folder: Path, architecture: dict[str, Any], **sections: dict[str, 
         "run": {"name": "megatron", "folder": str(folder), "seed": 5, "steps": 10},
         "model": {"architecture": architecture, "tokenizer": {"alphabet": ALPHABET}},
         "data": {"kind": "python", "function": "nothing"},
-        "trainer": {"backend": "megatron", "learning_rate": 1e-2, "token_budget": 64},
+        "trainer": {"backend": "megatron", "learning_rate": 1e-2, "max_tokens_per_microbatch": 64},
     }
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section}

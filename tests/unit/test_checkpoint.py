@@ -54,7 +54,7 @@ def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(tmp_pat
     ("name", "stays"),
     [
         ("3.1", False),  # no longer wanted
-        ("6.1", False),  # whole, but its writer died before it could announce it
+        ("6.1", False),  # whole, but its writer died before it could publish it
         ("6.2", True),
         ("4.2", True),
         ("8.3", True),  # of a life after this one

@@ -10,7 +10,7 @@ from relax_actors.runtime import logs
 
 
 def test_only_the_kept_checkpoints_and_those_of_later_lives_and_versions_stay(tmp_path: Path) -> None:
-    """6.3 is of a later life too, but the announced one is 6.2: nobody will load it."""
+    """6.3 is of a later life too, but the published one is 6.2: nobody will load it."""
     for name in ("3.1", "3.2", "6.1", "6.2", "6.3", "9.1", "9.3", ".9.1.123.tmp", ".9.3.124.tmp", "notes"):
         (tmp_path / name).mkdir()
     checkpoint.collect(tmp_path, {"6.2"}, version=6, incarnation=2)

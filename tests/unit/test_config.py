@@ -106,7 +106,7 @@ def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str
         ("run.name=a b", "run.name", "use 1 to 64 letters, digits, '-' or '_'"),
         ("run.deterministic=[]", "run.deterministic", "boolean"),
         ("run=3", None, "section.key=value"),
-        ("rollout.samples=1", "rollout.samples", "greater than 1"),
+        ("rollout.group_size=1", "rollout.group_size", "greater than 1"),
         ("rollout.top_p=1.5", "rollout.top_p", "less than or equal to 1"),
         ("rollout.temperature=0", "rollout.temperature", "greater than 0"),
         ("rollout.temperature=nan", "rollout.temperature", "finite"),
@@ -272,10 +272,12 @@ def test_a_role_that_is_not_there_is_refused_with_those_there_are(write: Write) 
 
 
 def test_a_deterministic_run_handles_rows_on_their_own(write: Write) -> None:
-    assert load_config(write(), ["rollout.rows_together=8"]).rollout.rows_together == 8
-    config = load_config(write(), ["rollout.rows_together=8", "run.deterministic=true", "rollout.samples=5"])
-    assert config.rollout.rows_together == 1
-    assert config.rollout.samples == 5
+    assert load_config(write(), ["rollout.max_concurrent_prompts=8"]).rollout.max_concurrent_prompts == 8
+    config = load_config(
+        write(), ["rollout.max_concurrent_prompts=8", "run.deterministic=true", "rollout.group_size=5"]
+    )
+    assert config.rollout.max_concurrent_prompts == 1
+    assert config.rollout.group_size == 5
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -311,10 +313,10 @@ def test_an_address_that_others_cannot_connect_to_is_refused(write: Write, liste
     assert f"weights.listen = '{listen}' is no IPv4 address that others can connect to" in text
 
 
-def test_modelled_engines_have_no_weights_to_send() -> None:
-    modelled = Path(__file__).parents[1] / "support" / "cluster.toml"
+def test_simulated_engines_have_no_weights_to_send() -> None:
+    simulated = Path(__file__).parents[1] / "support" / "cluster.toml"
     with pytest.raises(ConfigError, match=r'weights.transport = "torch" needs tensors to send, .* set "store"'):
-        load_config(modelled, ["weights.transport=torch"])
+        load_config(simulated, ["weights.transport=torch"])
 
 
 def test_a_group_of_ranks_sends_no_weights_from_memory() -> None:
@@ -347,15 +349,15 @@ def with_roles(*names: str, **algorithm: object) -> list[str]:
 
 
 def test_roles_that_score_need_no_actor_and_start_after_what_needs_no_torch() -> None:
-    config = load_config(DEMO, [*with_roles("actor_fwd", "reference"), "roles.reference.rows_together=3"])
+    config = load_config(DEMO, [*with_roles("actor_fwd", "reference"), "roles.reference.max_concurrent_rows=3"])
     order = ["reward", "advantages", "evaluator", "prompts", "rollout", "reference", "actor_fwd", "trainer"]
     assert role_names(config) == order
     reference = make_role(config, "reference")
-    assert (reference.reads, reference.writes, reference.rows_together) == (("trajectory",), "reference", 3)
-    assert make_role(config, "actor_fwd").rows_together == 8
+    assert (reference.reads, reference.writes, reference.max_concurrent_rows) == (("trajectory",), "reference", 3)
+    assert make_role(config, "actor_fwd").max_concurrent_rows == 8
     assert validate(config.model_dump(mode="json"), "saved") == config
-    with pytest.raises(ConfigError, match=r"roles\.reference\.rows_together: Input should be greater than 0"):
-        make_role(load_config(DEMO, ["roles.reference.rows_together=0"]), "reference")
+    with pytest.raises(ConfigError, match=r"roles\.reference\.max_concurrent_rows: Input should be greater than 0"):
+        make_role(load_config(DEMO, ["roles.reference.max_concurrent_rows=0"]), "reference")
 
 
 def test_another_role_still_needs_its_actor(write: Write) -> None:
@@ -370,7 +372,7 @@ def test_another_role_still_needs_its_actor(write: Write) -> None:
         (with_roles("actor_fwd", proximal="trainer"), "roles.actor_fwd would compute log-probs that nobody reads"),
         (with_roles(proximal="actor_fwd"), 'add [roles.actor_fwd], or set algorithm.proximal = "trainer"'),
         (
-            ["placement.take_turns=[['rollout', 'trainer']]", "trainer.device=cpu", "rollout.device=cuda:1"],
+            ["placement.colocate=[['rollout', 'trainer']]", "trainer.device=cpu", "rollout.device=cuda:1"],
             "are on one device, but are told different ones",
         ),
     ],
@@ -388,7 +390,7 @@ def test_a_placement_that_contradicts_the_algorithm_is_refused(overrides: list[s
         (with_roles("reference", kl_coefficient=0.1), "computed by actors of its own, from version 0"),
         (with_roles(proximal="trainer"), "those of the trainer's own pass, which costs no other"),
         (with_roles("actor_fwd", proximal="actor_fwd"), "computed by actors of their own, from the newest weights"),
-        (["placement.take_turns=[['rollout','trainer']]"], "one actor at a time: rollout (1), trainer (1)"),
+        (["placement.colocate=[['rollout','trainer']]"], "one actor at a time: rollout (1), trainer (1)"),
     ],
 )
 def test_the_check_says_who_computes_which_log_probs_and_where(overrides: list[str], note: str) -> None:
@@ -462,7 +464,7 @@ def test_log_probs_that_a_role_of_the_users_reads_are_not_idle(write: Write, tmp
     ],
 )
 def test_groups_that_take_turns_are_roles_of_the_run_each_once(write: Write, groups: str, error: str) -> None:
-    assert error in refusal(write(), f"placement.take_turns={groups}")
+    assert error in refusal(write(), f"placement.colocate={groups}")
 
 
 def test_only_a_trainer_without_the_role_keeps_a_reference() -> None:

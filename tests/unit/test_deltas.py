@@ -15,7 +15,7 @@ from torch import Tensor
 from broker.errors import StoreError
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from relax_actors.weights.encoder import Announcer
+from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocol import Step
 
@@ -114,13 +114,13 @@ def test_a_delta_that_does_not_fit_is_refused(delta: dict[str, Tensor]) -> None:
 
 
 class Sender:
-    """A model of two tensors that takes small steps, and announces each in a file."""
+    """A model of two tensors that takes small steps, and publishes each in a file."""
 
     def __init__(self, folder: Path, *, remembers: bool = True) -> None:
         self.folder = folder
         self.generator = torch.Generator().manual_seed(5)
         self.master = {name: 0.02 * torch.randn(4000, generator=self.generator) for name in ("a", "b")}
-        self.announcer = Announcer(self.read, remembers=remembers)
+        self.publishr = WeightEncoder(self.read, remembers=remembers)
         self.steps: list[Step] = []
 
     def read(self) -> dict[str, Tensor]:
@@ -129,19 +129,19 @@ class Sender:
     def move(self, rate: float = 1e-6) -> None:
         for tensor in self.master.values():
             tensor.add_(rate * torch.randn(4000, generator=self.generator))
-        self.announcer.changed()
+        self.publishr.changed()
 
-    def announce(self, *, whole: bool = False) -> Step:
+    def publish(self, *, whole: bool = False) -> Step:
         version = len(self.steps)
         path = self.folder / f"{version}.safetensors"
-        fingerprint = ((None if whole else self.announcer.delta()) or self.announcer.whole)(path)
-        self.announcer.remember()
+        fingerprint = ((None if whole else self.publishr.delta()) or self.publishr.whole)(path)
+        self.publishr.remember()
         self.steps.append(Step(version, fingerprint, [path]))
         return self.steps[-1]
 
     def series(self, count: int) -> list[Step]:
         for _ in range(count):
-            self.announce()
+            self.publish()
             self.move()
         return self.steps
 
@@ -160,11 +160,11 @@ def test_a_copy_follows_deltas_one_by_one_or_all_at_once(tmp_path: Path) -> None
 
 def test_a_whole_set_on_the_way_is_a_new_beginning(tmp_path: Path) -> None:
     sender = Sender(tmp_path)
-    first = sender.announce()
+    first = sender.publish()
     sender.move()
-    second = sender.announce(whole=True)
+    second = sender.publish(whole=True)
     sender.move()
-    third = sender.announce()
+    third = sender.publish()
     copy = HostCopy()
     copy.take([first])
     copy.take([second, third])
@@ -196,7 +196,7 @@ def test_a_damaged_file_is_never_served(tmp_path_factory: pytest.TempPathFactory
     except StoreError:
         assert copy.version is None
     else:
-        # A bit of the header's text may not matter, or a later delta may not touch it: then all is as announced.
+        # A bit of the header's text may not matter, or a later delta may not touch it: then all is as published.
         assert weights.fingerprint(copy.tensors.items()) == steps[2].fingerprint
 
 
@@ -226,11 +226,11 @@ def test_a_file_that_goes_while_it_is_opened_is_named(tmp_path: Path, monkeypatc
 
 def test_large_steps_and_a_sender_without_memory_have_no_delta(tmp_path: Path) -> None:
     sender = Sender(tmp_path)
-    sender.announce()
-    assert sender.announcer.delta() is not None
+    sender.publish()
+    assert sender.publishr.delta() is not None
     sender.move(rate=1.0)
-    assert sender.announcer.delta() is None
+    assert sender.publishr.delta() is None
     forgetful = Sender(tmp_path, remembers=False)
-    forgetful.announce()
+    forgetful.publish()
     forgetful.move()
-    assert forgetful.announcer.delta() is None
+    assert forgetful.publishr.delta() is None

@@ -41,7 +41,7 @@ def config_of(tmp_path: Path, **sections: dict[str, Any]) -> Config:
         "run": {"name": "engines", "folder": str(tmp_path / "run"), "seed": 5},
         "model": {"architecture": ARCHITECTURE, "tokenizer": {"alphabet": ALPHABET}},
         "data": {"kind": "python", "function": "nothing"},
-        "trainer": {"learning_rate": 1e-2, "token_budget": 100},
+        "trainer": {"learning_rate": 1e-2, "max_tokens_per_microbatch": 100},
     }
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section}
@@ -66,8 +66,8 @@ def engines(tmp_path: Path) -> tuple[TorchEngine, TransformersEngine]:
 
 def served(trainer: TorchEngine, config: Config, tmp_path: Path) -> TransformersEngine:
     engine = TransformersEngine(config.model_path)
-    shard = tmp_path / "announced.safetensors"
-    engine.load(3, trainer.announce(shard), [shard])
+    shard = tmp_path / "published.safetensors"
+    engine.load(3, trainer.publish(shard), [shard])
     return engine
 
 
@@ -177,13 +177,13 @@ def test_an_engine_without_verified_weights_serves_nothing(tmp_path: Path) -> No
     with pytest.raises(StoreError, match="no verified weights"):
         generate(engine, REQUESTS)
     shard = tmp_path / "w.safetensors"
-    announced = trainer.announce(shard)
-    engine.load(1, announced, [shard])
+    published = trainer.publish(shard)
+    engine.load(1, published, [shard])
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
     with pytest.raises(StoreError, match="fingerprint"):
-        engine.load(2, announced, [shard])
+        engine.load(2, published, [shard])
     with pytest.raises(StoreError, match="no verified weights"):
         generate(engine, REQUESTS)
 
@@ -228,9 +228,9 @@ def test_a_third_set_takes_the_memory_of_the_first(tmp_path: Path) -> None:
     assert head.data_ptr() == embedding.data_ptr()  # tied as before
 
 
-def test_training_announces_a_delta_of_small_steps_in_half_precision_only(tmp_path: Path) -> None:
+def test_training_publishes_a_delta_of_small_steps_in_half_precision_only(tmp_path: Path) -> None:
     for dtype, deltas in (("bfloat16", True), ("float32", False)):
-        config = config_of(tmp_path, trainer={"dtype": dtype, "learning_rate": 1e-6})
+        config = config_of(tmp_path, trainer={"precision": dtype, "learning_rate": 1e-6})
         trainer = TorchEngine(config)
         trainer.initialise(5)
         engine = served(trainer, config, tmp_path)
@@ -240,7 +240,7 @@ def test_training_announces_a_delta_of_small_steps_in_half_precision_only(tmp_pa
         write = trainer.delta()
         assert (write is not None) == deltas
         if write is not None:
-            assert write(tmp_path / "delta") == trainer.fingerprint() == trainer.announce(tmp_path / "whole")
+            assert write(tmp_path / "delta") == trainer.fingerprint() == trainer.publish(tmp_path / "whole")
             assert (tmp_path / "delta").stat().st_size < 0.5 * (tmp_path / "whole").stat().st_size
 
 
@@ -290,7 +290,7 @@ def test_a_checkpoint_that_is_written_meanwhile_is_of_the_moment_at_which_it_was
 def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
     results = []
     for budget in (30, 10_000):
-        config = config_of(tmp_path, trainer={"token_budget": budget, "learning_rate": 1e-3})
+        config = config_of(tmp_path, trainer={"max_tokens_per_microbatch": budget, "learning_rate": 1e-3})
         trainer = TorchEngine(config)
         trainer.initialise(5)
         engine = served(trainer, config, tmp_path)
@@ -299,14 +299,14 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
     np.testing.assert_allclose(results[0], results[1], rtol=1e-4)
 
 
-def test_bfloat16_announces_bfloat16_and_keeps_float32_inside(tmp_path: Path) -> None:
-    config = config_of(tmp_path, trainer={"dtype": "bfloat16"})
+def test_bfloat16_publishes_bfloat16_and_keeps_float32_inside(tmp_path: Path) -> None:
+    config = config_of(tmp_path, trainer={"precision": "bfloat16"})
     trainer = TorchEngine(config)
     trainer.initialise(5)
     engine = served(trainer, config, tmp_path)
     train(trainer, batch_of(generate(engine, REQUESTS), REQUESTS), 0, lambda: None)
     shard = tmp_path / "half.safetensors"
-    trainer.announce(shard)
+    trainer.publish(shard)
     assert {t.dtype for t in weights.load([shard]).values()} == {torch.bfloat16}
     assert {t.dtype for t in tensors_of(trainer._model).values()} == {torch.float32}
 
@@ -320,7 +320,7 @@ def test_warm_start_learns_the_answers(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 3
 
 
-def test_the_exported_folder_holds_the_weights_that_were_announced(tmp_path: Path) -> None:
+def test_the_exported_folder_holds_the_weights_that_were_published(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     trainer = TorchEngine(config_of(tmp_path))

@@ -36,7 +36,7 @@ def engine_of(backend: str, tmp_path: Path, architecture: dict[str, Any], **trai
 
 
 def weights_of(engine: Any, path: Path) -> dict[str, Any]:
-    engine.announce(path)
+    engine.publish(path)
     return weights.load([path])
 
 

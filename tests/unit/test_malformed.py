@@ -218,14 +218,14 @@ def test_the_display_outlives_any_event_and_metric(seeds: list[int]) -> None:
 
 def test_the_display_believes_what_is_sound() -> None:
     progress = Progress("x", 100)
-    good = {"kind": "step", "step": 7, "reward": 0.5, "time": 3.0, "age": 1}
+    good = {"kind": "step", "step": 7, "reward": 0.5, "time": 3.0, "staleness": 1}
     progress.take("relax.x.metric.trainer.0", json.dumps(good).encode())
     for bad in ({"step": 100}, {"step": -1}, {"reward": float("nan")}, {"time": "x"}, {"reward": 1e300}):
         progress.take("relax.x.metric.trainer.0", json.dumps(good | bad).encode())
     progress.take("relax.x.event.node.0.restarted", b'{"kind": "restarted"}')
     progress.take("relax.x.event.node.0.ready", b'{"kind": "restarted"}')
     assert (progress.step, progress.reward, progress.restarts) == (8, 0.5, 1)
-    assert "age 1" in progress.line()
+    assert "staleness 1" in progress.line()
 
 
 @given(st.binary(max_size=200) | SEEDS.map(lambda seed: Fuzzer("x", seed).message().data))

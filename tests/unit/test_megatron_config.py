@@ -107,7 +107,7 @@ kind = "jsonl"
 path = "data.jsonl"
 [trainer]
 backend = "megatron"
-token_budget = 1024
+max_tokens_per_microbatch = 1024
 [trainer.megatron]
 ranks = 2
 tensor_parallel = 2

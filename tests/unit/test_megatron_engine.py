@@ -32,7 +32,7 @@ def nothing() -> None:
 
 
 def weights_of(engine: MegatronEngine | TorchEngine, path: Path) -> dict[str, torch.Tensor]:
-    engine.announce(path)
+    engine.publish(path)
     return weights.load([path])
 
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_of_several_buckets_is_taken_exactly(tmp_path: Path, monkey
 
     small = partial(optimizer.DistributedDataParallelConfig, overlap_grad_reduce=True, bucket_size=500)
     monkeypatch.setattr(optimizer, "DistributedDataParallelConfig", small)
-    config = config_of(tmp_path, DENSE, trainer={"token_budget": 10_000})
+    config = config_of(tmp_path, DENSE, trainer={"max_tokens_per_microbatch": 10_000})
 
     def goes_on(folder: Path) -> bool:
         one = started(config)
@@ -185,14 +185,14 @@ def test_activations_that_are_computed_again_change_nothing(tmp_path: Path) -> N
 def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
     found = []
     for budget in (20, 10_000):
-        engine = started(config_of(tmp_path, DENSE, trainer={"token_budget": budget}))
+        engine = started(config_of(tmp_path, DENSE, trainer={"max_tokens_per_microbatch": budget}))
         metrics = train(engine, batch_of(0), 0, nothing).metrics
         found.append((metrics["loss"], metrics["gradient_norm"], metrics["ratio_p99"]))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 
-def test_half_precision_is_announced_as_deltas_and_kept_in_float32(tmp_path: Path) -> None:
-    trainer = {"dtype": "bfloat16", "learning_rate": 1e-6}
+def test_half_precision_is_published_as_deltas_and_kept_in_float32(tmp_path: Path) -> None:
+    trainer = {"precision": "bfloat16", "learning_rate": 1e-6}
     config = config_of(tmp_path, DENSE, trainer=trainer)
     engine = started(config)
     assert engine.delta() is None
@@ -203,7 +203,7 @@ def test_half_precision_is_announced_as_deltas_and_kept_in_float32(tmp_path: Pat
         train(engine, batch_of(step), step, nothing)
     write = engine.delta()
     assert write is not None
-    assert write(tmp_path / "delta") == engine.fingerprint() == engine.announce(tmp_path / "whole")
+    assert write(tmp_path / "delta") == engine.fingerprint() == engine.publish(tmp_path / "whole")
     deltas.apply(before, weights.load([tmp_path / "delta"]))
     assert weights.fingerprint(before.items()) == engine.fingerprint()
     # Steps of 1e-6 vanish in bfloat16; they are kept in the optimizer's own float32.
@@ -232,7 +232,7 @@ def test_warm_start_is_that_of_the_torch_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
-def test_the_exported_folder_holds_the_weights_that_were_announced(
+def test_the_exported_folder_holds_the_weights_that_were_published(
     tmp_path: Path, architecture: dict[str, Any]
 ) -> None:
     engine = started(config_of(tmp_path, architecture))

@@ -57,7 +57,7 @@ def test_five_replayed_steps_are_those_of_the_torch_engine(tmp_path: Path, *, re
 
 
 def weights_of(engine: Any, path: Path) -> dict[str, Any]:
-    engine.announce(path)
+    engine.publish(path)
     return weights.load([path])
 
 
@@ -69,7 +69,7 @@ def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
 def test_activations_that_are_computed_again_get_the_same_experts(tmp_path: Path, token_budget: int) -> None:
     found = []
     for recompute in ("none", "selective", "full"):
-        engine = engine_of(tmp_path, token_budget=token_budget, megatron={"recompute": recompute})
+        engine = engine_of(tmp_path, max_tokens_per_microbatch=token_budget, megatron={"recompute": recompute})
         for step in range(2):
             measured = train(engine, routed(batch_of(step), step), step, nothing).metrics
         found.append((engine.fingerprint(), measured["rerouted"]))

@@ -39,8 +39,8 @@ def begun(engine: Any) -> Any:
     return engine
 
 
-def announced(engine: Any, path: Path) -> tuple[str, list[Path]]:
-    return engine.announce(path), [path]
+def published(engine: Any, path: Path) -> tuple[str, list[Path]]:
+    return engine.publish(path), [path]
 
 
 def furthest(one: Arrays, other: Arrays) -> float:
@@ -50,7 +50,7 @@ def furthest(one: Arrays, other: Arrays) -> float:
 def generated(config: Config, trainer: Any, tmp_path: Path, *, experts: bool) -> tuple[Sequences, Arrays]:
     """What the rollout's engine generated with the trainer's weights, and its log-probs."""
     rollout = TransformersEngine(config.model_path, records_experts=experts)
-    rollout.load(0, *announced(trainer, tmp_path / "rollout.safetensors"))
+    rollout.load(0, *published(trainer, tmp_path / "rollout.safetensors"))
     pairs = [(r, g) for r, group in zip(REQUESTS, rollout.generate(REQUESTS, nothing), strict=True) for g in group]
     recorded = [g.routed_experts for _, g in pairs if g.routed_experts is not None]
     sequences = Sequences([r.tokens for r, _ in pairs], [g.tokens for _, g in pairs], recorded or None)
@@ -69,7 +69,7 @@ def test_all_engines_give_the_same_log_probs(
     megatron, beside = begun(MegatronEngine(config)), begun(TorchEngine(config))
     for step in range(3):  # away from the start, where all tokens are about as likely
         train(megatron, batch_of(step), step, nothing)
-    moved = announced(megatron, tmp_path / "moved.safetensors")
+    moved = published(megatron, tmp_path / "moved.safetensors")
     sequences, by_rollout = generated(config, megatron, tmp_path, experts=replays)
     found = {}
     for name, scorer in (("torch", TorchScorer(config)), ("megatron", MegatronScorer(config))):
@@ -91,11 +91,11 @@ def test_weights_are_staged_beside_those_in_use_and_swapped(tmp_path: Path) -> N
     scorer, sequences = MegatronScorer(config), batch_of(0).sequences
     with pytest.raises(StoreError, match="no verified weights"):
         scorer.score(sequences, nothing)
-    scorer.load(0, *announced(trainer, tmp_path / "0.safetensors"))
+    scorer.load(0, *published(trainer, tmp_path / "0.safetensors"))
     first = scorer.score(sequences, nothing)
     train(trainer, batch_of(0), 0, nothing)
     copy = scorer.empty_copy()
-    fingerprint, shards = announced(trainer, tmp_path / "1.safetensors")
+    fingerprint, shards = published(trainer, tmp_path / "1.safetensors")
     copy.take([Step(1, fingerprint, shards)])
     scorer.stage(1, copy.tensors)
     assert furthest(first, scorer.score(sequences, nothing)) == 0
@@ -112,7 +112,7 @@ def test_recorded_experts_are_computed_with(tmp_path: Path) -> None:
     trainer, batch = begun(MegatronEngine(config)), routed(batch_of(0), 0)
     found = []
     for scorer in (TorchScorer(config), MegatronScorer(config)):
-        scorer.load(0, *announced(trainer, tmp_path / "0.safetensors"))
+        scorer.load(0, *published(trainer, tmp_path / "0.safetensors"))
         found.append(scorer.score(batch.sequences, nothing))
         assert furthest(found[-1], scorer.score(batch_of(0).sequences, nothing)) > 1e-3
     assert furthest(*found) < 5e-5

@@ -44,8 +44,8 @@ def config(tmp_path: Path) -> Config:
 
 def served(trainer: TorchEngine, config: Config, tmp_path: Path, version: int = 0) -> TransformersEngine:
     engine = TransformersEngine(config.model_path, records_experts=True)
-    shard = tmp_path / f"announced.{version}.safetensors"
-    engine.load(version, trainer.announce(shard), [shard])
+    shard = tmp_path / f"published.{version}.safetensors"
+    engine.load(version, trainer.publish(shard), [shard])
     return engine
 
 
@@ -87,7 +87,7 @@ def test_a_sample_that_goes_on_with_new_weights_has_the_experts_that_gave_each_t
     for step in range(30):
         train(trainer, batch_of(step), step, nothing)
     shard = tmp_path / "newer.safetensors"
-    fingerprint = trainer.announce(shard)
+    fingerprint = trainer.publish(shard)
     calls = 0
 
     def refresh() -> bool:
@@ -125,7 +125,7 @@ def test_a_pass_with_its_own_record_is_the_same_and_none_is_rerouted(tmp_path: P
     assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
     scorer = TorchScorer(config)
     shard = tmp_path / "scored.safetensors"
-    scorer.load(1, trainer.announce(shard), [shard])
+    scorer.load(1, trainer.publish(shard), [shard])
     own = scorer.score(sequences, nothing)
     forced = routed(replace(batch, sequences=sequences), 1, missing=0.0).sequences
     other = scorer.score(forced, nothing)
@@ -138,7 +138,7 @@ def test_replay_takes_the_mismatch_of_a_trainer_that_would_choose_otherwise(tmp_
     batch = routed(batch_of(0), 0, missing=0.0)
     scorer = TorchScorer(config)
     shard = tmp_path / "scored.safetensors"
-    scorer.load(0, trainer.announce(shard), [shard])
+    scorer.load(0, trainer.publish(shard), [shard])
     batch = replace(batch, old_logprobs=scorer.score(batch.sequences, nothing))
     measured = train(trainer, batch, 0, nothing).metrics
     assert measured["abs_delta"] < 1e-6
@@ -161,8 +161,8 @@ def test_an_engine_that_is_not_to_record_records_nothing(tmp_path: Path, config:
     engine = TransformersEngine(config.model_path)
     with pytest.raises(StoreError):
         engine.generate([request("1>", 1)], nothing)
-    shard = tmp_path / "announced.safetensors"
-    engine.load(0, trainer.announce(shard), [shard])
+    shard = tmp_path / "published.safetensors"
+    engine.load(0, trainer.publish(shard), [shard])
     assert engine.generate([request("1>", 1)], nothing)[0][0].routed_experts is None
 
 

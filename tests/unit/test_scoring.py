@@ -26,7 +26,7 @@ def nothing() -> None:
 def scorer_of(trainer: TorchEngine, config: Config, tmp_path: Path, version: int = 3) -> TorchScorer:
     scorer = TorchScorer(config)
     shard = tmp_path / f"scored.{version}.safetensors"
-    scorer.load(version, trainer.announce(shard), [shard])
+    scorer.load(version, trainer.publish(shard), [shard])
     return scorer
 
 
@@ -106,7 +106,7 @@ def test_the_temperature_is_that_of_sampling(tmp_path: Path) -> None:
 
 
 def test_in_bfloat16_scores_differ_by_its_rounding_only(tmp_path: Path) -> None:
-    trainer, config, batch = start(tmp_path, trainer={"dtype": "bfloat16"})
+    trainer, config, batch = start(tmp_path, trainer={"precision": "bfloat16"})
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
     measured = train(trainer, TrainBatch(batch.sequences, scored, batch.advantages), 0, nothing).metrics
     assert measured["abs_delta"] < 2e-2

@@ -169,7 +169,7 @@ def config_of(**sections: dict[str, Any]) -> Config:
     tree: dict[str, Any] = {
         "model": {"path": "/nowhere"},
         "data": {"kind": "python", "function": "nothing"},
-        "rollout": {"backend": "sglang", "rows_together": 4, "samples": 8},
+        "rollout": {"backend": "sglang", "max_concurrent_prompts": 4, "group_size": 8},
     }
     return validate(tree | {name: tree.get(name, {}) | body for name, body in sections.items()}, "test")
 
@@ -179,7 +179,7 @@ def pairs(arguments: list[str]) -> dict[str, str]:
 
 
 def test_a_server_is_told_what_the_configuration_says() -> None:
-    told = pairs(server_arguments(config_of(trainer={"dtype": "bfloat16"}), FACTS, 99, cuda=False))
+    told = pairs(server_arguments(config_of(trainer={"precision": "bfloat16"}), FACTS, 99, cuda=False))
     assert (told["--host"], told["--port"]) == ("127.0.0.1", "99")
     assert (told["--device"], told["--attention-backend"], told["--dtype"]) == ("cpu", "torch_native", "bfloat16")
     assert (told["--load-format"], told["--context-length"]) == ("dummy", "128")

@@ -196,9 +196,9 @@ class MegatronGroup(Whole):
         """One optimizer step; see `Whole`."""
         return StepResult(self._call("step", plain_batch(batch), step, progress=progress))
 
-    def announce(self, path: Path) -> str:
+    def publish(self, path: Path) -> str:
         """Write the weights; see the protocol."""
-        return str(self._call("announce", str(path)))
+        return str(self._call("publish", str(path)))
 
     def remember(self) -> None:
         """Take the weights for the base of the next delta; see the protocol."""

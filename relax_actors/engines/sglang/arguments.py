@@ -19,8 +19,8 @@ def server_arguments(config: Config, facts: ModelFacts, port: int, *, cuda: bool
         cuda: whether it computes on a GPU.
     """
     rollout, settings = config.rollout, config.rollout.sglang
-    dtype = config.trainer.dtype if settings.dtype == "auto" else settings.dtype
-    samples = rollout.rows_together * rollout.samples
+    dtype = config.trainer.precision if settings.dtype == "auto" else settings.dtype
+    samples = rollout.max_concurrent_prompts * rollout.group_size
     values: dict[str, object] = {
         "model-path": config.model_path.absolute(),
         # Weights come by version, verified, before anything is served.

@@ -1,6 +1,6 @@
 """Generation by an SGLang server that outlives whoever uses it.
 
-Invariant: what is served are weights whose bytes had the announced fingerprint, under a name that has it in it; the
+Invariant: what is served are weights whose bytes had the published fingerprint, under a name that has it in it; the
 server says of every token under which name it was generated. A server that is gone is waited for, given the weights in
 use again, and asked for what the samples still lack.
 """

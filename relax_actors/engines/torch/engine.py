@@ -29,7 +29,7 @@ from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.torch.objective import StepObjective, check_norm
 from relax_actors.weights import files as weights
-from relax_actors.weights.encoder import Announcer
+from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocol import Content
 
 OPTIMIZER = "optimizer.safetensors"
@@ -49,14 +49,14 @@ class TorchEngine:
         self._config = config
         settings = config.trainer
         self._device = device_of(settings.device)
-        self._dtype = getattr(torch, settings.dtype)
+        self._dtype = getattr(torch, settings.precision)
         self._forward = Forward(self._device, self._dtype, config.rollout.temperature)
         self._model = self._forward.prepare(build(config.model_path, seed=config.run.seed, device=self._device))
         freeze(self._model, settings.freeze)
         self._routers = Routers(self._model) if settings.router_replay else None
         self._steps_to_compare = 0
         self._reference: PreTrainedModel | None = None
-        self._announcer = Announcer(self._announced, remembers=config.publishes_deltas)
+        self._publishr = WeightEncoder(self._published, remembers=config.publishes_deltas)
         self._optimizer = self._new_optimizer(settings.learning_rate)
         # Of the step under way: its loss, and what each micro-batch measured.
         self._objective: StepObjective | None = None
@@ -81,7 +81,7 @@ class TorchEngine:
             copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
         else:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random start")
-        self._announcer.changed()
+        self._publishr.changed()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
 
     def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
@@ -171,7 +171,7 @@ class TorchEngine:
             return batch.reference_logprobs
         alone = self._config.run.deterministic and batch.samples
         parts = batch.sequences.cut(batch.samples) if alone else [batch.sequences]
-        budget = self._config.trainer.token_budget
+        budget = self._config.trainer.max_tokens_per_microbatch
         scored = [self._forward.score(self._reference, part, budget, progress) for part in parts]
         return [logprobs for part in scored for logprobs in part]
 
@@ -182,7 +182,7 @@ class TorchEngine:
         progress: Callable[[], None],
     ) -> None:
         """Forward and backward of sequences in micro-batches."""
-        for indices in micro_batches(lengths, token_budget=self._config.trainer.token_budget):
+        for indices in micro_batches(lengths, token_budget=self._config.trainer.max_tokens_per_microbatch):
             loss, measured = loss_of(indices)
             torch.autograd.backward(loss)
             self._parts.append(measured)
@@ -195,10 +195,10 @@ class TorchEngine:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(by)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.clip_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.max_grad_norm))
         check_norm(norm)
         self._optimizer.step()
-        self._announcer.changed()
+        self._publishr.changed()
         self.discard()
         return measured | {"gradient_norm": norm, "micro_batches": count}
 
@@ -206,27 +206,27 @@ class TorchEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 
-    def announce(self, path: Path) -> str:
+    def publish(self, path: Path) -> str:
         """Write the weights; see the protocol."""
-        return self._announcer.whole(path)
+        return self._publishr.whole(path)
 
     def delta(self) -> Callable[[Path], str] | None:
         """What writes the change since `remember`; see the protocol."""
-        return self._announcer.delta()
+        return self._publishr.delta()
 
     def remember(self) -> None:
         """Take the weights for the base of the next delta; see the protocol."""
-        self._announcer.remember()
+        self._publishr.remember()
 
     def contents(self) -> list[Content]:
         """The weights in memory; see `Offers`."""
-        return self._announcer.contents()
+        return self._publishr.contents()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights; see the protocol."""
-        return self._announcer.fingerprint()
+        return self._publishr.fingerprint()
 
-    def _announced(self) -> dict[str, Tensor]:
+    def _published(self) -> dict[str, Tensor]:
         return {name: tensor.detach().to(self._dtype) for name, tensor in tensors_of(self._model).items()}
 
     def save(self, folder: Path) -> None:
@@ -252,7 +252,7 @@ class TorchEngine:
     def load(self, folder: Path) -> None:
         """Take a checkpoint; see the protocol."""
         copy_into(self._model, weights.load([folder / MODEL]), str(folder))
-        self._announcer.changed()
+        self._publishr.changed()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in weights.load([folder / OPTIMIZER]).items():

@@ -16,10 +16,10 @@ from relax_actors.engines.torch.hosted_model import ServedModel
 
 
 class TorchScorer(ServedModel):
-    """The trainer's forward pass with announced weights, so that its numbers are the trainer's to rounding.
+    """The trainer's forward pass with published weights, so that its numbers are the trainer's to rounding.
 
-    With trainer.dtype = "bfloat16" weights are announced in it: embeddings and norms, which the trainer has in float32,
-    are then rounded here.
+    With trainer.precision = "bfloat16" weights are published in bfloat16. Embeddings and norms, which the trainer keeps
+    in float32, are then rounded here.
 
     Args:
         config: the run's.
@@ -29,10 +29,10 @@ class TorchScorer(ServedModel):
 
     def __init__(self, config: Config, device: str = "auto", *, follows: bool = True) -> None:
         super().__init__(config.model_path, device_of(device), follows=follows)
-        dtype = getattr(torch, config.trainer.dtype)
+        dtype = getattr(torch, config.trainer.precision)
         self._forward = Forward(self._device, dtype, config.rollout.temperature)
         self._forward.prepare(self._model)
-        self._token_budget = config.trainer.token_budget
+        self._token_budget = config.trainer.max_tokens_per_microbatch
         self._routers = Routers(self._model) if config.trainer.router_replay else None
 
     def score(self, sequences: Sequences, progress: Callable[[], None]) -> list[NDArray[Any]]:

@@ -157,7 +157,7 @@ class Layout:
             msg = f"a header names tensors of {layout.nbytes} bytes or one twice, the body has {body}"
             raise ValueError(msg)
         if (total := sum(e.nbytes for e in layout.entries)) > most:
-            msg = f"{total} bytes of tensors are on offer, the announced weights have {most}"
+            msg = f"{total} bytes of tensors are on offer, the published weights have {most}"
             raise ValueError(msg)
         return layout
 

@@ -144,7 +144,7 @@ def test_a_run_survives_the_loss_of_any_one_of_three_servers(make_project: MakeP
 @pytest.mark.timeout(295)
 def test_with_tls_and_the_roles_of_profiles(make_project: MakeProject) -> None:
     # The trainer steps on rows that have both columns only.
-    roles = "roles.reference.rows_together=8 roles.actor_fwd.rows_together=8 algorithm.proximal=actor_fwd"
+    roles = "roles.reference.max_concurrent_rows=8 roles.actor_fwd.max_concurrent_rows=8 algorithm.proximal=actor_fwd"
     project = make_project(f"{SHORT.format(100_000)} {roles} algorithm.kl_coefficient=0.01")
     project.environment |= {"TLS": "1", "MUTUAL_TLS": "1"}
     project.up(profiles=("reference", "actor_fwd"))

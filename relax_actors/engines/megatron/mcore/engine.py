@@ -35,14 +35,14 @@ from relax_actors.engines.protocols.whole_step import Whole
 from relax_actors.engines.torch import replay_metrics as replayed
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.torch.objective import StepObjective, check_norm
-from relax_actors.weights.encoder import Announcer
+from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocol import Content
 
 
 class MegatronEngine(Whole):
     """A rank with its part of the model. All ranks must call the same methods with the same arguments, in order.
 
-    Only rank 0 writes announced weights and exports; what a step measured is the same on all ranks.
+    Only rank 0 writes published weights and exports; what a step measured is the same on all ranks.
 
     Args:
         config: the run's.
@@ -70,7 +70,7 @@ class MegatronEngine(Whole):
             recomputed = config.trainer.megatron.recompute == "full"
             self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence=layout.sequence)
         self._reference: Chunks | None = None
-        self._announcer = Announcer(self._gathered, remembers=config.publishes_deltas)
+        self._publishr = WeightEncoder(self._gathered, remembers=config.publishes_deltas)
         self._now: dict[str, Tensor] | None = None
 
     def initialise(self, seed: int) -> None:
@@ -221,38 +221,38 @@ class MegatronEngine(Whole):
 
     def _changed(self) -> None:
         self._now = None
-        self._announcer.changed()
+        self._publishr.changed()
 
     def _gathered(self) -> dict[str, Tensor]:
-        """The weights as they are announced, on rank 0; all ranks take part when they have changed."""
+        """The weights as they are published, on rank 0; all ranks take part when they have changed."""
         if self._now is None:
             self._now = dict(self._weights.give())
         return self._now
 
-    def announce(self, path: Path) -> str:
+    def publish(self, path: Path) -> str:
         """Write the weights; see the protocol. On other ranks than 0 it takes part and gives nothing."""
         self._gathered()
-        return self._announcer.whole(path) if self._rank == 0 else ""
+        return self._publishr.whole(path) if self._rank == 0 else ""
 
     def delta(self) -> Callable[[Path], str] | None:
         """What writes the change since `remember`, on rank 0; see the protocol."""
         self._gathered()
-        return self._announcer.delta() if self._rank == 0 else None
+        return self._publishr.delta() if self._rank == 0 else None
 
     def remember(self) -> None:
         """Take the weights for the base of the next delta; see the protocol."""
         self._gathered()
         if self._rank == 0:
-            self._announcer.remember()
+            self._publishr.remember()
 
     def contents(self) -> list[Content]:
         """The weights in memory; see `Offers`."""
-        return self._announcer.contents()
+        return self._publishr.contents()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights, on rank 0; see the protocol."""
         self._gathered()
-        return self._announcer.fingerprint() if self._rank == 0 else ""
+        return self._publishr.fingerprint() if self._rank == 0 else ""
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its part; see the protocol."""
@@ -272,6 +272,6 @@ class MegatronEngine(Whole):
         """Write a model folder, from rank 0; see the protocol."""
         tensors = self._gathered()
         if self._rank == 0:
-            model = build(self._config.model_path, dtype=getattr(torch, self._config.trainer.dtype))
+            model = build(self._config.model_path, dtype=getattr(torch, self._config.trainer.precision))
             copy_into(model, tensors, "training")
             model.save_pretrained(folder)

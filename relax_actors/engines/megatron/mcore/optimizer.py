@@ -34,7 +34,7 @@ class Optimizer:
                 adam_beta2=settings.betas[1],
                 adam_eps=settings.epsilon,
                 weight_decay=settings.weight_decay,
-                clip_grad=settings.clip_norm,
+                clip_grad=settings.max_grad_norm,
                 use_distributed_optimizer=shared,
                 params_dtype=chunks.config.params_dtype,
                 bf16=chunks.config.bf16,

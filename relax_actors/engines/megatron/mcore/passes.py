@@ -36,7 +36,7 @@ class Passes:
 
     def __init__(self, config: Config, architecture: Architecture, layout: Layout) -> None:
         self._layout, self._vocabulary = layout, architecture.vocabulary
-        self._budget, self._temperature = config.trainer.token_budget, config.rollout.temperature
+        self._budget, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
         self._device = process.device()
 
     def parts(self, sequences: Sequences) -> list[Part]:

@@ -66,7 +66,7 @@ def _calls(engine: MegatronEngine, progress: Callable[[], None]) -> dict[str, Ca
         "warm_start": lambda sequences, rate: dict(engine.warm_start(Sequences(**sequences), rate, progress).metrics),
         "finish_warm_start": engine.finish_warm_start,
         "step": lambda batch, step: dict(engine.step_on(batch_of(batch), step, progress).metrics),
-        "announce": lambda path: engine.announce(Path(path)),
+        "publish": lambda path: engine.publish(Path(path)),
         "remember": engine.remember,
         "delta": delta.find,
         "write_delta": delta.write,

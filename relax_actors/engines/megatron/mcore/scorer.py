@@ -1,4 +1,4 @@
-"""Scoring in this process with Megatron-Core: the forward pass of the trainer's engine with announced weights."""
+"""Scoring in this process with Megatron-Core: the forward pass of the trainer's engine with published weights."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 
 def transformer_config(config: Config, architecture: Architecture, layout: Layout) -> Any:
     """megatron-core's TransformerConfig."""
-    dtype = getattr(torch, config.trainer.dtype)
+    dtype = getattr(torch, config.trainer.precision)
     return TransformerConfig(
         **architecture.in_megatron(),
         activation_func=nn.functional.silu,

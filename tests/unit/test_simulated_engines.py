@@ -1,4 +1,4 @@
-"""Modelled engines: their times are those of the distributions, and what is fitted gives the measured figure again."""
+"""Simulated engines: their times are those of the distributions, and what is fitted gives the measured figure again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relax_actors.config.simulate import Distribution
 from relax_actors.engines.protocols import GenerationRequest, Sequences, TrainBatch, train
 from relax_actors.errors import ConfigError
 from relax_actors.simulation.devices import Devices
-from relax_actors.simulation.inference import ModelledInference
+from relax_actors.simulation.inference import SimulatedInference
 from relax_actors.simulation.times import (
     calibrated,
     draw,
@@ -29,7 +29,7 @@ from relax_actors.simulation.times import (
     seconds_together,
     training_seconds,
 )
-from relax_actors.simulation.training import ModelledTraining
+from relax_actors.simulation.training import SimulatedTraining
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
 DENSE = EXAMPLES / "qwen3_4b_16_h800.toml"
@@ -91,7 +91,7 @@ def test_what_is_fitted_gives_the_colocated_figure_again(path: Path) -> None:
     simulate = config.simulate
     assert simulate is not None
     assert simulate.calibration is not None
-    samples = config.trainer.rows * config.rollout.samples
+    samples = config.trainer.prompts_per_step * config.rollout.group_size
     colocated = simulate.model_copy(update={"placement": "colocated"})
     whole = generation_seconds(simulate.generation, samples, simulate.devices) + training_seconds(colocated, 0)
     whole += mean(simulate.phases.switch) + mean(simulate.phases.load) + mean(simulate.phases.publish)
@@ -114,7 +114,7 @@ def test_a_share_that_leaves_nothing_for_training_is_an_error() -> None:
     ("settings", "message"),
     [
         (["simulate.rollout_devices=16"], "leaves none of 16 devices to train"),
-        (["rollout.backend=transformers"], "modelled engines come together"),
+        (["rollout.backend=transformers"], "simulated engines come together"),
         (["simulate.phases.swich=1"], "did you mean 'switch'"),
     ],
 )
@@ -127,7 +127,7 @@ def test_every_row_that_may_be_admitted_is_generated_at_once() -> None:
     config = calibrated(load_config(DENSE))
     derived = configured(config, Mode("separate", 2, 6), Path("somewhere"))
     assert derived.simulate is not None
-    assert derived.rollout.replicas * derived.rollout.rows_together == 3 * config.trainer.rows
+    assert derived.rollout.replicas * derived.rollout.max_concurrent_prompts == 3 * config.trainer.prompts_per_step
     assert (derived.simulate.devices_of("rollout"), derived.simulate.devices_of("trainer")) == (6, 10)
     assert derived.staleness.max == 2
     colocated = configured(config, Mode("colocated", 0, 6), Path("somewhere"))
@@ -165,14 +165,14 @@ def request(seed: int) -> GenerationRequest:
 
 
 def weights(folder: Path, config: Config, devices: Devices) -> tuple[Path, str]:
-    training = ModelledTraining(config, devices)
+    training = SimulatedTraining(config, devices)
     training.initialise(1)
-    return folder / "w.safetensors", training.announce(folder / "w.safetensors")
+    return folder / "w.safetensors", training.publish(folder / "w.safetensors")
 
 
 def test_nothing_is_generated_with_weights_that_are_not_verified(tmp_path: Path) -> None:
     config, devices = devices_of(tmp_path)
-    engine = ModelledInference(devices, 0, 64)
+    engine = SimulatedInference(devices, 0, 64)
     path, fingerprint = weights(tmp_path, config, devices)
     with pytest.raises(StoreError, match="no verified weights"):
         engine.generate([request(1)], silent)
@@ -198,7 +198,7 @@ class Clock:
 def test_rows_end_by_themselves_and_others_come_in_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relax_actors.simulation.inference.time", Clock())
     config, devices = devices_of(tmp_path)
-    engine = ModelledInference(devices, 0, 64, rows=3)
+    engine = SimulatedInference(devices, 0, 64, rows=3)
     path, fingerprint = weights(tmp_path, config, devices)
     engine.load(0, fingerprint, [path])
     longest = {seed: float(draw(devices.simulate.generation.tokens, generator_of(seed), 8).max()) for seed in range(40)}
@@ -218,7 +218,7 @@ def test_rows_end_by_themselves_and_others_come_in_their_place(tmp_path: Path, m
 
 def test_generation_takes_its_time_and_says_the_same_again(tmp_path: Path) -> None:
     config, devices = devices_of(tmp_path)
-    engine = ModelledInference(devices, 3, 64)
+    engine = SimulatedInference(devices, 3, 64)
     path, fingerprint = weights(tmp_path, config, devices)
     engine.load(7, fingerprint, [path])
     began = time.monotonic()
@@ -240,8 +240,8 @@ def test_the_weights_are_a_function_of_the_batches(tmp_path: Path) -> None:
         tokens = [np.array([seed], np.int32)]
         return TrainBatch(Sequences(tokens, tokens), tokens, np.array([1.0], np.float32))
 
-    def after(*seeds: int) -> ModelledTraining:
-        engine = ModelledTraining(config, devices)
+    def after(*seeds: int) -> SimulatedTraining:
+        engine = SimulatedTraining(config, devices)
         engine.initialise(1)
         for step, seed in enumerate(seeds):
             train(engine, batch(seed), step, silent)
@@ -251,7 +251,7 @@ def test_the_weights_are_a_function_of_the_batches(tmp_path: Path) -> None:
     assert after(1, 2).fingerprint() != after(1, 3).fingerprint()
     (tmp_path / "c").mkdir()
     after(1, 2).save(tmp_path / "c")
-    resumed = ModelledTraining(config, devices)
+    resumed = SimulatedTraining(config, devices)
     resumed.load(tmp_path / "c")
     train(resumed, batch(3), 2, silent)
     assert resumed.fingerprint() == after(1, 2, 3).fingerprint()

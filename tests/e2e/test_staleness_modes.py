@@ -13,10 +13,10 @@ MakeRun = Callable[..., Run]
 STEPS, ROWS = 16, 4
 SETTINGS = (
     f"run.steps={STEPS}",
-    "advantages.drop_no_signal=true",
+    "algorithm.filter_zero_variance=true",
     "reward.function=tiny_tasks.share_of_sevens_or_nothing",
 )
-TURNS = 'placement.take_turns=[["rollout","trainer"]]'
+TURNS = 'placement.colocate=[["rollout","trainer"]]'
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_slow_rows_are_trained_and_those_without_signal_replaced(
     assert len(dropped) == result["dropped"] >= STEPS
     steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
     assert [metric["step"] for metric in steps] == list(range(STEPS))
-    assert max(metric["age"] for metric in steps) <= most
+    assert max(metric["staleness"] for metric in steps) <= most
     assert max(metric.get("lead", 0) for metric in story.metrics) <= most
     # Rows of later steps are generated while one is trained, as far as the number allows.
-    assert (max(metric["age_mean"] for metric in steps) > 0) == (most > 0)
+    assert (max(metric["staleness_mean"] for metric in steps) > 0) == (most > 0)
