@@ -9,6 +9,7 @@ import numpy as np
 from relax_actors.algorithms.advantages import group_advantages, has_signal
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, DropReason, Reward
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.role import Drop, Role, Row
 
 
@@ -18,6 +19,7 @@ class Advantages(Role):
     reads: ClassVar = ("reward",)
     writes: ClassVar = "advantage"
     max_concurrent_rows: ClassVar = 32
+    spec: ClassVar = RoleSpec(section="advantages", start_order=30)
 
     def inputs(self) -> tuple[str, ...]:
         """The column that holds the rewards: the reward role's, or a shaping role's."""
