@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from relax_actors.algorithms.estimators import load_estimator
 from relax_actors.cli.placement import placed, scored
 from relax_actors.config import Config, load_config
 from relax_actors.config.data import DataSection
@@ -145,6 +146,7 @@ def _roles(config: Config) -> Iterator[str]:
 
 
 def _rewards(config: Config) -> Iterator[str]:
+    load_estimator(config.advantages.estimator)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
     if config.eval is not None:
         settings["eval.reward"] = config.eval.reward

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
-from relax_actors.algorithms.advantages import group_advantages, has_signal
+from relax_actors.algorithms.advantages import has_signal
+from relax_actors.algorithms.estimators import Estimator, load_estimator
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, DropReason, Reward
 from relax_actors.registry.role_spec import RoleSpec
@@ -25,6 +27,10 @@ class Advantages(Role):
         """The column that holds the rewards: the reward role's, or a shaping role's."""
         return (self.context.config.advantages.reads,)
 
+    @cached_property
+    def _estimate(self) -> Estimator:
+        return load_estimator(self.context.config.advantages.estimator)
+
     def handle(self, row: Row) -> Advantage | Drop:
         """The row's advantages, or a drop if all samples scored the same and that is wanted."""
         settings = self.context.config.advantages
@@ -39,4 +45,4 @@ class Advantages(Role):
             raise RowError(msg)
         if self.context.config.algorithm.filter_zero_variance and not has_signal(rewards):
             return Drop(DropReason.NO_SIGNAL, f"all {len(rewards)} samples scored {rewards[0]:g}")
-        return Advantage(group_advantages(rewards, normalise=settings.normalise), float(rewards.mean()))
+        return Advantage(self._estimate(rewards, normalise=settings.normalise), float(rewards.mean()))
