@@ -220,13 +220,13 @@ def _processes(at: Connected, target: str) -> Iterator[tuple[str, int]]:
     alive = dict(_command_lines())
     for name, lease in leases.items():
         own, _, number = name.rpartition(".")
-        pid = lease.get("pid")
+        process = lease.get("pid")
         wanted_role = role == own or (role == ANY and own not in (NODE, ROOT))
-        if not isinstance(pid, int) or not wanted_role or (n and n != number):
+        if not isinstance(process, int) or not wanted_role or (n and n != number):
             continue
         # The id in a lease may be of a process on another machine, or reused.
-        if str(at.folder.root) in alive.get(pid, ""):
-            yield name, pid
+        if str(at.folder.root) in alive.get(process, ""):
+            yield name, process
 
 
 def _command_lines() -> Iterator[tuple[int, str]]:

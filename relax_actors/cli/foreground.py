@@ -19,7 +19,7 @@ from rich.table import Table
 from broker.files import write_private
 from relax_actors.cli.check import require
 from relax_actors.config import Config, load_config
-from relax_actors.monitoring.summary import Summary, draw
+from relax_actors.monitoring.summary import Curves, Summary
 from relax_actors.monitoring.watcher import Watcher
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
@@ -73,7 +73,7 @@ def train(
         return 0 if interrupted and not must_finish else 1
     summary, curves = watcher.result
     summary = replace(summary, seconds_to_first_step=watcher.seconds_to_first_step)
-    draw(curves, folder.picture, f"{config.run.name}: reward by step")
+    _plot(curves, folder.picture, f"{config.run.name}: reward by step")
     write_private(folder.finished, json.dumps(summary.json(), indent=1))
     _show(console, summary, folder, as_json=as_json)
     return 0
@@ -129,6 +129,31 @@ def _earlier_result(folder: RunFolder, config: Config) -> Summary | None:
         return None
     summary = Summary(**json.loads(folder.finished.read_text()))
     return summary if summary.steps >= config.run.steps else None
+
+
+def _plot(curves: Curves, path: Path, title: str) -> None:
+    """Plot the reward curves to a PNG file."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
+    steps, rewards = [s for s, _ in curves.rewards], [r for _, r in curves.rewards]
+    axes.plot(steps, rewards, color="tab:blue", alpha=0.25, linewidth=0.8)
+    window = max(1, len(rewards) // 50)
+    smooth = [
+        sum(rewards[max(0, i - window) : i + 1]) / len(rewards[max(0, i - window) : i + 1]) for i in range(len(rewards))
+    ]
+    axes.plot(steps, smooth, color="tab:blue", label="mean reward of a step")
+    if curves.evals:
+        axes.plot(*zip(*curves.evals, strict=True), color="tab:orange", marker="o", label="held-out reward, greedy")
+    axes.set(xlabel="optimizer step", ylabel="reward", title=title)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
 
 
 def _show(console: Console, summary: Summary, folder: RunFolder, *, as_json: bool) -> None:

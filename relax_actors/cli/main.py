@@ -11,33 +11,33 @@ name of the command:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from typing import Any, NoReturn
 
 import typer
 
 from relax_actors.errors import BrokerError, ConfigError, RelaxError
-from relax_actors.registry.dotted import load
-from relax_actors.registry.plugins import distribution_of, entry_points_of, load_entry_point
+from relax_actors.registry import Registry
 
-GROUP = "relax_actors.commands"
-COMMANDS = {
-    "up": "relax_actors.cli.up:up",
-    "check": "relax_actors.cli.check:check",
-    "simulate": "relax_actors.cli.simulate:simulate",
-    "status": "relax_actors.cli.status:status",
-    "tree": "relax_actors.cli.tree:tree",
-    "ledger": "relax_actors.cli.ledger:ledger",
-    "monitor": "relax_actors.cli.monitor:monitor",
-    "tail": "relax_actors.cli.tail:tail",
-    "scale": "relax_actors.cli.scale:scale",
-    "quarantine": "relax_actors.cli.quarantine:quarantine",
-    "chaos": "relax_actors.cli.chaos:chaos",
-    "keys": "relax_actors.cli.keys:keys",
-    "node": "relax_actors.cli.node:node",
-    "fingerprint": "relax_actors.cli.fingerprint:fingerprint",
-}
+COMMANDS: Registry[Any] = Registry(
+    "command",
+    "relax_actors.commands",
+    {
+        "up": "relax_actors.cli.up:up",
+        "check": "relax_actors.cli.check:check",
+        "simulate": "relax_actors.cli.simulate:simulate",
+        "status": "relax_actors.cli.status:status",
+        "tree": "relax_actors.cli.tree:tree",
+        "ledger": "relax_actors.cli.ledger:ledger",
+        "monitor": "relax_actors.cli.monitor:monitor",
+        "tail": "relax_actors.cli.tail:tail",
+        "scale": "relax_actors.cli.scale:scale",
+        "quarantine": "relax_actors.cli.quarantine:quarantine",
+        "chaos": "relax_actors.cli.chaos:chaos",
+        "keys": "relax_actors.cli.keys:keys",
+        "node": "relax_actors.cli.node:node",
+        "fingerprint": "relax_actors.cli.fingerprint:fingerprint",
+    },
+)
 
 
 def build(arguments: list[str]) -> typer.Typer:
@@ -52,11 +52,16 @@ def build(arguments: list[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for name, path in COMMANDS.items():
-        _add(app, name, load(path, f"command {name}"))
-    if not arguments or arguments[0] not in COMMANDS:
-        for name, entry in sorted(entry_points_of(GROUP).items()):
-            _add_entry_point(app, name, entry)
+    for name in COMMANDS.built_in:
+        _add(app, name, COMMANDS.load(name, "command"))
+    if not arguments or arguments[0] not in COMMANDS.built_in:
+        try:
+            COMMANDS.check_installed()
+        except ConfigError as error:
+            sys.stderr.write(f"relax: warning: {error}\n")
+        for name in COMMANDS.names():
+            if name not in COMMANDS.built_in:
+                _add_installed(app, name)
     return app
 
 
@@ -67,29 +72,26 @@ def _add(app: typer.Typer, name: str, command: Any) -> None:
         app.command(name)(command)
 
 
-def _add_entry_point(app: typer.Typer, name: str, entry: EntryPoint) -> None:
-    """Add the command of another distribution; if it cannot be used, a command that reports the reason."""
-    if name in COMMANDS:
-        where = distribution_of(entry)
-        sys.stderr.write(f"relax: command {name!r} of {where} is ignored: a built-in command has this name\n")
-        return
+def _add_installed(app: typer.Typer, name: str) -> None:
+    """Add the command of another distribution; if it cannot be loaded, a command that reports the reason."""
     try:
-        command = load_entry_point(entry)
-        if not (isinstance(command, typer.Typer) or callable(command)):
-            msg = f"{entry.value} is neither a function nor a typer.Typer"
-            raise TypeError(msg)
-    except (ConfigError, TypeError) as error:
-        unusable = {"ignore_unknown_options": True, "allow_extra_args": True}
-        app.command(name, help="(cannot be loaded)", context_settings=unusable)(_failing(str(error)))
-    else:
+        command = COMMANDS.load(name, "command")
+    except ConfigError as error:
+        _add_failing(app, name, str(error))
+        return
+    if isinstance(command, typer.Typer) or callable(command):
         _add(app, name, command)
+    else:
+        reason = f"command = {name!r}: {command!r:.200} is neither a function nor a typer.Typer; fix its entry point"
+        _add_failing(app, name, reason)
 
 
-def _failing(reason: str) -> Callable[[], NoReturn]:
+def _add_failing(app: typer.Typer, name: str, reason: str) -> None:
     def fail() -> NoReturn:
         raise ConfigError(reason)
 
-    return fail
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    app.command(name, help="(cannot be loaded)", context_settings=anything)(fail)
 
 
 def run() -> None:

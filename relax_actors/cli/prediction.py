@@ -1,7 +1,7 @@
 """Predictions of runs on a simulated cluster.
 
-Every mode is a run of its own with the real actors, broker and table; only the engines are simulated. Times are reported
-in simulated seconds. The trainer is idle until the last row of its step has arrived. Then it reads the rows: that is
+Every mode is a run of its own with the real actors, broker and table; only the engines are simulated. Times are in
+simulated seconds. The trainer is idle until the last row of its step has arrived. Then it reads the rows: that is
 time of this machine, not of a simulated engine, so it is not divided by `time_scale`.
 """
 
@@ -238,7 +238,9 @@ def simulate(path: Path, settings: list[str], *, split: bool, as_json: bool) -> 
 
     def predicted(mode: Mode) -> Prediction:
         if mode not in found:
-            console.print(f"{mode.name}: {mode.rollout_devices} of {section.devices} devices are for rollout", style="dim")
+            console.print(
+                f"{mode.name}: {mode.rollout_devices} of {section.devices} devices are for rollout", style="dim"
+            )
             found[mode] = predict(config, mode, import_path, console)
         return found[mode]
 

@@ -50,9 +50,7 @@ def list_rows(
 
 
 @quarantine.command("show")
-def show_row(
-    run: RunName, row: Annotated[str, typer.Argument(help="Row, e.g. group.12.3.", metavar="ROW")]
-) -> None:
+def show_row(run: RunName, row: Annotated[str, typer.Argument(help="Row, e.g. group.12.3.", metavar="ROW")]) -> None:
     """Show a quarantined row with its traceback and its columns."""
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.quarantine import quarantined_row, row_cells

@@ -1,4 +1,4 @@
-"""Text of the leases that actors and supervisors keep; any client of the broker can write one, so nothing is trusted."""
+"""Text of the leases of actors and supervisors; any client of the broker can write one, so no field is trusted."""
 
 from __future__ import annotations
 

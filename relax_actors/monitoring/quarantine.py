@@ -29,7 +29,9 @@ def quarantined_row(at: Connected, text: str) -> tuple[RowId, Quarantined]:
     row = RowId.parse(text)
     cell = at.table.get(at.table.cell(row, "quarantined"))
     if cell is None:
-        msg = f"{row} is not quarantined in run {at.config.run.name}; `relax quarantine list RUN` lists the rows that are"
+        msg = (
+            f"{row} is not quarantined in run {at.config.run.name}; `relax quarantine list RUN` lists the rows that are"
+        )
         raise ConfigError(msg)
     return row, _decode(at.table, cell.data)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from broker.table import Table
@@ -145,28 +144,3 @@ def summarise(table: Table, config: Config, *, seconds: float, restarts: int) ->
 
 def _mean(values: list[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
-
-
-def draw(curves: Curves, path: Path, title: str) -> None:
-    """Plot the reward curves to a PNG file."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-    steps, rewards = [s for s, _ in curves.rewards], [r for _, r in curves.rewards]
-    axes.plot(steps, rewards, color="tab:blue", alpha=0.25, linewidth=0.8)
-    window = max(1, len(rewards) // 50)
-    smooth = [
-        sum(rewards[max(0, i - window) : i + 1]) / len(rewards[max(0, i - window) : i + 1]) for i in range(len(rewards))
-    ]
-    axes.plot(steps, smooth, color="tab:blue", label="mean reward of a step")
-    if curves.evals:
-        axes.plot(*zip(*curves.evals, strict=True), color="tab:orange", marker="o", label="held-out reward, greedy")
-    axes.set(xlabel="optimizer step", ylabel="reward", title=title)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)

@@ -37,7 +37,7 @@ def free_port() -> int:
 @pytest.fixture
 def watched(make_guarded: MakeGuarded) -> Guarded:
     """A server with a WebSocket port, `websocket`, and a run's log."""
-    from relax_actors.cli.keys import Settings
+    from relax_actors.cli.credential_files import Settings
 
     guarded = make_guarded([f"run.name={RUN}"])
     guarded.websocket = free_port()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import StoreError
-from relax_actors.cli.simulate import Mode, Prediction, best_split, configured
+from relax_actors.cli.prediction import Mode, Prediction, best_split, configured
 from relax_actors.config import Config, load_config
 from relax_actors.config.simulate import Distribution
 from relax_actors.engines.protocols import GenerationRequest, Sequences, TrainBatch, train

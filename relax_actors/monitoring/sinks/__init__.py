@@ -9,43 +9,43 @@ point of the group `relax_actors.monitors`:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.sinks.base import LogMessage, Sink
-from relax_actors.registry.dotted import load
-from relax_actors.registry.plugins import entry_points_of, load_entry_point
+from relax_actors.registry import Registry
 
-GROUP = "relax_actors.monitors"
-SINKS = {
-    "prometheus": "relax_actors.monitoring.sinks.prometheus:Prometheus",
-    "tensorboard": "relax_actors.monitoring.sinks.tensorboard:TensorBoard",
-    "wandb": "relax_actors.monitoring.sinks.wandb:WeightsAndBiases",
-}
+SINKS: Registry[Callable[[str, str], Sink]] = Registry(
+    "sink",
+    "relax_actors.monitors",
+    {
+        "prometheus": "relax_actors.monitoring.sinks.prometheus:Prometheus",
+        "tensorboard": "relax_actors.monitoring.sinks.tensorboard:TensorBoard",
+        "wandb": "relax_actors.monitoring.sinks.wandb:WeightsAndBiases",
+    },
+)
 
 
 def open_sink(setting: str, run: str) -> Sink:
     """Open the sink of one option `--sink NAME=TARGET`.
 
     Args:
-        setting: NAME=TARGET.
+        setting: NAME=TARGET, where NAME is registered or the dotted path of a class.
         run: name of the run.
 
     Raises:
         ConfigError: an unknown sink, an unusable target, or a package that is not installed.
     """
-    name, equals, target = setting.partition("=")
-    others = {} if name in SINKS else entry_points_of(GROUP)
-    if not equals or not target or name not in (*SINKS, *others):
-        known = ", ".join(sorted({*SINKS, *entry_points_of(GROUP)}))
-        msg = f"--sink {setting!r} is no NAME=TARGET with a known sink; sinks are {known}"
+    name, _, target = setting.partition("=")
+    if not name or not target:
+        msg = f"--sink {setting!r} is no NAME=TARGET; names are {', '.join(SINKS.names())}"
         raise ConfigError(msg)
-    factory = load_entry_point(others[name]) if name in others else load(SINKS[name], f"--sink {name}")
+    factory = SINKS.load(name, "--sink")
     if not callable(factory):
-        msg = f"--sink {name}: {factory!r} is no class; name the class of the sink in its entry point"
+        msg = f"--sink {name}: {factory!r:.200} is not the class of a sink; fix the dotted path or the entry point"
         raise ConfigError(msg)
-    sink: Sink = factory(target, run)
-    return sink
+    return factory(target, run)
 
 
 def open_sinks(settings: list[str], run: str) -> list[Sink]:
@@ -63,4 +63,4 @@ def open_sinks(settings: list[str], run: str) -> list[Sink]:
     return sinks
 
 
-__all__ = ["GROUP", "SINKS", "LogMessage", "Sink", "open_sink", "open_sinks"]
+__all__ = ["SINKS", "LogMessage", "Sink", "open_sink", "open_sinks"]
