@@ -19,7 +19,7 @@ def chaos(
         str | None, typer.Option(help="Signal a process: role, role/number, any, server, node or broker.")
     ] = None,
     hang: Annotated[str | None, typer.Option(help="Stop a process (SIGSTOP) without ending it.")] = None,
-    disk_full: Annotated[float | None, typer.Option(help="Fill the file system of the run for this many s.")] = None,
+    disk_full: Annotated[float | None, typer.Option(help="Seconds for which to fill the run's file system.")] = None,
     corrupt_segment: Annotated[
         str | None, typer.Option(help="Damage a file of the store: truncate, flip, delete or any.")
     ] = None,

@@ -9,7 +9,7 @@ import typer
 
 
 def fingerprint(path: Annotated[Path, typer.Argument(help="Checkpoint, model folder or safetensors file.")]) -> None:
-    """Print the fingerprint of weights; two runs ended with the same weights if it is equal."""
+    """Print the fingerprint of weights; equal fingerprints mean equal weights."""
     from relax_actors.errors import ConfigError
     from relax_actors.weights import files as weights
 

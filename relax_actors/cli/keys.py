@@ -18,7 +18,7 @@ def keys(
         bool, typer.Option("--tls", help="Create a certificate authority and a certificate of the server.")
     ] = False,
     mutual: Annotated[
-        bool, typer.Option("--mutual", help="Also create a certificate for each user; the server requires it.")
+        bool, typer.Option("--mutual", help="Like --tls, with a certificate for each user, which the server requires.")
     ] = False,
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address of the server in its certificate; may be repeated.")

@@ -10,7 +10,7 @@ from relax_actors.cli.options import CertificateAuthority, Credentials
 
 
 def monitor(
-    run: Annotated[str | None, typer.Argument(help="Name or folder of the run.", metavar="[RUN]")] = None,
+    run: Annotated[str | None, typer.Argument(help="Name or folder of the run.", metavar="RUN")] = None,
     broker: Annotated[str | None, typer.Option(help="Broker of a run elsewhere: nats://host:port.")] = None,
     credentials: Credentials = None,
     ca: CertificateAuthority = None,
@@ -23,7 +23,7 @@ def monitor(
     ] = None,
     count: Annotated[int, typer.Option(help="Exit after this many messages; 0 to exit with the run.")] = 0,
 ) -> None:
-    """Watch a live run: reward, loss, KL, staleness, rows, actors, events; and send them to Prometheus and the like.
+    """Watch a live run: reward, loss, KL, staleness, rows, actors and events; also export them to sinks.
 
     Uses the broker only; credentials of an observer are enough.
     """

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-ConfigPath = Annotated[Path, typer.Argument(help="TOML file of the run, e.g. examples/demo/demo.toml.")]
+ConfigPath = Annotated[
+    Path, typer.Argument(help="TOML file of the run, e.g. examples/demo/demo.toml.", metavar="CONFIG")
+]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Override settings: section.key=value ...", metavar="[SETTING]...")
+    list[str] | None, typer.Argument(help="Override settings: section.key=value ...", metavar="SETTING")
 ]
 RunName = Annotated[str, typer.Argument(help="Name or folder of the run.", metavar="RUN")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]

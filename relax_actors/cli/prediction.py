@@ -101,7 +101,7 @@ class _Sampler(threading.Thread):
         return 1.0 - float(np.mean(found)) if found else 0.0
 
 
-def configured(config: Config, mode: Mode, folder: Path) -> Config:
+def mode_config(config: Config, mode: Mode, folder: Path) -> Config:
     """Return the configuration of a mode's run.
 
     There are enough rollouts to generate all rows that may be admitted, and further steps before and after the
@@ -128,7 +128,7 @@ def predict(config: Config, mode: Mode, import_path: str, console: Console) -> P
         RelaxError: supervision gave up, or the run was interrupted.
     """
     scratch = Path(tempfile.mkdtemp(prefix="relax-simulate-"))
-    derived = configured(config, mode, scratch)
+    derived = mode_config(config, mode, scratch)
     require(derived)
     root = Root(derived, import_path)
     log_to_file(root.folder)
@@ -210,7 +210,7 @@ def best_split(predicted: Callable[[int], Prediction], devices: int, move: int) 
     return min(numbers[max(0, low - 1) : low + 1], key=lambda n: predicted(n).step_seconds)
 
 
-def simulate(path: Path, settings: list[str], *, split: bool, as_json: bool) -> int:
+def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) -> int:
     """Predict all modes of a configuration, and print a table.
 
     Args:

@@ -70,7 +70,7 @@ def show_row(run: RunName, row: Annotated[str, typer.Argument(help="Row, e.g. gr
 @quarantine.command("requeue")
 def requeue(
     run: RunName,
-    rows: Annotated[list[str] | None, typer.Argument(help="Rows, e.g. group.12.3.", metavar="[ROW]...")] = None,
+    rows: Annotated[list[str] | None, typer.Argument(help="Rows, e.g. group.12.3.", metavar="ROW")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Requeue all quarantined rows.")] = False,
 ) -> None:
     """Requeue the tasks of quarantined rows as new rows, after the cause is fixed."""

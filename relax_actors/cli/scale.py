@@ -11,7 +11,7 @@ from relax_actors.cli.options import RunName
 
 def scale(
     run: RunName,
-    roles: Annotated[list[str], typer.Argument(help="Numbers of actors: role=number ...", metavar="ROLE=NUMBER...")],
+    roles: Annotated[list[str], typer.Argument(help="Numbers of actors: role=number ...", metavar="ROLE=NUMBER")],
     node: Annotated[str | None, typer.Option(help="Number or name of the node to scale.")] = None,
 ) -> None:
     """Scale the actors of a role while the run is up; surplus actors finish their current rows, then exit."""

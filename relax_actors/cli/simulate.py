@@ -21,6 +21,6 @@ def simulate(
 
     CONFIG has a section "simulate"; see docs/simulate.md.
     """
-    from relax_actors.cli.prediction import simulate as run_simulation
+    from relax_actors.cli.prediction import predict_all
 
-    raise typer.Exit(run_simulation(config, settings or [], split=split, as_json=json))
+    raise typer.Exit(predict_all(config, settings or [], split=split, as_json=json))

@@ -19,21 +19,21 @@ MakeRun = Callable[..., Run]
 def test_quarantined_rows_are_shown_and_requeued_after_the_cause_is_fixed(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mended = tmp_path / "mended"
-    monkeypatch.setenv("MENDED", str(mended))
-    settings = ("reward.function=tiny_tasks.poison_until_mended", "supervision.max_failures=1", "run.steps=3000")
+    fixed = tmp_path / "fixed"
+    monkeypatch.setenv("FIXED", str(fixed))
+    settings = ("reward.function=tiny_tasks.poison_until_fixed", "supervision.max_failures=1", "run.steps=3000")
     run = make_run("requeue", *settings, "trainer.checkpoint_every=1000").start()
     column = run.table.subjects.column("quarantined")
     wait_until(lambda: run.table.get("relax.requeue.weights.0"), "weights.0", 90)
     wait_until(lambda: run.table.written(column), "a quarantined row", 90)
     listed = relax("quarantine", "list", "requeue", "--json", cwd=tmp_path).stdout.splitlines()
     first = json.loads(listed[0])
-    assert (first["role"], first["error"], first["requeued"]) == ("reward", "RuntimeError: not mended yet", False)
+    assert (first["role"], first["error"], first["requeued"]) == ("reward", "RuntimeError: not fixed yet", False)
     old = RowId.parse(first["row"])
     shown = relax("quarantine", "show", "requeue", str(old), cwd=tmp_path).stdout
-    assert "not mended yet" in shown
+    assert "not fixed yet" in shown
     assert "trajectory:" in shown
-    mended.touch()
+    fixed.touch()
     done = relax("quarantine", "requeue", "requeue", str(old), cwd=tmp_path)
     assert "1 rows will be admitted again" in done.stdout, done.stderr
     cell = run.table.cell(old, "readmitted")
