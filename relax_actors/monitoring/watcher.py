@@ -56,7 +56,7 @@ class Watcher(threading.Thread):
         self.seconds_to_first_step: float | None = None
         self.halt = threading.Event()
         """Set it to end the thread."""
-        self._started = self._connected = time.monotonic()
+        self._start_time = self._connected = time.monotonic()
         self._root, self._console, self._live, self._lines = root, console, live, lines
 
     def run(self) -> None:
@@ -98,7 +98,7 @@ class Watcher(threading.Thread):
                     self._console.print(self.progress.line(), highlight=False)
                     printed = now
                 if self.progress.step and self.seconds_to_first_step is None:
-                    self.seconds_to_first_step = round(now - self._started, 2)
+                    self.seconds_to_first_step = round(now - self._start_time, 2)
                 # The table decides, not the metrics: a metric may be lost.
                 if check is None and (self.progress.step >= config.run.steps or now - checked > CHECK_SECONDS):
                     checked = now
@@ -107,7 +107,7 @@ class Watcher(threading.Thread):
                     check.start()
                 if check is not None and not check.is_alive():
                     if check.finished:
-                        self._finish(bridge, table, now - self._started)
+                        self._finish(bridge, table, now - self._start_time)
                     check = None
         following.cancel()
 
