@@ -28,7 +28,10 @@ def chaos(
     seed: Annotated[int, typer.Option(help="Seed of the choice of victims and pauses.")] = 0,
     signal: Annotated[str, typer.Option(help="Signal of --kill: KILL, STOP or TERM.")] = "KILL",
 ) -> None:
-    """Inject faults of one kind into a live run on this machine; each fault is logged as an event."""
+    """Inject faults into a live run on this machine.
+
+    Each fault is logged as an event.
+    """
     from relax_actors.cli.faults import Schedule, inject
 
     fault = _fault(kill, hang, disk_full, corrupt_segment, signal)

@@ -1,4 +1,4 @@
-"""`relax check`: find what would fail later, without starting anything; and the checks of the backends."""
+"""`relax check`: find what would fail later, without starting anything."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Findings:
 
 
 def examine(config: Config) -> Findings:
-    """Run all checks of a configuration; nothing is started, and nothing is written but to a temporary folder."""
+    """Run all checks of a configuration; write to a temporary folder only."""
     import tempfile
 
     from relax_actors.cli import checks, placement
@@ -112,7 +112,7 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
 
 
 def check_megatron(config: Config, folder: Path) -> Iterator[str]:
-    """Check that Megatron-Core is installed, computes this model, and can have the layout of ranks."""
+    """Check that Megatron-Core is installed and supports the model and the layout of ranks."""
     from relax_actors.config.placement import OPTIONAL
     from relax_actors.engines.megatron import architecture, layout, presence
 
@@ -134,7 +134,7 @@ def check_megatron(config: Config, folder: Path) -> Iterator[str]:
 
 
 def check_sglang(config: Config, facts: ModelFacts) -> Iterator[str]:
-    """Check that SGLang is installed where the run starts servers, and can receive the weights of this model."""
+    """Check that SGLang is installed if needed, and can receive the weights of this model."""
     from relax_actors.cli.checks import SERVER_BYTES
     from relax_actors.engines.sglang import presence
 
@@ -166,7 +166,7 @@ def require(config: Config) -> Findings:
 
 
 def resolved_settings(config: Config) -> dict[str, Any]:
-    """Return the settings that a run will use, defaults included, as plain data with passwords replaced by ***."""
+    """Return all settings of a run as plain data, defaults included, with passwords as ***."""
     settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True)
     if config.broker.url:
         settings["broker"]["url"] = ",".join(_without_password(url) for url in config.broker.url.split(","))

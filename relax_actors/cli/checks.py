@@ -1,4 +1,7 @@
-"""Checks of a configuration, one function a concern: each yields notes and raises ConfigError for what cannot work."""
+"""Checks of a configuration, one function a concern.
+
+Each yields notes, and raises ConfigError for what cannot work.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
 
 
 def check_roles(config: Config) -> Iterator[str]:
-    """Check that roles import, that each column has one writer, and that every column read has a writer."""
+    """Check that roles import and that every column that is read has exactly one writer."""
     writers: dict[str, str] = dict.fromkeys(COLUMNS, "a built-in role")
     roles: dict[str, Role] = {}
     for name in config.roles:
@@ -114,7 +117,7 @@ def check_rewards(config: Config) -> Iterator[str]:
 
 
 def check_steps(config: Config) -> Iterator[str]:
-    """Check the learning rate schedule; note the sizes of a step and of the window of rows in flight."""
+    """Check the warm-up; note the size of a step and the number of rows in flight."""
     trainer, rollout = config.trainer, config.rollout
     if trainer.warmup_steps > config.run.steps:
         msg = f"trainer.warmup_steps = {trainer.warmup_steps} is more than run.steps = {config.run.steps}; lower it"
@@ -163,7 +166,7 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
 
 
 def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
-    """Estimate the memory of all processes, and compare it with this machine's if the trainer may use the CPU."""
+    """Compare the estimated memory of all processes with this machine's, if training on its CPU."""
     reference = REFERENCE_BYTES if config.computes_reference else 0
     base, copy = (DELTA_BASE_BYTES, DELTA_COPY_BYTES) if config.publishes_deltas else (0, 0)
     # Weights that are sent from memory must not change while training goes on; the base of deltas is such a copy.
@@ -185,7 +188,7 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
 
 
 def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
-    """Estimate the disk space of checkpoints and weights, and compare it with the free space of the run's folder."""
+    """Compare the estimated size of checkpoints and weights with the free disk space."""
     checkpoints = facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
     weights = facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
     need = checkpoints + weights

@@ -193,7 +193,7 @@ def _remove(folder: Path, users: list[str], files: tuple[str, ...]) -> None:
 
 
 def _certificates(folder: Path, names: list[str], settings: Settings) -> None:
-    """Write the authority if missing, the server's certificate, and with mutual TLS a certificate for each user."""
+    """Write the authority if missing, and the certificates of the server and of users."""
     from broker import certificates
 
     ca_files = folder / "private" / "ca.pem", folder / "private" / "ca-key.pem"

@@ -123,7 +123,7 @@ def signalling(target: str, number: signal.Signals) -> Fault:
 
 
 def filling_disk(seconds: float) -> Fault:
-    """Return a fault that takes all free space of the file system of the run's folder for some seconds."""
+    """Return a fault that fills the file system of the run's folder for some seconds."""
 
     def fault(scene: Scene) -> bool:
         folder = scene.at.folder.root
@@ -161,7 +161,7 @@ def _fill(file: int) -> int:
 
 
 def damaging(how: Damage | None) -> Fault:
-    """Return a fault that damages one of the newest files of the store; in a random way if `how` is None."""
+    """Return a fault that damages one of the newest files of the store; None for a random way."""
 
     def fault(scene: Scene) -> bool:
         root = scene.at.table.store.root

@@ -33,9 +33,9 @@ def keys(
     ] = None,
     http: Annotated[int | None, typer.Option(help="Unauthenticated monitoring port of the server.")] = None,
 ) -> None:
-    """Create credentials for each role, an operator and an observer, and the configuration of their server.
+    """Create the credentials of a run's users and the configuration of their server.
 
-    Run again, it creates the users again and keeps the server's keys.
+    Users are the roles, an operator and an observer. Run again, it creates the users again and keeps the server's keys.
     """
     from relax_actors.cli.credential_files import Settings, make_keys
 

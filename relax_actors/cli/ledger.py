@@ -11,7 +11,10 @@ from relax_actors.cli.options import AsJson, RunName
 
 
 def ledger(run: RunName, json: AsJson = False) -> None:
-    """Account for every row of a run, live or over; exit with code 1 if a row is lost or trained twice."""
+    """Account for every row of a run, live or over.
+
+    Exit code 1 if a row is lost or trained twice, else 0.
+    """
     from rich.console import Console
 
     from relax_actors.monitoring.connection import connected

@@ -73,7 +73,7 @@ def _add(app: typer.Typer, name: str, command: Any) -> None:
 
 
 def _add_installed(app: typer.Typer, name: str) -> None:
-    """Add the command of another distribution; if it cannot be loaded, a command that reports the reason."""
+    """Add the command of another distribution, or a command that reports why it cannot load."""
     try:
         command = COMMANDS.load(name, "command")
     except ConfigError as error:
@@ -95,7 +95,10 @@ def _add_failing(app: typer.Typer, name: str, reason: str) -> None:
 
 
 def run() -> None:
-    """Run a command; report an error as one message and an exit code: 2 for a configuration error, else 1."""
+    """Run a command, and report an error as one message.
+
+    Exit code 2 for a configuration error, 1 for any other error of relax.
+    """
     try:
         build(sys.argv[1:])()
     except ConfigError as error:

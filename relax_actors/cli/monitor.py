@@ -23,9 +23,9 @@ def monitor(
     ] = None,
     count: Annotated[int, typer.Option(help="Exit after this many messages; 0 to exit with the run.")] = 0,
 ) -> None:
-    """Watch a live run: reward, loss, KL, staleness, rows, actors and events; also export them to sinks.
+    """Watch a live run on the terminal, and export its metrics and events to sinks.
 
-    Uses the broker only; credentials of an observer are enough.
+    Shows reward, loss, KL, staleness, rows, actors and events. Uses the broker only; credentials of an observer are enough.
     """
     from relax_actors.monitoring.connection import locate
     from relax_actors.monitoring.sinks import open_sinks

@@ -56,7 +56,7 @@ def node(
 
 
 def _run_node(address: Address, wanted: Wanted) -> int:
-    """Run a node until it leaves; the first signal drains its actors, the second ends them at once."""
+    """Run a node until it leaves; a first signal drains its actors, a second ends them."""
     from relax_actors.runtime import logs
     from relax_actors.supervision.remote_node import Remote
 

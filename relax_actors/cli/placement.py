@@ -1,4 +1,4 @@
-"""Checks of placement: which log-probs are needed, which role computes them, and which roles share a device."""
+"""Checks of placement: which roles compute log-probs, and which share a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relax_actors.roles import replicas
 
 
 def check_log_probs(config: Config, produced: Collection[str], read: Collection[str]) -> Iterator[str]:
-    """Check that the roles that compute log-probs are needed, and that needed ones exist; note where they run.
+    """Check that needed log-probs are computed and that no role computes unneeded ones.
 
     Args:
         config: configuration of the run.

@@ -57,7 +57,7 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Result of one mode over its measured steps; times in simulated seconds, idle times also as shares of a step."""
+    """Result of one mode over its measured steps; times in simulated seconds."""
 
     mode: str
     rollout_devices: int

@@ -14,7 +14,10 @@ def scale(
     roles: Annotated[list[str], typer.Argument(help="Numbers of actors: role=number ...", metavar="ROLE=NUMBER")],
     node: Annotated[str | None, typer.Option(help="Number or name of the node to scale.")] = None,
 ) -> None:
-    """Scale the actors of a role while the run is up; surplus actors finish their current rows, then exit."""
+    """Scale the actors of a role while the run is up.
+
+    Surplus actors finish their current rows, then exit.
+    """
     from relax_actors.cli.scaling import scale_roles
 
     for role, number in scale_roles(run, roles, node).items():

@@ -72,7 +72,7 @@ def _parse(config: Config, setting: str) -> tuple[str, int]:
 
 
 def _nodes(at: Connected) -> dict[int, tuple[str, set[str]]]:
-    """Return name and roles of each node by number; node 0 (`relax up`) is included even without a lease."""
+    """Return name and roles of each node by number; always with node 0, that of `relax up`."""
     found: dict[int, tuple[str, set[str]]] = {}
     for key, lease in at.table.bridge.call(at.state.leases(), 10).items():
         kind, _, number = key.partition(".")

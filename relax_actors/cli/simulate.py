@@ -17,9 +17,9 @@ def simulate(
     ] = False,
     json: JsonResult = False,
 ) -> None:
-    """Predict a run on a simulated cluster: real actors and table, with engines that only take time.
+    """Predict a run on a simulated cluster.
 
-    CONFIG has a section "simulate"; see docs/simulate.md.
+    Runs the real actors and table with engines that only take time. CONFIG has a section "simulate"; see docs/simulate.md.
     """
     from relax_actors.cli.prediction import predict_all
 

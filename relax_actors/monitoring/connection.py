@@ -31,7 +31,7 @@ REACH_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Access to a run: its folder, configuration, table and KV state; `live` if its broker was up already."""
+    """Access to a run; `live` if its broker was up before."""
 
     folder: RunFolder
     config: Config

@@ -1,4 +1,7 @@
-"""Text of the leases of actors and supervisors; any client of the broker can write one, so no field is trusted."""
+"""Text of the leases of actors and supervisors.
+
+Any client of the broker can write a lease, so no field is trusted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def age(lease: dict[str, Any]) -> str:
 
 
 def activity(lease: dict[str, Any]) -> str:
-    """Describe what an actor does: the rows that it handles, or what it waits for, and since when."""
+    """Describe what an actor does: the rows it handles or what it waits for, and since when."""
     rows = lease.get("rows")
     rows = [str(row)[:40] for row in rows] if isinstance(rows, list) else []
     more = f" and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else ""

@@ -72,7 +72,12 @@ class Progress:
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
 
     def take(self, subject: str, data: bytes) -> None:
-        """Update the state by a message of `relax.<run>.event.>` or `relax.<run>.metric.>`; ignore a malformed one."""
+        """Update the state by an event or a metric; ignore a malformed one.
+
+        Args:
+            subject: `relax.<run>.event.>` or `relax.<run>.metric.>`.
+            data: JSON object.
+        """
         tokens = subject.split(".")
         try:
             body = json.loads(data)
@@ -204,7 +209,7 @@ def _short(value: Any) -> str:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Draw values as bars between their minimum and maximum, averaged down to at most `width` bars."""
+    """Draw values as at most `width` bars, scaled between their minimum and maximum."""
     if not values:
         return ""
     size = max(1, -(-len(values) // width))

@@ -47,7 +47,7 @@ def readmitted_rows(table: Table) -> dict[RowId, str]:
 
 
 def requeue(at: Connected, names: list[str], *, everything: bool) -> int:
-    """Request new rows for the tasks of quarantined rows; a row that was requeued before is not requeued again.
+    """Request new rows for the tasks of quarantined rows; each row is requeued once.
 
     Args:
         at: the run.

@@ -1,4 +1,4 @@
-"""Metrics read from the log of a run: what `relax simulate` measures, and recorded times that it can start from."""
+"""Metrics from the log of a run, measured or recorded for `relax simulate`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SHOWN = 8
 
 
 def printable(text: str) -> str:
-    """Replace control characters: text of other clients must not send escape sequences to the terminal."""
+    """Replace control characters, so that text of other clients cannot steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 

@@ -14,7 +14,7 @@ from relax_actors.roles import replicas, role_names
 
 
 def supervision_tree(at: Connected) -> Tree:
-    """Read the leases of a run and build its tree: broker, nodes, pools and actors, each with its state."""
+    """Build the tree of broker, nodes, pools and actors from the leases of a run."""
     leases = at.table.bridge.call(at.state.leases(), 10)
     nodes = {key[5:]: leases.pop(key) for key in sorted(leases, key=_order) if key.startswith("node.")}
     roots = {key[5:]: children_of(leases.pop(key)) for key in list(leases) if key.startswith("root.")}
@@ -39,7 +39,7 @@ def _add_node(root: Tree, n: str, node: dict[str, Any], state: Any) -> Tree:
 
 
 def _add_actors(branch: Tree, config: Config, node: dict[str, Any], leases: dict[str, Any]) -> None:
-    """Add the actors that a node reports; without a lease of the node, the actors that the run should have."""
+    """Add the actors that a node reports, or without its lease those that it should have."""
     states = children_of(node)
     names = states if node else [f"{role}.{n}" for role in role_names(config) for n in range(replicas(config, role))]
     pools: dict[str, Tree] = {}

@@ -17,7 +17,7 @@ TICK = 1.0
 
 
 def print_messages(subject: str, run: str | None, *, history: bool, count: int) -> None:
-    """Print the messages of a subject until interrupted; of a run that is not up, the stored messages.
+    """Print the messages of a subject until interrupted, or to the end of a run that is not up.
 
     Args:
         subject: NATS subject, may have wildcards.

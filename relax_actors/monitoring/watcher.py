@@ -1,4 +1,4 @@
-"""Watches a run in the process of its root: shows progress, detects the last step, and stops the root."""
+"""Watch a run in the process of its root: show progress, and stop the root at the end."""
 
 from __future__ import annotations
 

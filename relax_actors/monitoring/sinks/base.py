@@ -21,13 +21,13 @@ class Sink(Protocol):
     """
 
     def take(self, message: LogMessage) -> None:
-        """Receive one message, in the order of arrival. Ignore messages of no interest; do not raise for any content.
+        """Receive one message, in the order of arrival; raise for no content.
 
-        Any client of the broker may have written the message, so its fields may be of any type and size.
+        Ignore messages of no interest. Any client of the broker may have written the message, so its fields may be of any type and size.
         """
 
     def close(self) -> None:
-        """Write what is buffered and free all resources. Called once; `take` is not called afterwards."""
+        """Write what is buffered and free all resources; called once, as the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class LogMessage:
 
     @property
     def kind(self) -> str:
-        """Kind of the event, or of the metric: `step` for an optimizer step, empty for the state of an actor."""
+        """Kind of the event or metric: `step` for an optimizer step, empty for an actor's state."""
         return str(self.body.get("kind", ""))[:64]
 
     def numbers(self) -> dict[str, float]:
-        """Return the measurements by name, without fields that identify the message; finite values only."""
+        """Return the finite measurements by name, without fields that identify the message."""
         skipped = ("time", "n", "kind", "role")
         return {
             name: float(value)
