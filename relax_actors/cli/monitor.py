@@ -25,7 +25,7 @@ def monitor(
 ) -> None:
     """Watch a live run on the terminal, and export its metrics and events to sinks.
 
-    Shows reward, loss, KL, staleness, rows, actors and events. Uses the broker only; credentials of an observer are enough.
+    Shows reward, loss, KL, staleness, rows, actors and events. Uses the broker only, with credentials of an observer.
     """
     from relax_actors.monitoring.connection import locate
     from relax_actors.monitoring.sinks import open_sinks

@@ -19,7 +19,7 @@ def simulate(
 ) -> None:
     """Predict a run on a simulated cluster.
 
-    Runs the real actors and table with engines that only take time. CONFIG has a section "simulate"; see docs/simulate.md.
+    Runs the real actors and table with engines that only take time. CONFIG has a section "simulate": docs/simulate.md.
     """
     from relax_actors.cli.prediction import predict_all
 

@@ -23,7 +23,8 @@ class Sink(Protocol):
     def take(self, message: LogMessage) -> None:
         """Receive one message, in the order of arrival; raise for no content.
 
-        Ignore messages of no interest. Any client of the broker may have written the message, so its fields may be of any type and size.
+        Ignore messages of no interest. Any client of the broker may have written the message, so its fields may be of
+        any type and size.
         """
 
     def close(self) -> None:
