@@ -370,13 +370,13 @@ def test_another_role_still_needs_its_actor(write: Write) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (with_roles("reference"), "roles.reference would compute log-probs that nobody reads, for algorithm.kl_coef"),
-        (with_roles("actor_fwd"), 'nobody reads, for algorithm.proximal is "rollout": set it to "actor_fwd"'),
-        (with_roles("actor_fwd", proximal="trainer"), "roles.actor_fwd would compute log-probs that nobody reads"),
+        (with_roles("reference"), "roles.reference would compute log-probs that no role reads: algorithm.kl_coef"),
+        (with_roles("actor_fwd"), 'no role reads: algorithm.proximal is "rollout"; set it to "actor_fwd"'),
+        (with_roles("actor_fwd", proximal="trainer"), "roles.actor_fwd would compute log-probs that no role reads"),
         (with_roles(proximal="actor_fwd"), 'add [roles.actor_fwd], or set algorithm.proximal = "trainer"'),
         (
             ["placement.colocate=[['rollout', 'trainer']]", "trainer.device=cpu", "rollout.device=cuda:1"],
-            "are on one device, but are told different ones",
+            "share one device, but are set to different ones",
         ),
     ],
 )
@@ -390,9 +390,9 @@ def test_a_placement_that_contradicts_the_algorithm_is_refused(overrides: list[s
     [
         ([], "log-probs of a reference are not needed: algorithm.kl_coefficient = 0"),
         (with_roles(kl_coefficient=0.1), "(algorithm.kl_coefficient > 0): computed inside the trainer"),
-        (with_roles("reference", kl_coefficient=0.1), "computed by actors of its own, from version 0"),
-        (with_roles(proximal="trainer"), "those of the trainer's own pass, which costs no other"),
-        (with_roles("actor_fwd", proximal="actor_fwd"), "computed by actors of their own, from the newest weights"),
+        (with_roles("reference", kl_coefficient=0.1), "computed by the role reference, from version 0"),
+        (with_roles(proximal="trainer"), "those of the trainer's own forward pass, at no further cost"),
+        (with_roles("actor_fwd", proximal="actor_fwd"), "computed by the role actor_fwd, from the newest weights"),
         (["placement.colocate=[['rollout','trainer']]"], "one actor at a time: rollout (1), trainer (1)"),
     ],
 )
@@ -470,7 +470,7 @@ def test_log_probs_that_a_role_of_the_users_reads_are_not_idle(write: Write, tmp
         "    def handle(self, row):\n        return 1\n"
     )
     path = write('[roles.reference]\n[roles.own]\nactor = "reads_the_reference.Own"\n')
-    assert not any("nobody reads" in error for error in examine(load_config(path)).errors)
+    assert not any("no role reads" in error for error in examine(load_config(path)).errors)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker.server import find_binary
-from relax_actors.cli.keys import ROUTE_PORT, Settings, make_keys
+from relax_actors.cli.credential_files import ROUTE_PORT, Settings, make_keys
 from relax_actors.registry.catalog import ROLES
 from tests.support.running import wait_until
 
