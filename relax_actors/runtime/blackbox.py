@@ -16,24 +16,24 @@ from pathlib import Path
 from broker.pull import Delivery
 
 SIZE = 16 << 10
-HELD = 512
+MAX_DELIVERIES = 512
 _HEAD = struct.Struct("<dI")
 _DELIVERY = struct.Struct("<QQQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """`beat` is the last sign of life (seconds, CLOCK_MONOTONIC); `rows` are in hand; `waits_for` says for what.
+class Snapshot:
+    """`beat` is the last sign of life (seconds, CLOCK_MONOTONIC); `rows` are in hand; `waiting_for` says for what.
 
-    `since` is when this was so first (seconds since 1970). `taken` are the last `HELD` deliveries, finished or not, in
+    `since` is when this was so first (seconds since 1970). `taken` are the last `MAX_DELIVERIES` deliveries, finished or not, in
     no order; read after a death only.
     """
 
     beat: float
     rows: tuple[str, ...] = ()
-    waits_for: str = ""
+    waiting_for: str = ""
     since: float = 0.0
-    taken: tuple[Delivery, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
 
 
 class BlackBox:
@@ -46,7 +46,7 @@ class BlackBox:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
-            size = SIZE + HELD * _DELIVERY.size
+            size = SIZE + MAX_DELIVERIES * _DELIVERY.size
             # With room of its own: a write into a hole of a mapped file on a full disk would kill the process.
             os.posix_fallocate(file.fileno(), 0, size)
             self._map = mmap.mmap(file.fileno(), size)
@@ -56,41 +56,41 @@ class BlackBox:
         """Give a sign of life."""
         struct.pack_into("<d", self._map, 0, time.monotonic())
 
-    def record(self, rows: list[str], waits_for: str = "") -> None:
+    def record(self, rows: list[str], waiting_for: str = "") -> None:
         """Say which rows are in hand, or what is waited for; a sign of life too."""
         now = round(time.time(), 3)
-        body = json.dumps([rows, waits_for, now]).encode()
+        body = json.dumps([rows, waiting_for, now]).encode()
         if len(body) > SIZE - _HEAD.size:
-            body = json.dumps([rows[:64], waits_for[:1000], now]).encode()
+            body = json.dumps([rows[:64], waiting_for[:1000], now]).encode()
         # The length is written last: a reader never takes half a text for a whole one.
         _HEAD.pack_into(self._map, 0, time.monotonic(), 0)
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
         struct.pack_into("<I", self._map, 8, len(body))
 
-    def took(self, delivery: Delivery) -> None:
-        """Note a delivery; it takes the place of the one `HELD` before it."""
-        _DELIVERY.pack_into(self._map, SIZE + self._taken % HELD * _DELIVERY.size, *delivery)
+    def record_delivery(self, delivery: Delivery) -> None:
+        """Note a delivery; it takes the place of the one `MAX_DELIVERIES` before it."""
+        _DELIVERY.pack_into(self._map, SIZE + self._taken % MAX_DELIVERIES * _DELIVERY.size, *delivery)
         self._taken += 1
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start a new life's record: nothing in hand, nothing taken."""
-        self._map[SIZE:] = bytes(HELD * _DELIVERY.size)
+        self._map[SIZE:] = bytes(MAX_DELIVERIES * _DELIVERY.size)
         self._taken = 0
         self.record([], "start")
 
-    def read(self) -> Reading:
+    def read(self) -> Snapshot:
         """The last entry."""
         beat, length = _HEAD.unpack_from(self._map)
         try:
-            rows, waits_for, since = json.loads(self._map[_HEAD.size : _HEAD.size + length])
-            return Reading(beat, tuple(rows), waits_for, since)
+            rows, waiting_for, since = json.loads(self._map[_HEAD.size : _HEAD.size + length])
+            return Snapshot(beat, tuple(rows), waiting_for, since)
         except (ValueError, TypeError):
-            return Reading(beat)
+            return Snapshot(beat)
 
-    def read_whole(self) -> Reading:
+    def read_with_deliveries(self) -> Snapshot:
         """The last entry, with what was taken."""
-        taken = tuple(Delivery(*numbers) for numbers in _DELIVERY.iter_unpack(self._map[SIZE:]) if any(numbers))
-        return replace(self.read(), taken=taken)
+        deliveries = tuple(Delivery(*numbers) for numbers in _DELIVERY.iter_unpack(self._map[SIZE:]) if any(numbers))
+        return replace(self.read(), deliveries=deliveries)
 
     def close(self) -> None:
         """Unmap."""

@@ -13,7 +13,7 @@ from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
 from relax_actors.errors import BrokerError, CodecError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Trajectory, Weights
-from relax_actors.runtime.role import Context
+from relax_actors.runtime.context import Context
 
 Numbered = Batch | Checkpoint | Weights | Evaluation
 T = TypeVar("T")

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relax_actors.errors import ActorError
-from relax_actors.runtime.role import Context
+from relax_actors.runtime.context import Context
 
 SAY_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.005
 
 
-class Turns:
+class DeviceLock:
     """One actor's turns on a device; call it for a context in which the device is its own.
 
     Args:

@@ -31,32 +31,32 @@ def write(folder: Path, save: Callable[[Path], None], when_full: Callable[[Store
 
 
 def _write(folder: Path, save: Callable[[Path], None]) -> None:
-    unfinished = begin(folder)
+    unfinished = create_temporary(folder)
     try:
         save(unfinished)
-        put(unfinished, folder)
+        commit(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def place(folder: Path) -> Path:
+def temporary_path(folder: Path) -> Path:
     """Where this process fills a checkpoint that is to be at `folder`."""
     return folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
 
 
-def begin(folder: Path) -> Path:
+def create_temporary(folder: Path) -> Path:
     """Make `place` an empty folder, for `put`; what writers that died left of the same is removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         if not Path(f"/proc/{left.name.split('.')[-2]}").exists():
             shutil.rmtree(left, ignore_errors=True)
-    unfinished = place(folder)
+    unfinished = temporary_path(folder)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     return unfinished
 
 
-def put(unfinished: Path, folder: Path) -> None:
+def commit(unfinished: Path, folder: Path) -> None:
     """Make what `begin` gave appear at `folder`, whole and durable; an older one there is replaced."""
     for path in [*unfinished.rglob("*"), unfinished]:
         _sync(path)
@@ -97,7 +97,7 @@ def verify(folder: Path) -> None:
         raise StoreError(msg)
 
 
-def collect(parent: Path, kept: Collection[str], version: int, incarnation: int) -> None:
+def remove_stale(parent: Path, kept: Collection[str], version: int, incarnation: int) -> None:
     """Remove checkpoints that nobody will load, and what writers that died left unfinished or unpublished.
 
     Args:

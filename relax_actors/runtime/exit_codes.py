@@ -10,7 +10,7 @@ EXIT_HUNG = 71
 """No progress with rows in hand: likewise."""
 EXIT_BLAMELESS = 72
 """A failure that no row can have caused."""
-EXIT_AWAY = 73
+EXIT_BROKER_UNREACHABLE = 73
 """The broker does not answer: nobody's fault, and no sign that starting again would not help."""
 EXIT_GAVE_UP = 75
 """A supervisor below gave up."""

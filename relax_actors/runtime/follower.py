@@ -15,19 +15,20 @@ from broker.errors import SubjectError
 from broker.pull import Follower
 from broker.subjects import CellId
 from broker.table import Cell
+from relax_actors.runtime.context import Context
 from relax_actors.runtime.mailbox import Mailbox, ask
-from relax_actors.runtime.role import Context, StatefulRole
-from relax_actors.runtime.watchdog import Watch
+from relax_actors.runtime.stateful_role import StatefulRole
+from relax_actors.runtime.watchdog import Watchdog
 
 TICK = 0.5
 ANSWER_SECONDS = 5.0
 FENCE_SECONDS = 1.0
 
 
-class FollowPump:
+class FollowerPump:
     """Feeds one stateful actor; see `PoolPump` for the arguments. An exception of the role ends the process."""
 
-    def __init__(self, role: StatefulRole, context: Context, mailbox: pykka.ActorRef[Mailbox], watch: Watch) -> None:
+    def __init__(self, role: StatefulRole, context: Context, mailbox: pykka.ActorRef[Mailbox], watch: Watchdog) -> None:
         self.role, self.context, self.mailbox, self.watch = role, context, mailbox, watch
         self.handled = 0
         self._looked = float("-inf")
@@ -50,7 +51,7 @@ class FollowPump:
             # What comes may be of a later life of this actor, and not this one's to act on: one that was stopped and
             # taken for dead has not looked for long.
             if time.monotonic() - self._looked > FENCE_SECONDS:
-                await self._give_way()
+                await self._check_fence()
             cells = [self._cell(m) for m in messages]
             seen += len(cells)
             if history is not None:
@@ -67,25 +68,25 @@ class FollowPump:
             self.handled += len(cells)
 
     async def _run(self, work: Callable[[], None]) -> None:
-        self.watch.begin([])
+        self.watch.start_rows([])
         try:
             await ask(self.mailbox, work)
         except Exception:
             # A later life lets go of rows and files that this one misses.
-            await self._give_way()
+            await self._check_fence()
             raise
-        self.watch.rest()
+        self.watch.end_work()
 
     async def _idle(self) -> None:
-        self.watch.work()
+        self.watch.start_work()
         await ask(self.mailbox, self.role.idle)
-        self.watch.rest()
+        self.watch.end_work()
 
-    async def _give_way(self) -> None:
+    async def _check_fence(self) -> None:
         """End by `FencedError` if a later life of the actor has begun; a broker that does not answer says nothing."""
         with suppress(TimeoutError):
             if self.context.table.bridge.nc.is_connected:
-                await asyncio.wait_for(self.context.give_way_async(), ANSWER_SECONDS)
+                await asyncio.wait_for(self.context.raise_if_fenced_async(), ANSWER_SECONDS)
                 self._looked = time.monotonic()
 
     def _cell(self, message: Msg) -> tuple[CellId, Cell]:

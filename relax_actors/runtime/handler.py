@@ -13,9 +13,11 @@ from broker.store import Store
 from broker.subjects import RowId
 from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreFullError
 from relax_actors.messages import Dropped, DropReason
-from relax_actors.runtime.role import Context, Drop, Role, Row
+from relax_actors.runtime.context import Context
+from relax_actors.runtime.role import Drop, Role
+from relax_actors.runtime.row import Row
 
-NOT_THE_ROWS = (ActorError, BrokerError, ConfigError, StoreFullError)
+BLAMELESS_ERRORS = (ActorError, BrokerError, ConfigError, StoreFullError)
 """Errors that say nothing about the rows in hand."""
 
 
@@ -82,7 +84,7 @@ class Handler:
 
         try:
             first = hand.add(jobs)
-            with self._context.turn():
+            with self._context.device_lock():
                 for results in self._role.stream(first, joining):
                     for row, value in results:
                         hand.end(row, value)
@@ -96,7 +98,7 @@ class Handler:
             # One bad row must not take its neighbours along; an error without a row in hand is the actor's own.
             if not (hand.left and isinstance(error, Exception)):
                 raise
-            together = len(hand.left) == 1 or isinstance(error, NOT_THE_ROWS)
+            together = len(hand.left) == 1 or isinstance(error, BLAMELESS_ERRORS)
             for row in list(hand.left):
                 hand.tell()
                 hand.end(row, error if together else self._alone(row))
@@ -104,7 +106,7 @@ class Handler:
 
     def _alone(self, row: Row) -> Any:
         try:
-            with self._context.turn():
+            with self._context.device_lock():
                 found = [value for results in self._role.stream([row], _nothing) for _, value in results]
         except Exception as error:  # noqa: BLE001 sorted out by who asked
             return error

@@ -25,7 +25,7 @@ BURST, RATE = 200, 20.0
 REPORT_SECONDS = 5.0
 
 
-class Limiter:
+class RateLimiter:
     """Lets `burst` events of a kind through at once and `rate` a second after that; counts those it refuses."""
 
     def __init__(self, burst: int = BURST, rate: float = RATE) -> None:
@@ -65,7 +65,7 @@ class Journal:
         self.subjects = subjects
         self._role, self._n, self._patience = role, n, patience
         self._unsettled: set[concurrent.futures.Future[Any]] = set()
-        self._limiter = Limiter()
+        self._limiter = RateLimiter()
         self._reporting: set[str] = set()
 
     def event(self, kind: str, *, role: str | None = None, n: int | None = None, **fields: Any) -> None:
@@ -76,7 +76,7 @@ class Journal:
                 self._submit(self._report(kind))
             return
         role, n = role or self._role, self._n if n is None else n
-        fields = {name: bounded(value) for name, value in fields.items()}
+        fields = {name: truncate(value) for name, value in fields.items()}
         log.info(kind, role=role, n=n, **fields)
         self._publish(self.subjects.event(role, n, kind), {"kind": kind, "role": role, "n": n, **fields})
 
@@ -108,7 +108,7 @@ class Journal:
         self._unsettled.add(future)
         future.add_done_callback(self._unsettled.discard)
 
-    def settle(self, seconds: float) -> bool:
+    def flush(self, seconds: float) -> bool:
         """Wait until all is stored that was told; False if something is not, `seconds` later."""
         return not concurrent.futures.wait(tuple(self._unsettled), seconds).not_done
 
@@ -124,7 +124,7 @@ class Journal:
             log.warning("journal_lost", subject=subject, error=str(error))
 
 
-def bounded(value: Any) -> Any:
+def truncate(value: Any) -> Any:
     """A field of an event, cut to a size that fits one: a long text keeps its beginning and its end."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         half = MAX_TEXT // 2

@@ -33,13 +33,13 @@ def rotate(path: Path) -> None:
                 temporary.unlink(missing_ok=True)
 
 
-def keep_root(folder: RunFolder) -> None:
+def maintain_root_files(folder: RunFolder) -> None:
     """What the first process of a run or of a node does now and then: its log, and its sign of life."""
     rotate(folder.log("root"))
-    folder.beat()
+    folder.touch_lock()
 
 
-class Forgiving:
+class BestEffortFile:
     """A text file that drops what cannot be written: a full disk, or a closed file, must not stop whoever logs."""
 
     def __init__(self, file: TextIO) -> None:
@@ -66,5 +66,5 @@ def configure(level: int = logging.INFO) -> None:
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", Forgiving(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", BestEffortFile(sys.stderr))),
     )

@@ -58,7 +58,7 @@ async def ask(ref: pykka.ActorRef[Mailbox], work: Callable[[], Any]) -> Any:
     return await answer
 
 
-def stack_of(thread_id: int | None) -> str:
+def thread_stack(thread_id: int | None) -> str:
     """Where a thread is now, as text."""
     frame = sys._current_frames().get(thread_id or -1)  # noqa: SLF001 the only way to look at another thread
     return "".join(traceback.format_stack(frame)) if frame else "(no such thread)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Pauses:
+class PauseDetector:
     """Tells whoever looks regularly how long it could not, so that it does not take its own silence for another's.
 
     Args:
@@ -11,7 +11,7 @@ class Pauses:
     """
 
     def __init__(self, most: float) -> None:
-        self._most = most
+        self._threshold = most
         self._last: float | None = None
 
     def look(self, now: float, worked: float = 0.0) -> float:
@@ -23,9 +23,9 @@ class Pauses:
         """
         gap = 0.0 if self._last is None else now - self._last
         self._last = now
-        return gap if gap > self._most and worked < gap / 2 else 0.0
+        return gap if gap > self._threshold and worked < gap / 2 else 0.0
 
 
-def unusual(heartbeat: float) -> float:
+def tolerated_delay(heartbeat: float) -> float:
     """How long a look may be late where `heartbeat` seconds of silence are a death: what is less does no harm."""
     return max(0.5, heartbeat / 3)

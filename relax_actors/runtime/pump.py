@@ -24,10 +24,11 @@ from broker.subjects import CellId, RowId
 from broker.table import CALL_DEADLINE
 from relax_actors.errors import CodecError, RowError, SubjectError
 from relax_actors.messages import Checkpoint, Dropped, Quarantined
-from relax_actors.runtime.handler import NOT_THE_ROWS, Handler, Job
+from relax_actors.runtime.context import Context
+from relax_actors.runtime.handler import BLAMELESS_ERRORS, Handler, Job
 from relax_actors.runtime.mailbox import ExitRequestedError, Mailbox, ask
-from relax_actors.runtime.role import Context, Role
-from relax_actors.runtime.watchdog import Watch
+from relax_actors.runtime.role import Role
+from relax_actors.runtime.watchdog import Watchdog
 
 RETRY_SECONDS, PATIENCE = 0.2, 5.0
 
@@ -35,7 +36,7 @@ RETRY_SECONDS, PATIENCE = 0.2, 5.0
 IMPLIED = {"trajectory": {"prompt"}, "reward": {"prompt", "trajectory"}, "advantage": {"prompt", "trajectory"}}
 
 
-def waking(inputs: tuple[str, ...], rewards: str = "reward") -> list[str]:
+def trigger_columns(inputs: tuple[str, ...], rewards: str = "reward") -> list[str]:
     """The columns whose arrival may complete a row: those that no other of `inputs` implies.
 
     Args:
@@ -67,7 +68,7 @@ class PoolPump:
         role: Role,
         context: Context,
         mailbox: pykka.ActorRef[Mailbox],
-        watch: Watch,
+        watch: Watchdog,
         fail: Callable[[BaseException], None],
     ) -> None:
         self.role, self.context, self.mailbox, self.watch, self.fail = role, context, mailbox, watch, fail
@@ -82,32 +83,34 @@ class PoolPump:
         self._ending: asyncio.Task[None] | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self._inputs = role.inputs()
-        self._wakes = waking(self._inputs, context.config.advantages.reads)
+        self._triggers = trigger_columns(self._inputs, context.config.advantages.reads)
         self._ack_wait = context.config.supervision.ack_wait
-        self._waits_for = f"a row with {' and '.join(self._inputs)}"
+        self._waiting_for = f"a row with {' and '.join(self._inputs)}"
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Pump until told to stop; what is in hand then is finished, what only waits is given back."""
         bridge, subjects = self.table.bridge, self.table.subjects
-        filters = [subjects.column(name, kind) for name in self._wakes for kind in self.role.kinds]
+        filters = [subjects.column(name, kind) for name in self._triggers for kind in self.role.kinds]
         # Cells purged with a floor may still come as redeliveries: their rows are gone.
         await bridge.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._on_checkpoint)
-        together = max(1, self.role.together())
+        limit = max(1, self.role.row_limit())
         # Whoever has a turn on a device gives it back when the rows are through with which it began.
-        shares_device = self.context.turn is not nullcontext
+        shares_device = self.context.device_lock is not nullcontext
         while not stopping.is_set():
-            spec = pool_spec(self.context.role, filters, self._ack_wait, max_ack_pending=max(1024, 8 * together))
+            spec = pool_spec(self.context.role, filters, self._ack_wait, max_ack_pending=max(1024, 8 * limit))
             await ensure_consumer(bridge, subjects.table_stream, spec)
-            ahead = self.role.ahead
-            credit = max(4, 2 * together) if ahead else together
-            pull = StandingPull(bridge, subjects.table_stream, self.context.role, credit, self.watch.took, ahead=ahead)
+            ahead = self.role.prefetch
+            credit = max(4, 2 * limit) if ahead else limit
+            pull = StandingPull(
+                bridge, subjects.table_stream, self.context.role, credit, self.watch.record_delivery, ahead=ahead
+            )
             await pull.start()
             self._pull = pull
             renewing = asyncio.create_task(self._renew(pull))
             try:
-                self.watch.end(self._waits_for)
+                self.watch.start_waiting(self._waiting_for)
                 while not stopping.is_set() and not pull.gone:
-                    messages = await pull.next(together, PATIENCE, self.role.linger)
+                    messages = await pull.next(limit, PATIENCE, self.role.batch_wait)
                     again = self._fetched = [message for message in messages if comes_again(message)]
                     first = [message for message in messages if not comes_again(message)]
                     await self._process(first, joined=not (again or shares_device))
@@ -163,7 +166,7 @@ class PoolPump:
                 finally:
                     # What was settled before the answer has begun before it.
                     await asyncio.gather(*self._finishing)
-                self.watch.end(self._waits_for)
+                self.watch.start_waiting(self._waiting_for)
         except ExitRequestedError as error:
             self.fail(error)
         except (RelaxError, OSError) as error:
@@ -177,7 +180,7 @@ class PoolPump:
         self._fetched = [message for message in self._fetched if message not in messages]
         if jobs:
             self._jobs += jobs
-            self.watch.begin([str(job.row) for job in self._jobs])
+            self.watch.start_rows([str(job.row) for job in self._jobs])
         return jobs
 
     def _more(self, most: int) -> list[Job]:
@@ -214,7 +217,7 @@ class PoolPump:
         for job in jobs:
             self._let_go(job)
         if self._jobs:
-            self.watch.begin([str(job.row) for job in self._jobs])
+            self.watch.start_rows([str(job.row) for job in self._jobs])
 
     async def _join(self, message: Msg) -> Job | None:
         """The row's other columns; None if it is done, gone, or waits for a column still to come."""
@@ -234,7 +237,7 @@ class PoolPump:
             return None
         cells = {cell.field: message.data}
         others = [name for name in self._inputs if name != cell.field]
-        done = [self.role.writes] if len(self._wakes) > 1 and self.role.writes else []
+        done = [self.role.writes] if len(self._triggers) > 1 and self.role.writes else []
         found = await asyncio.gather(*(self.table.get_async(self.table.cell(row, name)) for name in [*others, *done]))
         missing = [name for name, other in zip(others, found, strict=False) if other is None]
         if missing or (done and found[-1] is not None):
@@ -292,7 +295,7 @@ class PoolPump:
         self._jobs = [other for other in self._jobs if other is not job]
 
     async def _failed(self, job: Job, error: Exception) -> None:
-        if isinstance(error, NOT_THE_ROWS) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+        if isinstance(error, BLAMELESS_ERRORS) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
             self.fail(error)
         text = f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))

@@ -46,12 +46,12 @@ class RunFolder:
         return self.root / "report.json"
 
     @property
-    def finished(self) -> Path:
+    def summary(self) -> Path:
         """The summary of a run that reached its last step."""
         return self.root / "summary.json"
 
     @property
-    def picture(self) -> Path:
+    def reward_plot(self) -> Path:
         """The reward curve."""
         return self.root / "reward.png"
 
@@ -70,7 +70,7 @@ class RunFolder:
         """Version 0 of the weights, where actors compute log-probs of it."""
         return self.root / "reference"
 
-    def device(self, number: int) -> Path:
+    def device_lock(self, number: int) -> Path:
         """Lock file of a device that roles share."""
         return self.root / "devices" / f"{number}.lock"
 
@@ -78,7 +78,7 @@ class RunFolder:
         """Where an actor's inference server is, for this user only; its folder of the same name holds weights."""
         return self.root / "servers" / f"{number}.json"
 
-    def box(self, child: str) -> Path:
+    def black_box(self, child: str) -> Path:
         """Black box of an actor."""
         return self.root / "actors" / f"{child}.box"
 
@@ -115,7 +115,7 @@ class RunFolder:
             remove_unfinished(folder)
         return file
 
-    def beat(self) -> None:
+    def touch_lock(self) -> None:
         """Have the time of `lock` say that the process lives that has it; for those who look at it from outside."""
         with suppress(OSError):
             os.utime(self.root / "lock")
@@ -125,19 +125,19 @@ class RunFolder:
         body = {"import_path": import_path, "config": config.model_dump(mode="json")}
         write_private(self.config, json.dumps(body, indent=1))
 
-    def state_of_config(self) -> tuple[int, ...]:
+    def config_fingerprint(self) -> tuple[int, ...]:
         """Changes whenever the saved configuration does, or what the node is for."""
         found = [path.stat() for path in (self.config, self.node) if path.exists()]
         return tuple(number for stat in found for number in (stat.st_mtime_ns, stat.st_ino))
 
-    def change_config(self, config: Config) -> None:
+    def replace_config(self, config: Config) -> None:
         """Put another configuration in the place of the saved one."""
-        body = self.saved() or {}
+        body = self.saved_config() or {}
         self.save_config(config, body.get("import_path", ""))
 
     def load_config(self) -> Config:
         """The run's configuration, with dotted paths importable as when it was saved."""
-        body = self.saved()
+        body = self.saved_config()
         if body is None:
             msg = f"{self.root} holds no run: there is no {self.config.name}"
             raise ConfigError(msg)
@@ -147,9 +147,9 @@ class RunFolder:
     @property
     def import_path(self) -> str:
         """Folder in which the run's dotted paths are found."""
-        return str((self.saved() or {}).get("import_path", ""))
+        return str((self.saved_config() or {}).get("import_path", ""))
 
-    def saved(self) -> dict[str, Any] | None:
+    def saved_config(self) -> dict[str, Any] | None:
         """What `save_config` wrote, or None."""
         if not self.config.exists():
             return None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from broker.subjects import RowId
 
 
-def seed_of(run_seed: int, *parts: int | str) -> int:
+def derive_seed(run_seed: int, *parts: int | str) -> int:
     """A 63-bit seed from the run's and whatever names the choice."""
     text = "|".join(map(str, (run_seed, *parts))).encode()
     return xxhash.xxh3_64_intdigest(text) >> 1
@@ -19,13 +19,13 @@ def seed_of(run_seed: int, *parts: int | str) -> int:
 
 @lru_cache(maxsize=4)
 def _order(run_seed: int, epoch: int, size: int) -> NDArray[np.int64]:
-    generator = np.random.Generator(np.random.Philox(key=seed_of(run_seed, "epoch", epoch)))
+    generator = np.random.Generator(np.random.Philox(key=derive_seed(run_seed, "epoch", epoch)))
     return generator.permutation(size)
 
 
 def task_index(run_seed: int, row: RowId, rows: int, size: int) -> int:
     """Which of `size` tasks a row gets: each once an epoch, in a new order every epoch; a successor gets any."""
     if row.index >= rows:
-        return seed_of(run_seed, "successor", row.step, row.index) % size
+        return derive_seed(run_seed, "successor", row.step, row.index) % size
     epoch, place = divmod(row.step * rows + row.index, size)
     return int(_order(run_seed, epoch, size)[place])

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from relax_actors.errors import StoreFullError
 from relax_actors.runtime.blackbox import BlackBox
+from relax_actors.runtime.context import Context
 from relax_actors.runtime.exit_codes import EXIT_CRASHED, EXIT_HUNG
-from relax_actors.runtime.mailbox import stack_of
-from relax_actors.runtime.pauses import Pauses, unusual
-from relax_actors.runtime.role import Context
+from relax_actors.runtime.mailbox import thread_stack
+from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
 
 MIB = 1 << 20
 LOOK_SECONDS = 1.0
 SAY_SECONDS = 10.0
 
 
-class Watch:
+class Watchdog:
     """Sees to it that work in the role's thread makes progress within its bounds; ends the process if it does not.
 
     Args:
@@ -42,13 +42,13 @@ class Watch:
         self._context, self._box, self._deadline, self._report = context, box, deadline, report
         self._memory_mib = memory_limit_mib
         self._last = time.monotonic()
-        self._pauses, self._cpu = Pauses(unusual(context.config.supervision.heartbeat)), 0.0
+        self._pauses, self._cpu = PauseDetector(tolerated_delay(context.config.supervision.heartbeat)), 0.0
         self.busy = False
         self._busy_since = self._busy_before = 0.0
         self.thread_id: int | None = None
-        self.took = box.took
+        self.record_delivery = box.record_delivery
         context.progress = self.progress
-        context.waits_for = self.end
+        context.report_waiting = self.start_waiting
         # Whoever waits for the broker does not hang.
         context.table.bridge.waiting = self.progress
 
@@ -56,23 +56,23 @@ class Watch:
         """The role works; called from its thread."""
         self._last = time.monotonic()
 
-    def begin(self, rows: list[str]) -> None:
+    def start_rows(self, rows: list[str]) -> None:
         """The role handles these rows from now on."""
         self._box.record(rows)
-        self.work()
+        self.start_work()
 
-    def end(self, waits_for: str) -> None:
+    def start_waiting(self, waiting_for: str) -> None:
         """The role is done, and waits."""
-        self.rest()
-        self._box.record([], waits_for)
+        self.end_work()
+        self._box.record([], waiting_for)
 
-    def work(self) -> None:
+    def start_work(self) -> None:
         """The role is asked to do something."""
         self._last = time.monotonic()
         if not self.busy:
             self.busy, self._busy_since = True, self._last
 
-    def rest(self) -> None:
+    def end_work(self) -> None:
         """It has done it."""
         self._busy_before, self.busy = self.busy_seconds, False
 
@@ -90,7 +90,7 @@ class Watch:
         silent = now - self._last
         rows = ", ".join(self._box.read().rows)
         if self.busy and silent > self._deadline:
-            stack = stack_of(self.thread_id)
+            stack = thread_stack(self.thread_id)
             self._report(
                 f"no progress for {silent:.1f} s (deadline {self._deadline:g} s) with {rows}; it was at:\n{stack}"
             )
@@ -101,7 +101,7 @@ class Watch:
         self._box.beat()
 
 
-class RoomWait:
+class DiskSpaceWait:
     """Waits for room on a full disk: what `Store` and checkpoints call when there is none.
 
     Args:
@@ -132,7 +132,7 @@ class RoomWait:
         time.sleep(LOOK_SECONDS)
 
 
-def bound_memory(memory_limit_mib: int) -> None:
+def limit_memory(memory_limit_mib: int) -> None:
     """Make the kernel refuse this process more than so much memory of its own, so that a greedy row fails alone."""
     bound = memory_limit_mib * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))

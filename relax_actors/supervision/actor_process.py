@@ -28,41 +28,40 @@ from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import BrokerUnreachableError, ConfigError, FencedError
 from relax_actors.roles import make_role, section_of
-from relax_actors.runtime import logs
+from relax_actors.runtime import Context, Role, StatefulRole, logs
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.device_lock import Turns
-from relax_actors.runtime.exit_codes import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_CRASHED
-from relax_actors.runtime.follower import FollowPump
-from relax_actors.runtime.handler import NOT_THE_ROWS
+from relax_actors.runtime.device_lock import DeviceLock
+from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE, EXIT_CONFIG, EXIT_CRASHED
+from relax_actors.runtime.follower import FollowerPump
+from relax_actors.runtime.handler import BLAMELESS_ERRORS
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.mailbox import Mailbox, ask
 from relax_actors.runtime.pump import PoolPump
-from relax_actors.runtime.role import Context, Role, StatefulRole
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.runtime.watchdog import RoomWait, Watch, bound_memory
-from relax_actors.supervision.outcome import Status
+from relax_actors.runtime.watchdog import DiskSpaceWait, Watchdog, limit_memory
+from relax_actors.supervision.outcome import StatusPipe
 
 BEAT_SECONDS = 1.0
 log = structlog.get_logger()
 
 
-class Host:
+class ActorProcess:
     """One life of an actor."""
 
     def __init__(self, folder: RunFolder, role: str, n: int) -> None:
-        self.status = Status()
+        self.status = StatusPipe()
         self.folder, self.role_name, self.n = folder, role, n
-        self.box = BlackBox(folder.box(f"{role}.{n}"))
+        self.box = BlackBox(folder.black_box(f"{role}.{n}"))
         self.stopping = asyncio.Event()
-        self._pump: FollowPump | PoolPump | None = None
-        self.turns: Turns | None = None
+        self._pump: FollowerPump | PoolPump | None = None
+        self.device_lock: DeviceLock | None = None
         self.config: Config = folder.load_config()
         self.settings = section_of(self.config, role)
 
     def run(self) -> None:
         """Live; returns at an orderly end."""
         if self.settings.memory_limit_mib is not None:
-            bound_memory(self.settings.memory_limit_mib)
+            limit_memory(self.settings.memory_limit_mib)
         role = make_role(self.config, self.role_name)
         address = Address.load(self.folder.address).of(self.role_name)
         bridge = Bridge(address, f"{self.role_name}.{self.n}", deadline=30.0)
@@ -85,17 +84,17 @@ class Host:
             journal=journal,
             stopping=self.stopping.is_set,
         )
-        role.context.wait_for_room = store.when_full = RoomWait(role.context, self.config.store.patience)
+        role.context.wait_for_room = store.when_full = DiskSpaceWait(role.context, self.config.store.patience)
         table.patience = self.config.store.patience
         device = self.config.placement.device_of(self.role_name)
         if device is not None:
             patience = self.config.placement.patience
-            self.turns = Turns(role.context.folder.device(device), role.context, patience)
-            role.context.turn = self.turns
+            self.device_lock = DeviceLock(role.context.folder.device_lock(device), role.context, patience)
+            role.context.device_lock = self.device_lock
         stop = functools.partial(bridge.loop.call_soon_threadsafe, self._stop)
 
         def told(*_: object) -> None:
-            self.status.told()
+            self.status.stop_requested()
             stop()
 
         signal.signal(signal.SIGTERM, told)
@@ -105,13 +104,13 @@ class Host:
     async def _live(self, role: Role) -> None:
         mailbox = Mailbox.start()
         settings = self.settings
-        watch = Watch(role.context, self.box, settings.deadline, self.status.failed, settings.memory_limit_mib)
+        watch = Watchdog(role.context, self.box, settings.deadline, self.status.failed, settings.memory_limit_mib)
         watch.thread_id = await ask(mailbox, threading.get_ident)
         await ask(mailbox, role.setup)
-        watch.end("its first row")
-        pump: FollowPump | PoolPump
+        watch.start_waiting("its first row")
+        pump: FollowerPump | PoolPump
         if isinstance(role, StatefulRole):
-            pump = FollowPump(role, role.context, mailbox, watch)
+            pump = FollowerPump(role, role.context, mailbox, watch)
         else:
             pump = PoolPump(role, role.context, mailbox, watch, self.crash)
         # Apart: a broker that is away holds up what is told to it, and no sign of life.
@@ -126,14 +125,14 @@ class Host:
         await ask(mailbox, role.close)
         await role.context.state.drop_lease(self.role_name, self.n)
 
-    async def _beat(self, watch: Watch) -> None:
+    async def _beat(self, watch: Watchdog) -> None:
         """Signs of life for the supervisor."""
         seconds = min(BEAT_SECONDS, self.config.supervision.heartbeat / 4)
         while True:
             watch.check()
             await asyncio.sleep(seconds)
 
-    async def _tell(self, role: Role, watch: Watch, pump: FollowPump | PoolPump) -> None:
+    async def _tell(self, role: Role, watch: Watchdog, pump: FollowerPump | PoolPump) -> None:
         """A lease for the world, numbers for the monitors."""
         started = time.time()
         last = (0, 0.0, time.process_time(), time.monotonic())
@@ -151,7 +150,7 @@ class Host:
                     "cpu_seconds": round(cpu, 3),
                     "busy_seconds": round(busy, 3),
                     "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-                    **({"turn_wait_seconds": round(self.turns.waited_seconds, 3)} if self.turns else {}),
+                    **({"device_wait_seconds": round(self.device_lock.waited_seconds, 3)} if self.device_lock else {}),
                     **self._own_metrics(role),
                 }
             )
@@ -160,7 +159,7 @@ class Host:
                 "incarnation": role.context.incarnation,
                 "since": round(started, 3),
                 "rows": list(reading.rows),
-                "waits_for": reading.waits_for,
+                "waits_for": reading.waiting_for,
                 "doing_since": reading.since,
             }
             try:
@@ -185,9 +184,9 @@ class Host:
 
     def crash(self, error: BaseException) -> None:
         """End the process as crashed, at once, with the reason for the supervisor."""
-        code = EXIT_BLAMELESS if isinstance(error, NOT_THE_ROWS) else EXIT_CRASHED
+        code = EXIT_BLAMELESS if isinstance(error, BLAMELESS_ERRORS) else EXIT_CRASHED
         if isinstance(error, BrokerUnreachableError):
-            code = EXIT_AWAY
+            code = EXIT_BROKER_UNREACHABLE
         text = str(error) if isinstance(error, FencedError) else "".join(traceback.format_exception(error))
         self.status.failed(text)
         with contextlib.suppress(OSError):
@@ -201,18 +200,18 @@ def main(arguments: list[str]) -> None:
     folder, role, n = RunFolder(Path(arguments[0])), arguments[1], int(arguments[2])
     logs.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    host: Host | None = None
+    host: ActorProcess | None = None
     try:
-        host = Host(folder, role, n)
+        host = ActorProcess(folder, role, n)
         host.run()
     except ConfigError as error:
-        (host.status if host else Status()).failed(str(error))
+        (host.status if host else StatusPipe()).failed(str(error))
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(EXIT_CONFIG)
     except BaseException as error:  # noqa: BLE001 the process ends here
         if host is None:
-            Status().failed("".join(traceback.format_exception(error)))
+            StatusPipe().failed("".join(traceback.format_exception(error)))
             traceback.print_exc()
             os._exit(EXIT_CRASHED)
         host.crash(error)

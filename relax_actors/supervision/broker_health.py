@@ -51,7 +51,7 @@ class BrokerHealth:
         silent = now - self._answered
         # Time alone says nothing: it goes on while the whole machine stands still, and nobody can ask or answer.
         if silent > self._heartbeat and self._unanswered >= max(2.0, self._heartbeat / ASK_SECONDS):
-            return Verdict(f"no answer for {silent:.1f} s (supervision.heartbeat)", blame=Blame.NOBODY)
+            return Verdict(f"no answer for {silent:.1f} s (supervision.heartbeat)", blame=Blame.NONE)
         if self._broken_since is None and self._cannot_write():
             self._broken_since = now
         return None if self._broken_since is None else self._wait_for_room(now - self._broken_since)
@@ -61,7 +61,7 @@ class BrokerHealth:
         free = shutil.disk_usage(folder).free
         if free >= ROOM:
             self._say("")
-            return Verdict("it could not write, and must be started again to go on", blame=Blame.NOBODY)
+            return Verdict("it could not write, and must be started again to go on", blame=Blame.NONE)
         text = f"the broker cannot write: {folder} has {free >> 20} MiB free; free space"
         if waited > self._patience:
             return Verdict(f"{text}, then start the run again (waited {waited:.0f} s, store.patience)", final=True)

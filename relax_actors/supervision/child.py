@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.process import kill_group, spawn
-from relax_actors.runtime.blackbox import BlackBox, Reading
+from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.logs import rotate
 from relax_actors.supervision.launch import Launch, Process
-from relax_actors.supervision.outcome import STATUS_FD, Verdict, Words, is_stopped, memory_kills, outcome_of
+from relax_actors.supervision.outcome import STATUS_FD, ReportedStatus, Verdict, is_stopped, memory_kills, outcome_of
 from relax_actors.supervision.spec import Blame, Exit
 
-EXAMINE_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Running:
+class ChildProcess:
     """One life of a child. `pidfd` is None if it was gone before it could be watched; `gone` says that it has ended."""
 
     process: Process
@@ -30,14 +30,14 @@ class Running:
     box: BlackBox | None
     launch: Launch
     memory_kills: int | None
-    gone: bool = False
+    exited: bool = False
     text: bytes = b""
-    words: Words = field(default_factory=Words)
+    status: ReportedStatus = field(default_factory=ReportedStatus)
     verdict: Verdict | None = None
     kill_at: float | None = None
-    examined: float = 0.0
+    checked_at: float = 0.0
 
-    def hear(self) -> bool:
+    def read_status(self) -> bool:
         """Take in what it says; False if it will say no more."""
         try:
             data = os.read(self.pipe, 65536)
@@ -49,10 +49,10 @@ class Running:
             with suppress(ValueError):
                 message: Any = json.loads(line)
                 if isinstance(message, dict):
-                    self.words.hear(message)
+                    self.status.update(message)
         return bool(data)
 
-    def examine(self, now: float, since: float, heartbeat: float) -> Verdict | None:
+    def check(self, now: float, since: float, heartbeat: float) -> Verdict | None:
         """Why it must be killed, if it must, given that it is ready.
 
         Args:
@@ -63,36 +63,36 @@ class Running:
         verdict = None
         if self.box is not None and (silent := now - max(self.box.read().beat, since)) > heartbeat:
             verdict = Verdict(f"no sign of life for {silent:.1f} s (supervision.heartbeat)")
-        elif self.launch.examine is not None and now - self.examined > EXAMINE_SECONDS:
-            self.examined = now
-            verdict = self.launch.examine()
+        elif self.launch.health_check is not None and now - self.checked_at > CHECK_SECONDS:
+            self.checked_at = now
+            verdict = self.launch.health_check()
         if verdict is None or verdict.final or not is_stopped(self.process.pid):
             return verdict
         reason = verdict.reason.replace("supervision.heartbeat", "it was stopped by a signal")
-        return replace(verdict, reason=reason, blame=Blame.OUTSIDE)
+        return replace(verdict, reason=reason, blame=Blame.EXTERNAL)
 
-    def condemn(self, verdict: Verdict | None) -> None:
+    def kill(self, verdict: Verdict | None) -> None:
         """Kill it, if there is a verdict."""
         if verdict is not None:
             self.verdict = self.verdict or verdict
             kill_group(self.process.pid)
 
-    def close(self, code: int) -> tuple[Exit, Reading]:
+    def close(self, code: int) -> tuple[Exit, Snapshot]:
         """When it has ended: how, and what its black box holds last. Nothing of it is left."""
         for fd in (self.pidfd, self.pipe):
             if fd is not None:
                 os.close(fd)
         kill_group(self.process.pid)
-        last = self.box.read_whole() if self.box else Reading(0.0)
+        last = self.box.read_with_deliveries() if self.box else Snapshot(0.0)
         if self.box:
             self.box.close()
         kills = memory_kills()
         out_of_memory = kills is None or kills != self.memory_kills
         cause = getattr(self.process, "cause", "")
-        return outcome_of(code, self.verdict, self.words, out_of_memory=out_of_memory, cause=cause), last
+        return outcome_of(code, self.verdict, self.status, out_of_memory=out_of_memory, cause=cause), last
 
 
-def launched(launch: Launch) -> Running:
+def launch_child(launch: Launch) -> ChildProcess:
     """Start a child's process.
 
     Raises:
@@ -102,7 +102,7 @@ def launched(launch: Launch) -> Running:
     rotate(launch.log)
     box = BlackBox(launch.box) if launch.box else None
     if box:
-        box.begin()
+        box.reset()
     read, write = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(read, False)
     environment = os.environ | launch.environment | {STATUS_FD: str(write)}
@@ -124,4 +124,4 @@ def launched(launch: Launch) -> Running:
     # A fork may be gone already, and whoever forked it have taken word of its end.
     with suppress(ProcessLookupError):
         pidfd = os.pidfd_open(process.pid)
-    return Running(process, pidfd, read, time.monotonic(), box, launch, memory_kills(), gone=pidfd is None)
+    return ChildProcess(process, pidfd, read, time.monotonic(), box, launch, memory_kills(), exited=pidfd is None)

@@ -28,14 +28,14 @@ from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision import janitor
-from relax_actors.supervision.outcome import Status
+from relax_actors.supervision.outcome import StatusPipe
 
 LOOK_SECONDS, ASK_SECONDS = 0.25, 5.0
 SILENT_SECONDS = 60.0
 """A server whose first process does not answer for so long is ended."""
 
 
-class Keeper:
+class InferenceServerProcess:
     """One life of a server.
 
     Args:
@@ -44,8 +44,8 @@ class Keeper:
     """
 
     def __init__(self, folder: RunFolder, n: int) -> None:
-        self._status = Status()
-        self._box = BlackBox(folder.box(f"server.{n}"))
+        self._status = StatusPipe()
+        self._box = BlackBox(folder.black_box(f"server.{n}"))
         self._record_path = folder.server(n)
         self._record_path.unlink(missing_ok=True)
         heartbeat = folder.load_config().supervision.heartbeat
@@ -68,10 +68,10 @@ class Keeper:
         os.close(read)
         self._alive = write  # closed by the kernel when this process ends
 
-    def tell_to_end(self, *_: object) -> None:
+    def request_stop(self, *_: object) -> None:
         """End it in order; a signal's handler."""
         self._told = True
-        self._status.told()
+        self._status.stop_requested()
 
     def run(self) -> int:
         """Keep it until it ends, or until told to end; gives the exit code."""
@@ -140,12 +140,12 @@ def main() -> None:
     """Entry point of the keeper's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        keeper = Keeper(RunFolder(Path(sys.argv[1])), int(sys.argv[2]))
-        signal.signal(signal.SIGTERM, keeper.tell_to_end)
+        keeper = InferenceServerProcess(RunFolder(Path(sys.argv[1])), int(sys.argv[2]))
+        signal.signal(signal.SIGTERM, keeper.request_stop)
         code = keeper.run()
     except BaseException:  # noqa: BLE001 the process ends here
         traceback.print_exc()
-        Status().failed(traceback.format_exc())
+        StatusPipe().failed(traceback.format_exc())
         code = EXIT_CRASHED
     sys.stderr.flush()
     os._exit(code)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from relax_actors.errors import RelaxError
-from relax_actors.runtime.blackbox import Reading
+from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Exit
 from relax_actors.supervision.supervisor import GiveUp
@@ -53,10 +53,10 @@ class Launch:
     box: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
     probe: Callable[[], bool] | None = None
-    examine: Callable[[], Verdict | None] | None = None
+    health_check: Callable[[], Verdict | None] | None = None
     fork: Callable[[int, int], Process] | None = None
     """Starts it instead of `command`, given descriptors for its output and its status pipe."""
-    gate: Callable[[], bool] | None = None
+    can_start: Callable[[], bool] | None = None
     """Asked again and again before the start: whether it can be started now."""
 
 
@@ -69,7 +69,7 @@ class Observer(Protocol):
     def ready(self, child: str, seconds: float) -> None:
         """A child became ready, `seconds` after its start."""
 
-    def ended(self, child: str, outcome: Exit, last: Reading) -> None:
+    def ended(self, child: str, outcome: Exit, last: Snapshot) -> None:
         """A process is gone; `last` is what its black box holds."""
 
     def gave_up(self, pool: str, report: GiveUp) -> None:

@@ -32,20 +32,26 @@ from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
 from relax_actors.roles.permissions import NODE
 from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.exit_codes import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_CRASHED, EXIT_GAVE_UP
+from relax_actors.runtime.exit_codes import (
+    EXIT_BLAMELESS,
+    EXIT_BROKER_UNREACHABLE,
+    EXIT_CONFIG,
+    EXIT_CRASHED,
+    EXIT_GAVE_UP,
+)
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.outcome import Status
-from relax_actors.supervision.ownership import Owned
+from relax_actors.supervision.outcome import StatusPipe
+from relax_actors.supervision.ownership import NodeLeases
 from relax_actors.supervision.pools import SERVER, pools_of, server_launch, specs_of
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.reporter import Reporter, split
+from relax_actors.supervision.reporter import Reporter, split_child_id
 from relax_actors.supervision.spec import ChildSpec, Failure
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp
-from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED
+from relax_actors.supervision.zygote import ACTOR_MODULE, PRELOADED, PRELOADED_SIMULATED
 from relax_actors.supervision.zygote_client import REPLY_SECONDS, Zygote
 
 # Roles whose engines take seconds to import.
@@ -69,7 +75,7 @@ def actor_environment(config: Config) -> dict[str, str]:
     }
 
 
-class Heart(threading.Thread):
+class HeartbeatThread(threading.Thread):
     """Beats the node's black box while its supervisor's loop goes round; starting an actor may hold the loop up."""
 
     def __init__(self, box: BlackBox) -> None:
@@ -89,14 +95,14 @@ class Heart(threading.Thread):
             time.sleep(BEAT_SECONDS)
 
 
-class Watched:
+class ConfigWatcher:
     """Has as many actors of each role as the run's saved configuration says, which `relax scale` changes.
 
     An inference server goes when its actor has: that finishes what it has in hand.
 
     Args:
         folder: the run's.
-        seen: `folder.state_of_config()` before the configuration was loaded that the actors were started by.
+        seen: `folder.config_fingerprint()` before the configuration was loaded that the actors were started by.
         tree: runs the actors.
     """
 
@@ -114,7 +120,7 @@ class Watched:
         if self._leaving:
             return
         with suppress(OSError, RelaxError):
-            changed = self._folder.state_of_config()
+            changed = self._folder.config_fingerprint()
             if changed != self._seen:
                 config = self._folder.load_config()
                 node = Assignment.load(self._folder, config)
@@ -138,7 +144,7 @@ class Watched:
         ids, actors = {spec.id for spec in wanted}, self._tree.pools["rollout"].children
         servers = list(self._tree.pools[SERVER].children.values())
         others = [state.spec for state in servers if state.spec.id not in ids]
-        used = [spec for spec in others if f"rollout.{split(spec.id)[1]}" in actors]
+        used = [spec for spec in others if f"rollout.{split_child_id(spec.id)[1]}" in actors]
         self._servers = wanted if others else None
         self._tree.resize(SERVER, [*wanted, *used])
 
@@ -157,26 +163,26 @@ def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], jour
     """The process that forks actors, not started yet."""
     return Zygote(
         folder.log("zygote"),
-        folder.box("zygote"),
+        folder.black_box("zygote"),
         os.environ | environment,
         start_deadline=config.supervision.start_deadline,
         heartbeat=config.supervision.heartbeat,
-        modules=PRELOADED if config.simulate is None else PRELOADED_MODELLED,
-        say=lambda seconds: journal.event("waiting_for_import", role="zygote", seconds=seconds),
+        modules=PRELOADED if config.simulate is None else PRELOADED_SIMULATED,
+        on_importing=lambda seconds: journal.event("waiting_for_import", role="zygote", seconds=seconds),
     )
 
 
-def run(folder: RunFolder, status: Status) -> int:
+def run(folder: RunFolder, status: StatusPipe) -> int:
     """Supervise until told to stop; gives the process's exit code."""
-    seen = folder.state_of_config()
+    seen = folder.config_fingerprint()
     config = folder.load_config()
-    heart = Heart(BlackBox(folder.box("node")))
+    heart = HeartbeatThread(BlackBox(folder.black_box("node")))
     heart.start()
     bridge = Bridge(Address.load(folder.address).of(NODE), "node", deadline=30.0)
     node = Assignment.load(folder, config)
     state = _state(bridge, config, folder)
     ttl = max(2.0, config.supervision.heartbeat)
-    owned = Owned(bridge, state, node, ttl)
+    owned = NodeLeases(bridge, state, node, ttl)
     owned.claim()
     journal = Journal(bridge, Subjects(config.run.name), "node", node.number)
     reporter, environment = Reporter(folder, bridge, state, journal), actor_environment(config)
@@ -188,18 +194,20 @@ def run(folder: RunFolder, status: Status) -> int:
         zygote.start()
 
     def launch(child: str) -> Launch:
-        role, n = split(child)
+        role, n = split_child_id(child)
         if role == SERVER:
             return server_launch(folder, n, environment)
-        command = [sys.executable, "-m", HOST, *(arguments := [str(folder.root), role, str(n)])]
-        launch = Launch(command, folder.log(child), folder.box(child), environment)
-        return replace(launch, fork=partial(zygote.fork, arguments), gate=zygote.ready) if role in forked else launch
+        command = [sys.executable, "-m", ACTOR_MODULE, *(arguments := [str(folder.root), role, str(n)])]
+        launch = Launch(command, folder.log(child), folder.black_box(child), environment)
+        return (
+            replace(launch, fork=partial(zygote.fork, arguments), can_start=zygote.ready) if role in forked else launch
+        )
 
     pools = pools_of(config, node, random.Random(os.getpid()))  # noqa: S311 jitter
     for child in (child for pool in pools.values() for child in pool.children):
-        reporter.inherit(child)
-    tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat, zygote.look_after)
-    heart.pulse, owned.lost = lambda: tree.seen, tree.stop
+        reporter.release_deliveries(child)
+    tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat, zygote.check_health)
+    heart.pulse, owned.lost = lambda: tree.last_loop, tree.stop
     began = time.time()
 
     def tell() -> None:
@@ -209,10 +217,10 @@ def run(folder: RunFolder, status: Status) -> int:
         owned.tell(lease)
 
     heart.tell = tell
-    heart.watched = watched = Watched(folder, seen, tree)
+    heart.watched = watched = ConfigWatcher(folder, seen, tree)
 
     def told(*_: object) -> None:
-        status.told()
+        status.stop_requested()
         if node.number == 0:
             tree.stop()
             return
@@ -231,14 +239,14 @@ def run(folder: RunFolder, status: Status) -> int:
     return 0 if report is None else _gave_up(report, reporter.failure, status)
 
 
-def _end_if_refused(bridge: Bridge, status: Status) -> None:
+def _end_if_refused(bridge: Bridge, status: StatusPipe) -> None:
     """End if the broker has ended the connection for good, as when credentials expire: the next life signs in anew."""
     if bridge.nc.is_closed:
         status.failed(f"broker {bridge.address.url} has ended the connection: are the credentials still good?")
         os._exit(EXIT_BLAMELESS)
 
 
-def _gave_up(report: GiveUp, failure: Failure | None, status: Status) -> int:
+def _gave_up(report: GiveUp, failure: Failure | None, status: StatusPipe) -> int:
     status.failed(f"{report.child}: {report.reason}")
     status.gave_up(failure or Failure(report.child, report.reason, ""))
     return EXIT_GAVE_UP
@@ -247,7 +255,7 @@ def _gave_up(report: GiveUp, failure: Failure | None, status: Status) -> int:
 def main() -> None:
     """Entry point of the node's process."""
     logs.configure()
-    status = Status()
+    status = StatusPipe()
     try:
         code = run(RunFolder(Path(sys.argv[1])), status)
     except ConfigError as error:
@@ -256,7 +264,7 @@ def main() -> None:
     except RelaxError as error:
         traceback.print_exc()
         status.failed(str(error))
-        code = EXIT_AWAY if isinstance(error, BrokerUnreachableError) else EXIT_CRASHED
+        code = EXIT_BROKER_UNREACHABLE if isinstance(error, BrokerUnreachableError) else EXIT_CRASHED
     sys.exit(code)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relax_actors.runtime.exit_codes import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_GAVE_UP
+from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE, EXIT_CONFIG, EXIT_GAVE_UP
 from relax_actors.supervision.spec import Blame, Exit, Failure
 
 STATUS_FD = "RELAX_STATUS_FD"
@@ -29,7 +29,7 @@ class Verdict:
 def outcome_of(
     code: int,
     verdict: Verdict | None,
-    words: Words,
+    status: ReportedStatus,
     *,
     out_of_memory: bool,
     cause: str = "",
@@ -39,36 +39,36 @@ def outcome_of(
     Args:
         code: as of `waitpid`; negative for a signal.
         verdict: why the supervisor killed it, if it did.
-        words: what the child said.
+        status: what the child said.
         out_of_memory: whether the kernel has killed somebody for want of memory in its time, or cannot tell.
         cause: who died before it and took it along, if somebody did.
     """
     if code == 0 and verdict is None:
         # An actor that ends in order was told to; by its supervisor it was not.
-        return Exit(normal=True, reason="ended", blame=Blame.OUTSIDE if words.told else Blame.ROWS)
-    blame = Blame.NOBODY if code in (EXIT_BLAMELESS, EXIT_AWAY) else Blame.ROWS
+        return Exit(normal=True, reason="ended", blame=Blame.EXTERNAL if status.stop_requested else Blame.ROWS)
+    blame = Blame.NONE if code in (EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE) else Blame.ROWS
     final = code in (EXIT_CONFIG, EXIT_GAVE_UP)
     if verdict is not None:
         reason, blame, final = verdict.reason, verdict.blame, verdict.final
     elif cause:
-        reason, blame = f"killed with {cause}", Blame.OUTSIDE
+        reason, blame = f"killed with {cause}", Blame.EXTERNAL
     elif code < 0:
         reason = f"killed by {_signal_name(-code)}"
         # Rows make a process fault, abort or run out of memory; any other of these signals somebody has sent.
         if -code in _OUTSIDE and not out_of_memory:
-            blame = Blame.OUTSIDE
+            blame = Blame.EXTERNAL
     else:
         reason = f"exit code {code}"
-    last = words.last.strip().splitlines()[-1] if words.last.strip() else ""
+    last = status.error.strip().splitlines()[-1] if status.error.strip() else ""
     return Exit(
         normal=False,
         reason=f"{reason}: {last}" if last else reason,
         final=final,
         blame=blame,
-        counted=code != EXIT_AWAY,
-        detail=words.last,
+        counted=code != EXIT_BROKER_UNREACHABLE,
+        detail=status.error,
         cause=cause,
-        below=words.below,
+        child_failure=status.child_failure,
     )
 
 
@@ -95,24 +95,24 @@ def is_stopped(pid: int) -> bool:
 
 
 @dataclass(slots=True)
-class Words:
+class ReportedStatus:
     """What a child said by its pipe: that it is ready, its last words, that it was told to end, what failed below."""
 
     ready: bool = False
-    last: str = ""
-    told: bool = False
-    below: Failure | None = None
+    error: str = ""
+    stop_requested: bool = False
+    child_failure: Failure | None = None
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def update(self, message: dict[str, Any]) -> None:
         """Take one message in."""
         self.ready = self.ready or bool(message.get("ready"))
-        self.last = str(message.get("failed", self.last))
-        self.told = self.told or bool(message.get("told"))
-        if isinstance(below := message.get("below"), list):
-            self.below = Failure(*map(str, below))
+        self.error = str(message.get("failed", self.error))
+        self.stop_requested = self.stop_requested or bool(message.get("stop_requested"))
+        if isinstance(child_failure := message.get("child_failure"), list):
+            self.child_failure = Failure(*map(str, child_failure))
 
 
-class Status:
+class StatusPipe:
     """The child's end of the pipe to its supervisor."""
 
     def __init__(self) -> None:
@@ -129,13 +129,13 @@ class Status:
         """Say why it is about to end; the last words count."""
         self._write({"failed": text[-16000:]})
 
-    def told(self) -> None:
+    def stop_requested(self) -> None:
         """Say that the child was told to end."""
-        self._write({"told": True})
+        self._write({"stop_requested": True})
 
     def gave_up(self, failure: Failure) -> None:
         """Say that the child, a supervisor, cannot keep up one of its own."""
-        self._write({"below": [failure.role, failure.reason[-4000:], failure.traceback[-16000:]]})
+        self._write({"child_failure": [failure.role, failure.reason[-4000:], failure.traceback[-16000:]]})
 
     def _write(self, message: dict[str, Any]) -> None:
         if self._fd is not None:

@@ -30,7 +30,7 @@ def is_of(lease: dict[str, Any], name: str, where: str) -> bool:
     return (lease.get("name"), lease.get("where")) == (name, where)
 
 
-class Owned:
+class NodeLeases:
     """The number of a node, and its roles that are there but once: no other node has them while it lives.
 
     Who was cut off for longer than `ttl` may find its number taken, and writes that lease no more; `relax node` then

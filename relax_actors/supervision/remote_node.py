@@ -28,16 +28,16 @@ from relax_actors.config import Config, apply_settings
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.roles import section_of
 from relax_actors.roles.permissions import NODE
-from relax_actors.runtime.logs import keep_root
+from relax_actors.runtime.logs import maintain_root_files
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment, parse, where
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.root import SupervisionLog
-from relax_actors.supervision.root_status import Herald
+from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
-from relax_actors.supervision.streams import Published, mark_of, published_run
+from relax_actors.supervision.streams import RunRecord, fetch_run_record, store_mark
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
@@ -50,7 +50,7 @@ END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NodeRequest:
     """What a node is asked to be.
 
     `roles` are `role=number` each; `store` is the run's store and `folder` its folder as they are seen here; `work` is
@@ -69,7 +69,7 @@ class Wanted:
     stays: bool = False
 
 
-class Remote:
+class RemoteNode:
     """One node, from joining to leaving. Make and run it in the thread that lives as long as it.
 
     Args:
@@ -77,7 +77,7 @@ class Remote:
         wanted: what it is to be.
     """
 
-    def __init__(self, address: Address, wanted: Wanted) -> None:
+    def __init__(self, address: Address, wanted: NodeRequest) -> None:
         self.address, self.wanted = address, wanted
         self.folder = RunFolder(wanted.work)
         self._lock = self.folder.lock()
@@ -128,13 +128,13 @@ class Remote:
         self._bridge = bridge
         return self._state()
 
-    def _await_run(self) -> Published | None:
+    def _await_run(self) -> RunRecord | None:
         """The run, once there is one that is not over; None when this node is to leave."""
         waited = 0
         subjects = Subjects(self.wanted.run)
         while not self._halt.is_set():
             if self._bridge.call(_is_made(self._bridge, subjects), 60):
-                found = self._bridge.call(published_run(self._state()), 60)
+                found = self._bridge.call(fetch_run_record(self._state()), 60)
                 if found is not None and not found.finished:
                     return found
                 # It may be about to go on with more steps, or under new settings.
@@ -145,11 +145,11 @@ class Remote:
             if waited % 10 == 0:
                 log.info("waiting_for_run", run=self.wanted.run, broker=self.address.url)
             waited += 1
-            self.folder.beat()
+            self.folder.touch_lock()
             self._halt.wait(LOOK_SECONDS)
         return None
 
-    def _take_part(self, found: Published) -> GiveUp | None:
+    def _take_part(self, found: RunRecord) -> GiveUp | None:
         """Run the node's process until the run is over, or is another one."""
         wanted, state = self.wanted, self._state()
         config = self._config(found)
@@ -167,13 +167,15 @@ class Remote:
         specs = [ChildSpec("node", shutdown=drain + END_SECONDS, start_deadline=60)]
         limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
         pool = Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
-        observer, chores = SupervisionLog(), partial(keep_root, self.folder)
-        tree = ProcessTree({"node": pool}, self._launch, observer, settings.heartbeat, chores)
+        observer, periodic = SupervisionLog(), partial(maintain_root_files, self.folder)
+        tree = ProcessTree({"node": pool}, self._launch, observer, settings.heartbeat, periodic)
         self._tree = tree
         if self._halt.is_set():
             return None
-        observer.herald = herald = Herald(self.address.of(NODE), config, tree.states, number)
-        herald.start()
+        observer.status_publisher = status_publisher = RootStatusPublisher(
+            self.address.of(NODE), config, tree.states, number
+        )
+        status_publisher.start()
         over = threading.Event()
         watching = threading.Thread(
             target=self._watch, args=(state, found, node, tree, over), name="watching", daemon=True
@@ -183,18 +185,18 @@ class Remote:
             return tree.run()
         finally:
             over.set()
-            herald.close()
+            status_publisher.close()
             watching.join(5)
             log.info("left", run=wanted.run, node=number)
 
-    def _check_store(self, found: Published) -> None:
+    def _check_store(self, found: RunRecord) -> None:
         """See that the store is the run's, and no folder that only has its path.
 
         Raises:
             ConfigError: it is not.
         """
         end = time.monotonic() + STORE_SECONDS
-        while (mark := mark_of(self.wanted.store, make=False)) != found.mark and not self._halt.is_set():
+        while (mark := store_mark(self.wanted.store, make=False)) != found.mark and not self._halt.is_set():
             if time.monotonic() > end:
                 what = "is another run's" if mark else "has no file 'mark' of the run's"
                 msg = (
@@ -207,9 +209,9 @@ class Remote:
 
     def _launch(self, _child: str) -> Launch:
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"), self.folder.box("node"))
+        return Launch(command, self.folder.log("node"), self.folder.black_box("node"))
 
-    def _config(self, found: Published) -> Config:
+    def _config(self, found: RunRecord) -> Config:
         """The run's settings with what differs on this machine."""
         body: dict[str, Any] = found.config | {}
         body["run"] = {**body["run"], "folder": str(self.wanted.folder.resolve())}
@@ -254,14 +256,14 @@ class Remote:
         raise ConfigError(msg)
 
     def _watch(
-        self, state: RunState, known: Published, node: Assignment, tree: ProcessTree, over: threading.Event
+        self, state: RunState, known: RunRecord, node: Assignment, tree: ProcessTree, over: threading.Event
     ) -> None:
         """Stop the node's process when the run is over, its settings are others, or its number is another node's; tell
         it how many actors to have.
         """
         while not over.wait(LOOK_SECONDS):
             try:
-                found = self._bridge.call(published_run(state), 10)
+                found = self._bridge.call(fetch_run_record(state), 10)
                 taken = self._bridge.call(is_taken(state, node), 10)
             except (RelaxError, nats.errors.Error) as error:
                 log.debug("run_not_read", error=str(error))

@@ -11,7 +11,7 @@ from broker.files import write_private
 from broker.leases import RunState
 from broker.pull import give_back
 from broker.subjects import RowId
-from relax_actors.runtime.blackbox import BlackBox, Reading
+from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.spec import Blame, Exit, Failure
@@ -30,18 +30,18 @@ class Reporter:
 
     def started(self, child: str, pid: int, starts: int) -> None:
         """An actor's process was started."""
-        role, n = split(child)
+        role, n = split_child_id(child)
         kind = "started" if starts == 1 else "restarted"
         self._journal.event(kind, role=role, n=n, pid=pid, starts=starts)
 
     def ready(self, child: str, seconds: float) -> None:
         """An actor is ready."""
-        role, n = split(child)
+        role, n = split_child_id(child)
         self._journal.event("ready", role=role, n=n, seconds=round(seconds, 3))
 
-    def ended(self, child: str, outcome: Exit, last: Reading) -> None:
+    def ended(self, child: str, outcome: Exit, last: Snapshot) -> None:
         """An actor's process is gone."""
-        role, n = split(child)
+        role, n = split_child_id(child)
         if outcome.normal:
             self._journal.event("stopped", role=role, n=n)
             return
@@ -55,28 +55,28 @@ class Reporter:
             traceback=outcome.detail[-4000:],
         )
         # What made an actor end through no fault of its rows needs time to pass: they wait for their lease to end.
-        if outcome.blame is not Blame.NOBODY:
+        if outcome.blame is not Blame.NONE:
             self._bridge.submit(self._settle(role, outcome, last))
 
-    async def _settle(self, role: str, outcome: Exit, last: Reading) -> None:
+    async def _settle(self, role: str, outcome: Exit, last: Snapshot) -> None:
         """Count a death against the rows in hand, then let all that the actor had taken go to others at once."""
-        outside = outcome.blame is Blame.OUTSIDE
+        outside = outcome.blame is Blame.EXTERNAL
         for text in last.rows:
             row = RowId.parse(text)
             await self._state.count_failure(role, row, outcome.reason, outcome.detail, outside=outside)
-        await give_back(self._bridge, self._stream, role, last.taken)
+        await give_back(self._bridge, self._stream, role, last.deliveries)
 
-    def inherit(self, child: str) -> None:
+    def release_deliveries(self, child: str) -> None:
         """What an actor had taken when an earlier supervisor died, and it with that: let it go to others."""
-        box = BlackBox(self._folder.box(child))
-        taken = box.read_whole().taken
+        box = BlackBox(self._folder.black_box(child))
+        taken = box.read_with_deliveries().deliveries
         box.close()
-        self._bridge.submit(give_back(self._bridge, self._stream, split(child)[0], taken))
+        self._bridge.submit(give_back(self._bridge, self._stream, split_child_id(child)[0], taken))
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
         """A role cannot be kept up."""
         detail = self._details.get(report.child, "")
-        self._journal.event("gave_up", role=pool, n=split(report.child)[1], reason=report.reason)
+        self._journal.event("gave_up", role=pool, n=split_child_id(report.child)[1], reason=report.reason)
         body = {"role": pool, "child": report.child, "reason": report.reason, "traceback": detail, "time": time.time()}
         self.failure = self.failure or Failure(report.child, report.reason, detail)
         # On a full disk the root hears of it by the status pipe only.
@@ -84,7 +84,7 @@ class Reporter:
             write_private(self._folder.report, json.dumps(body, indent=1))
 
 
-def split(child: str) -> tuple[str, int]:
+def split_child_id(child: str) -> tuple[str, int]:
     """Role and number of an actor's id."""
     role, _, n = child.rpartition(".")
     return role, int(n)

@@ -19,15 +19,15 @@ from relax_actors.config import Config
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, ConfigError
 from relax_actors.roles.permissions import OPERATOR
-from relax_actors.runtime.blackbox import Reading
-from relax_actors.runtime.logs import keep_root, rotate
+from relax_actors.runtime.blackbox import Snapshot
+from relax_actors.runtime.logs import maintain_root_files, rotate
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.pools import children_of
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.root_status import Herald
+from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
@@ -51,7 +51,7 @@ class SupervisionLog:
     """Tells the log of a root, and the run, what happens to its children; the node tells of the others."""
 
     def __init__(self) -> None:
-        self.herald: Herald | None = None
+        self.status_publisher: RootStatusPublisher | None = None
         self.failure: Failure | None = None
         """What the node could not keep up, if it said so."""
         self._ended: dict[str, float] = {}
@@ -66,19 +66,19 @@ class SupervisionLog:
         """A child is ready."""
         log.info("ready", child=child, seconds=round(seconds, 3))
         ended = self._ended.pop(child, None)
-        if ended is not None and self.herald is not None:
+        if ended is not None and self.status_publisher is not None:
             down = round(time.monotonic() - ended, 3)
-            self.herald.event("repaired", child, seconds=down, restarts=self._starts[child] - 1)
+            self.status_publisher.event("repaired", child, seconds=down, restarts=self._starts[child] - 1)
 
-    def ended(self, child: str, outcome: Exit, _last: Reading) -> None:
+    def ended(self, child: str, outcome: Exit, _last: Snapshot) -> None:
         """A child is gone."""
-        if outcome.normal and outcome.blame is not Blame.OUTSIDE:
+        if outcome.normal and outcome.blame is not Blame.EXTERNAL:
             return
         log.warning("crashed", child=child, reason=outcome.reason)
-        self.failure = outcome.below or self.failure
+        self.failure = outcome.child_failure or self.failure
         self._ended.setdefault(child, time.monotonic())
-        if self.herald is not None:
-            self.herald.event("down", child, reason=outcome.reason)
+        if self.status_publisher is not None:
+            self.status_publisher.event("down", child, reason=outcome.reason)
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
         """A child cannot be kept up."""
@@ -117,12 +117,12 @@ class Root:
             self._lock.close()
             raise
         self._observer = SupervisionLog()
-        pools, chores = {"run": self._supervisor()}, partial(keep_root, self.folder)
-        self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, chores)
+        pools, periodic = {"run": self._supervisor()}, partial(maintain_root_files, self.folder)
+        self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, periodic)
 
     def _check_same_run(self) -> None:
         """See that a run that was begun in the folder has the same settings."""
-        saved = self.folder.saved()
+        saved = self.folder.saved_config()
         if saved is not None:
             changed = sorted(_differences(saved["config"], self.config.model_dump(mode="json")))
             if "run.steps" in changed and self.config.trainer.schedule != "constant":
@@ -190,9 +190,9 @@ class Root:
                 self._notice,
             )
             probe = partial(answers, self.address)
-            return Launch(self._server.command, self._server.log, probe=probe, examine=health)
+            return Launch(self._server.command, self._server.log, probe=probe, health_check=health)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"), self.folder.box("node"))
+        return Launch(command, self.folder.log("node"), self.folder.black_box("node"))
 
     def _notice(self, text: str) -> None:
         if text and not self.notice:
@@ -201,12 +201,14 @@ class Root:
 
     def run(self) -> Failure | None:
         """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
-        self._observer.herald = herald = Herald(self.address.of(OPERATOR), self.config, self.tree.states)
-        herald.start()
+        self._observer.status_publisher = status_publisher = RootStatusPublisher(
+            self.address.of(OPERATOR), self.config, self.tree.states
+        )
+        status_publisher.start()
         try:
             report = self.tree.run()
         finally:
-            herald.close()
+            status_publisher.close()
             self._lock.close()
         if report is None:
             return None

@@ -25,7 +25,7 @@ CONNECT_SECONDS = 10.0
 log = structlog.get_logger()
 
 
-class Herald(threading.Thread):
+class RootStatusPublisher(threading.Thread):
     """A thread that may wait for the broker, as the root's own must not: what is told meanwhile is stored when it is
     back.
 

@@ -61,8 +61,8 @@ class Blame(StrEnum):
     """Whose fault a death may have been: that of the rows in hand, of somebody outside, or of no one of them."""
 
     ROWS = "rows"
-    OUTSIDE = "outside"
-    NOBODY = "nobody"
+    EXTERNAL = "external"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Exit:
     counted: bool = True
     detail: str = ""
     cause: str = ""
-    below: Failure | None = None
+    child_failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

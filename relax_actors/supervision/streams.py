@@ -22,11 +22,11 @@ PRIVATE = ("url", "credentials", "ca")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class RunRecord:
     """A run as others may join it: its settings without those of the broker, and whether it is over.
 
     `scaled` are the numbers of actors that `relax scale` asked for, by node name and role; `mark` is what the run's
-    store is known by, see `mark_of`.
+    store is known by, see `store_mark`.
     """
 
     config: dict[str, Any]
@@ -51,16 +51,16 @@ async def publish_run(state: RunState, config: Config, import_path: str, *, fini
     """Let others know the run; what nodes were asked for by `relax scale` goes on."""
     body = config.model_dump(mode="json")
     body["broker"] = {name: value for name, value in body["broker"].items() if name not in PRIVATE}
-    mark = mark_of(config.store_path)
+    mark = store_mark(config.store_path)
 
     def publish(known: Any) -> dict[str, Any]:
         before = _published(known)
-        return asdict(Published(body, import_path, finished, before.scaled if before is not None else {}, mark))
+        return asdict(RunRecord(body, import_path, finished, before.scaled if before is not None else {}, mark))
 
     await state.change(RUN_KEY, publish)
 
 
-def mark_of(store: Path, *, make: bool = True) -> str:
+def store_mark(store: Path, *, make: bool = True) -> str:
     """What tells a run's store from a folder that only has its path: the content of a file in it; empty if it has none.
 
     Args:
@@ -108,15 +108,15 @@ async def publish_scale(state: RunState, node: str, numbers: dict[str, int]) -> 
     await state.change(RUN_KEY, scale)
 
 
-async def published_run(state: RunState) -> Published | None:
+async def fetch_run_record(state: RunState) -> RunRecord | None:
     """The run as it was published last; None if it was not, or by nobody of ours."""
     return _published(await state.fetch(RUN_KEY))
 
 
-def _published(body: Any) -> Published | None:
+def _published(body: Any) -> RunRecord | None:
     try:
         scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
-        return Published(
+        return RunRecord(
             dict(body["config"]), str(body["import_path"]), bool(body["finished"]), scaled, str(body.get("mark", ""))
         )
     except (TypeError, KeyError, ValueError, AttributeError):

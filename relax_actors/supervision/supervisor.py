@@ -108,13 +108,13 @@ class Supervisor:
         self._seen = now
         return [self._start(child, now) for child in self.children.values()]
 
-    def launched(self, child_id: str, now: float) -> None:
+    def process_started(self, child_id: str, now: float) -> None:
         """A child that was to start has a process only now: its start is reckoned from here."""
         child = self.children[child_id]
         if child.phase is Phase.STARTING:
             child.since = now
 
-    def stood_still(self, seconds: float) -> None:
+    def allow_for_pause(self, seconds: float) -> None:
         """All of us stood still for so long: children that were starting had no time to."""
         for child in self.children.values():
             if child.phase is Phase.STARTING:
@@ -170,7 +170,7 @@ class Supervisor:
         return self._restart(child, outcome, was_ready_for, now)
 
     def _counts(self, outcome: Exit, *, was_ready: bool) -> bool:
-        if not outcome.counted or (was_ready and outcome.blame is Blame.OUTSIDE):
+        if not outcome.counted or (was_ready and outcome.blame is Blame.EXTERNAL):
             return False
         known = bool(outcome.cause) and outcome.cause == self._counted_cause
         self._counted_cause = outcome.cause or self._counted_cause
@@ -191,7 +191,7 @@ class Supervisor:
         self.restarts += 1
         self._back_off(child, due, now)
         actions: list[Action] = []
-        for other in reversed(self._with(child)):
+        for other in reversed(self._affected_by(child)):
             if other.phase in (Phase.STARTING, Phase.READY):
                 self._enter(other, Phase.STOPPING, now)
                 other.due = due
@@ -200,7 +200,7 @@ class Supervisor:
                 other.due = max(other.due, due)
         return actions
 
-    def _with(self, child: ChildState) -> list[ChildState]:
+    def _affected_by(self, child: ChildState) -> list[ChildState]:
         everyone = list(self.children.values())
         if self._strategy is Strategy.ONE_FOR_ONE:
             return []
@@ -232,7 +232,7 @@ class Supervisor:
         """When `tick` has something to do; None if nothing waits."""
         return min((c.due for c in self.children.values() if c.phase is Phase.BACKING_OFF), default=None)
 
-    def late(self, now: float) -> list[str]:
+    def overdue(self, now: float) -> list[str]:
         """Children that have been starting for longer than they may."""
         return [
             c.spec.id

@@ -26,14 +26,14 @@ import setproctitle
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.supervision.outcome import STATUS_FD
 
-HOST = "relax_actors.supervision.actor_process"
+ACTOR_MODULE = "relax_actors.supervision.actor_process"
 PRELOADED = (
     "relax_actors.supervision.actor_process",
     "relax_actors.engines.transformers.engine",
     "relax_actors.engines.torch.engine",
     "relax_actors.engines.torch.scorer",
 )
-PRELOADED_MODELLED = (
+PRELOADED_SIMULATED = (
     "relax_actors.supervision.actor_process",
     "relax_actors.roles.rollout",
     "relax_actors.roles.trainer",
@@ -104,7 +104,7 @@ def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> N
         os.dup2(log, 2)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Named as if it had been started, for `ps` and for whoever looks a process up by its command line.
-        setproctitle.setproctitle(" ".join([sys.executable, "-m", HOST, *arguments]))
+        setproctitle.setproctitle(" ".join([sys.executable, "-m", ACTOR_MODULE, *arguments]))
         from relax_actors.supervision import actor_process as host  # noqa: PLC0415 the actor's own
 
         os.environ[STATUS_FD] = str(status)

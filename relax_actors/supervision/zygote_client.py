@@ -20,7 +20,7 @@ import structlog
 from broker.process import spawn
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.logs import rotate
-from relax_actors.runtime.pauses import Pauses, unusual
+from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
 from relax_actors.supervision.launch import StartError
 from relax_actors.supervision.zygote import MAX_MESSAGE, PRELOADED
 
@@ -32,10 +32,10 @@ LOOK_SECONDS = 1.5
 log = structlog.get_logger()
 
 
-class Forked:
+class ForkedProcess:
     """A process that a zygote forked."""
 
-    def __init__(self, pid: int, zygote: Life) -> None:
+    def __init__(self, pid: int, zygote: ZygoteProcess) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self.cause = ""
@@ -46,7 +46,7 @@ class Forked:
         """The exit code as the zygote saw it; -SIGKILL if the zygote died first; None while neither is known."""
         if self.returncode is None:
             alive = self._zygote.alive
-            self._zygote.hear()
+            self._zygote.read_replies()
             self.returncode = self._zygote.codes.pop(self.pid, None)
             if self.returncode is None and not alive:
                 self.returncode, self.cause = -int(signal.SIGKILL), self._zygote.name
@@ -56,12 +56,12 @@ class Forked:
         """The exit code, for a process that has ended or is about to; a zygote that does not tell it is ended."""
         end = time.monotonic() + REPLY_SECONDS
         while (code := self.poll()) is None:
-            if not self._zygote.wait_for_word(end - time.monotonic()):
+            if not self._zygote.wait_for_reply(end - time.monotonic()):
                 self._zygote.end()
         return code
 
 
-class Life:
+class ZygoteProcess:
     """One process of a zygote, and what it said of those it forked."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
@@ -84,7 +84,7 @@ class Life:
         """How it ended."""
         return self._process.poll()
 
-    def hear(self) -> None:
+    def read_replies(self) -> None:
         """Take in what it said."""
         with suppress(OSError):
             while data := self._socket.recv(MAX_MESSAGE):
@@ -96,7 +96,7 @@ class Life:
                 else:
                     self.ready_at = time.monotonic()
 
-    def wait_for_word(self, seconds: float) -> bool:
+    def wait_for_reply(self, seconds: float) -> bool:
         """Wait until it says something or has ended; False if that takes longer."""
         # Not select.select: a node of many actors has descriptors beyond its bound.
         poll = select.poll()
@@ -113,11 +113,11 @@ class Life:
         socket.send_fds(self._socket, [json.dumps(arguments).encode()], [log, status])
         end = time.monotonic() + REPLY_SECONDS
         while self._forked is None:
-            if not self.wait_for_word(end - time.monotonic()):
+            if not self.wait_for_reply(end - time.monotonic()):
                 raise TimeoutError(errno.ETIMEDOUT, f"no answer within {REPLY_SECONDS:g} s")
             if not self.alive:
                 raise ConnectionResetError(errno.ECONNRESET, f"it has ended with exit code {self.returncode}")
-            self.hear()
+            self.read_replies()
         return self._forked
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class Life:
 
     def close(self) -> None:
         """Take in what it said last, when it has ended."""
-        self.hear()
+        self.read_replies()
         self._socket.close()
 
 
@@ -141,7 +141,7 @@ class Zygote:
         box: its black box.
         environment: its whole environment, and that of the actors.
         start_deadline: seconds that it may take to import.
-        heartbeat: seconds without a sign of life after which it is killed.
+        heartbeat: seconds without a sign of process after which it is killed.
         modules: what it imports.
         say: told every `SAY_SECONDS` for how many seconds it has been importing.
     """
@@ -155,15 +155,15 @@ class Zygote:
         start_deadline: float,
         heartbeat: float,
         modules: Sequence[str] = PRELOADED,
-        say: Callable[[float], object] = lambda _: None,
+        on_importing: Callable[[float], object] = lambda _: None,
     ) -> None:
         self._log, self._path, self._environment, self._modules = log, box, environment, modules
         self._box = BlackBox(box)
-        self._start_deadline, self._heartbeat, self._say = start_deadline, heartbeat, say
-        self._pauses, self._awake, self._said = Pauses(LOOK_SECONDS + unusual(heartbeat)), 0.0, 0.0
-        self._life: Life | None = None
+        self._start_deadline, self._heartbeat, self._on_importing = start_deadline, heartbeat, on_importing
+        self._pauses, self._resumed_at, self._said = PauseDetector(LOOK_SECONDS + tolerated_delay(heartbeat)), 0.0, 0.0
+        self._current: ZygoteProcess | None = None
         self._verdict = ""
-        self._lives = 0
+        self._starts = 0
 
     def start(self) -> None:
         """Start it; it imports in the background."""
@@ -174,10 +174,10 @@ class Zygote:
             process = spawn(
                 [*command, *self._modules], log=log, environment=self._environment, pass_fds=(theirs.fileno(),)
             )
-        self._lives += 1
+        self._starts += 1
         self._verdict = ""
-        self._life = Life(self._lives, process, ours)
-        self._said = self._life.began
+        self._current = ZygoteProcess(self._starts, process, ours)
+        self._said = self._current.began
 
     def ready(self) -> bool:
         """Whether it has imported and can fork; starts another one if there is none.
@@ -185,77 +185,77 @@ class Zygote:
         Raises:
             StartError: it ended before it could.
         """
-        life = self._life
-        if life is None:
+        process = self._current
+        if process is None:
             self.start()
             return False
-        life.hear()
-        if life.alive:
-            return life.ready_at is not None
-        self._life = None
-        life.close()
-        if life.ready_at is None:
-            why = self._verdict or f"exit code {life.returncode}"
-            msg = f"{life.name} ended before it had imported {', '.join(self._modules)} ({why}); its log is {self._log}"
-            raise StartError(msg, life.name)
+        process.read_replies()
+        if process.alive:
+            return process.ready_at is not None
+        self._current = None
+        process.close()
+        if process.ready_at is None:
+            why = self._verdict or f"exit code {process.returncode}"
+            msg = f"{process.name} ended before it had imported {', '.join(self._modules)} ({why}); its log is {self._log}"
+            raise StartError(msg, process.name)
         self.start()
         return False
 
-    def fork(self, arguments: list[str], log: int, status: int) -> Forked:
+    def fork(self, arguments: list[str], log: int, status: int) -> ForkedProcess:
         """Fork an actor, when it is ready: `arguments` of the host's `main`, descriptors for its output and its
         status pipe.
 
         Raises:
             StartError: it does not answer, and was killed; its log may say why.
         """
-        life = self._life
-        if life is None:
+        process = self._current
+        if process is None:
             msg = "there is no zygote to fork an actor"
             raise StartError(msg)
         try:
-            return Forked(life.fork(arguments, log, status), life)
+            return ForkedProcess(process.fork(arguments, log, status), process)
         except OSError as error:
-            life.end()
-            msg = f"{life.name} does not fork actors ({error}); its log is {self._log}"
-            raise StartError(msg, life.name) from error
+            process.end()
+            msg = f"{process.name} does not fork actors ({error}); its log is {self._log}"
+            raise StartError(msg, process.name) from error
 
-    def look_after(self) -> None:
-        """Kill it if it gives no sign of life, or imports for too long; call it about once a second."""
+    def check_health(self) -> None:
+        """Kill it if it gives no sign of process, or imports for too long; call it about once a second."""
         rotate(self._log)
         now = time.monotonic()
         if self._pauses.look(now):
-            self._awake = now
-        life = self._life
-        if life is None or not life.alive:
+            self._resumed_at = now
+        process = self._current
+        if process is None or not process.alive:
             return
-        life.hear()
-        if life.ready_at is None:
-            importing = now - max(life.began, self._awake)
+        process.read_replies()
+        if process.ready_at is None:
+            importing = now - max(process.began, self._resumed_at)
             if importing > self._start_deadline:
-                self._condemn(life, f"not ready within {importing:.0f} s, supervision.start_deadline")
+                self._kill(process, f"not ready within {importing:.0f} s, supervision.start_deadline")
             elif now - self._said > SAY_SECONDS:
                 self._said = now
-                self._say(round(now - life.began, 1))
-        elif (silent := now - max(self._box.read().beat, life.ready_at, self._awake)) > self._heartbeat:
-            self._condemn(life, f"no sign of life for {silent:.1f} s, supervision.heartbeat")
+                self._on_importing(round(now - process.began, 1))
+        elif (silent := now - max(self._box.read().beat, process.ready_at, self._resumed_at)) > self._heartbeat:
+            self._kill(process, f"no sign of process for {silent:.1f} s, supervision.heartbeat")
 
-    def _condemn(self, life: Life, why: str) -> None:
+    def _kill(self, process: ZygoteProcess, why: str) -> None:
         self._verdict = why
-        log.warning("zygote_killed", zygote=life.name, reason=why)
-        life.end()
+        log.warning("zygote_killed", zygote=process.name, reason=why)
+        process.end()
 
     def state(self) -> dict[str, Any]:
         """Its `phase`, `pid`, since when it is so (seconds since 1970) and its `restarts`; from any thread."""
-        life = self._life
-        if life is None or not life.alive:
-            return {"phase": "down", "pid": None, "since": time.time(), "restarts": max(0, self._lives - 1)}
-        ready = life.ready_at is not None
-        since = time.time() - time.monotonic() + (life.ready_at or life.began)
+        process = self._current
+        if process is None or not process.alive:
+            return {"phase": "down", "pid": None, "since": time.time(), "restarts": max(0, self._starts - 1)}
+        ready = process.ready_at is not None
+        since = time.time() - time.monotonic() + (process.ready_at or process.began)
         phase = "ready" if ready else "importing"
-        return {"phase": phase, "pid": life.pid, "since": round(since, 3), "restarts": self._lives - 1}
+        return {"phase": phase, "pid": process.pid, "since": round(since, 3), "restarts": self._starts - 1}
 
     def close(self) -> None:
         """End it, and with it all that it forked."""
-        if self._life is not None:
-            self._life.end()
-            self._life = None
+        if self._current is not None:
+            self._current.end()
+            self._current = None

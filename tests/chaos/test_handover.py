@@ -32,8 +32,8 @@ def wait_until_reward_holds_a_whole_step(run: Run, first: int) -> int:
             step += 1
             return False
         cells = table.get_all(table.cell(row, "trajectory") for row in rows)
-        box = BlackBox(run.folder.box("reward.0"))
-        taken = {delivery.stream_sequence for delivery in box.read_whole().taken}
+        box = BlackBox(run.folder.black_box("reward.0"))
+        taken = {delivery.stream_sequence for delivery in box.read_with_deliveries().deliveries}
         box.close()
         return all(cell is not None and cell.sequence in taken for cell in cells)
 

@@ -37,8 +37,8 @@ def test_inside_beside_and_in_turns_a_run_ends_with_the_same_weights(make_run: M
     run = make_run("turns", COLOCATED, *REFERENCE)
     assert complete(run) == expected
     # Who computed last in a run is the trainer.
-    assert run.folder.device(0).read_text().strip() == "trainer.0#1"
-    waited = {m["role"] for m in story_of(run).metrics if "turn_wait_seconds" in m}
+    assert run.folder.device_lock(0).read_text().strip() == "trainer.0#1"
+    waited = {m["role"] for m in story_of(run).metrics if "device_wait_seconds" in m}
     assert waited == {"rollout", "reference", "trainer"}
 
 

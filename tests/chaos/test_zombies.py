@@ -49,7 +49,7 @@ def in_a_checkpoint(run: Run, step: int) -> bool:
 
 
 def waiting_for_rows(run: Run, step: int) -> bool:
-    return box(run, "trainer.0").waits_for.startswith("rows of step") and not written(run, f"batch.{step}")
+    return box(run, "trainer.0").waiting_for.startswith("rows of step") and not written(run, f"batch.{step}")
 
 
 MOMENTS: dict[str, tuple[Callable[[Run, int], object], Callable[[Run, int], bool]]] = {

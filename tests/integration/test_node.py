@@ -16,21 +16,21 @@ from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from relax_actors.config import load_config, validate
 from relax_actors.errors import ConfigError
-from relax_actors.runtime.blackbox import Reading
+from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision import ownership as owners
 from relax_actors.supervision import remote_node as remote
 from relax_actors.supervision.assignment import Assignment, where, whole
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.node import Watched, pools_of
-from relax_actors.supervision.ownership import Owned
+from relax_actors.supervision.node import ConfigWatcher, pools_of
+from relax_actors.supervision.ownership import NodeLeases
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.remote_node import Remote, Wanted
+from relax_actors.supervision.remote_node import NodeRequest, RemoteNode
 from relax_actors.supervision.reporter import Reporter
 from relax_actors.supervision.root import address_of
 from relax_actors.supervision.spec import Exit, Failure
-from relax_actors.supervision.streams import mark_of, publish_run, publish_scale, published_run
+from relax_actors.supervision.streams import fetch_run_record, publish_run, publish_scale, store_mark
 from relax_actors.supervision.supervisor import GiveUp
 from tests.support.running import TINY, wait_until
 from tests.unit.test_processes import HEAD, WAITS, Recorder, Running, python
@@ -44,7 +44,7 @@ def test_a_report_that_cannot_be_written_is_kept_for_the_root(
     make_table(bridge)
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
     reporter = Reporter(RunFolder(tmp_path / "nowhere"), bridge, state, Journal(bridge, subjects, "node", 0))
-    reporter.ended("rollout.3", Exit(normal=False, reason="exit code 70", detail="Traceback"), Reading(0.0))
+    reporter.ended("rollout.3", Exit(normal=False, reason="exit code 70", detail="Traceback"), Snapshot(0.0))
     reporter.gave_up("rollout", GiveUp("rollout.3", "6 failures"))
     assert reporter.failure == Failure("rollout.3", "6 failures", "Traceback")
 
@@ -54,14 +54,14 @@ def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
     config = load_config(TINY, [])
     folder.root.mkdir()
     folder.save_config(config, str(TINY.parent))
-    seen = folder.state_of_config()
+    seen = folder.config_fingerprint()
     body = folder.load_config().model_dump(mode="json")
     body["reward"]["replicas"] = 2
-    folder.change_config(validate(body, "test"))
+    folder.replace_config(validate(body, "test"))
     pools = {"reward": pools_of(config, whole(config), random.Random(1))["reward"]}
     recorder = Recorder()
     tree = ProcessTree(pools, lambda child: Launch(python(WAITS), tmp_path / child), recorder, 60.0)
-    watched = Watched(folder, seen, tree)
+    watched = ConfigWatcher(folder, seen, tree)
     running = Running(tree, recorder)
     try:
         running.until("ready", "reward.0")
@@ -90,7 +90,7 @@ def test_a_server_goes_when_its_actor_has_finished(tmp_path: Path, *, leaves: bo
         recorder,
         60.0,
     )
-    watched = Watched(folder, folder.state_of_config(), tree)
+    watched = ConfigWatcher(folder, folder.config_fingerprint(), tree)
     running = Running(tree, recorder)
     try:
         wait_until(lambda: [state["phase"] for state in tree.states().values()] == ["ready"] * 4, "start")
@@ -99,7 +99,7 @@ def test_a_server_goes_when_its_actor_has_finished(tmp_path: Path, *, leaves: bo
         else:
             body = folder.load_config().model_dump(mode="json")
             body["rollout"]["replicas"] = 1
-            folder.change_config(validate(body, "test"))
+            folder.replace_config(validate(body, "test"))
             watched()
         wait_until(lambda: pools["rollout"].children["rollout.1"].leaving, "start of the end")
         assert not pools["server"].children["server.1"].leaving
@@ -124,7 +124,8 @@ def test_an_actor_too_many_has_its_roles_deadline_to_finish(seconds: float) -> N
 def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects: Subjects) -> None:
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
     away, other = (
-        Owned(bridge, state, Assignment(n, name, {"trainer": None}), 2.0) for n, name in ((0, "away"), (1, "other"))
+        NodeLeases(bridge, state, Assignment(n, name, {"trainer": None}), 2.0)
+        for n, name in ((0, "away"), (1, "other"))
     )
     told = threading.Event()
     away.lost = told.set
@@ -149,7 +150,7 @@ def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subj
     """Whoever may make a request can have its answer, which is JSON, written under any key."""
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
     junk = {"type": "io.nats.jetstream.api.v1.stream_info_response", "total": 0}
-    owned = Owned(bridge, state, Assignment(1, "first", {"trainer": None}), 2.0)
+    owned = NodeLeases(bridge, state, Assignment(1, "first", {"trainer": None}), 2.0)
     told = threading.Event()
     owned.lost = told.set
     for key in ("lease.owner.trainer", "lease.node.1"):
@@ -168,9 +169,9 @@ def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subj
 
 def test_a_node_whose_number_is_anothers_leaves_its_lease_alone(bridge: Bridge, subjects: Subjects) -> None:
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
-    away, other = (Owned(bridge, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other"))
+    away, other = (NodeLeases(bridge, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other"))
 
-    def told(owned: Owned, name: str) -> str:
+    def told(owned: NodeLeases, name: str) -> str:
         owned.tell({"name": name})
         told = owned._telling
         assert told is not None
@@ -195,10 +196,12 @@ def test_of_two_living_nodes_of_one_name_only_one_takes_part(
     monkeypatch.setattr(remote, "CLAIM_SECONDS", 1.0)
     monkeypatch.setattr(remote, "OWNER_SECONDS", 4.0)
     monkeypatch.setattr(owners, "OWNER_SECONDS", 2.0)
-    wanted = [Wanted(subjects.run, "twin", ["trainer"], tmp_path, tmp_path, tmp_path / name) for name in ("a", "b")]
-    first, second = (Remote(address, one) for one in wanted)
+    wanted = [
+        NodeRequest(subjects.run, "twin", ["trainer"], tmp_path, tmp_path, tmp_path / name) for name in ("a", "b")
+    ]
+    first, second = (RemoteNode(address, one) for one in wanted)
     lives = [Assignment(1, "twin", {"trainer": 1}, where(node.folder)) for node in (first, second)]
-    owned, other = (Owned(bridge, state, life, 2.0) for life in lives)
+    owned, other = (NodeLeases(bridge, state, life, 2.0) for life in lives)
     over = threading.Event()
     thread = threading.Thread(target=lambda: keep(owned, over, lambda: owned.tell({})))
     try:
@@ -230,15 +233,17 @@ def test_a_folder_that_only_has_the_path_of_the_store_is_refused(
     bridge.call(publish_run(state, config, ""), 10)
     bridge.call(publish_scale(state, "far", {"rollout": 3}), 10)
     bridge.call(publish_run(state, config, "", finished=True), 10)
-    found = bridge.call(published_run(state), 10)
+    found = bridge.call(fetch_run_record(state), 10)
     assert found is not None
-    assert found.mark == mark_of(tmp_path / "store") != ""
+    assert found.mark == store_mark(tmp_path / "store") != ""
     assert found.scaled == {"far": {"rollout": 3}}
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mark").write_text("another")
     for name, error in (("empty", "has no file 'mark'"), ("other", "is another run's"), ("store", "")):
-        node = Remote(address, Wanted(subjects.run, "far", [], tmp_path / name, tmp_path, tmp_path / f"work-{name}"))
+        node = RemoteNode(
+            address, NodeRequest(subjects.run, "far", [], tmp_path / name, tmp_path, tmp_path / f"work-{name}")
+        )
         try:
             if error:
                 with pytest.raises(ConfigError, match=rf"{name} is not the store of run .*: it {error}.*--store"):
@@ -269,6 +274,6 @@ def test_changes_that_come_at_once_are_all_kept(bridge: Bridge, subjects: Subjec
     assert bridge.call(state.fetch("run"), 10) == {"n": 8}
 
 
-def keep(owned: Owned, over: threading.Event, renew: Callable[[], None] | None = None) -> None:
+def keep(owned: NodeLeases, over: threading.Event, renew: Callable[[], None] | None = None) -> None:
     while not over.wait(0.5):
         (renew or owned.renew)()

@@ -28,13 +28,13 @@ from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.errors import ActorError
 from relax_actors.messages import Dropped, Prompt
-from relax_actors.runtime.blackbox import HELD, BlackBox, Delivery
-from relax_actors.runtime.device_lock import Turns
+from relax_actors.runtime import Context, More, Results, Role, Row, check_role
+from relax_actors.runtime.blackbox import MAX_DELIVERIES, BlackBox, Delivery
+from relax_actors.runtime.device_lock import DeviceLock
 from relax_actors.runtime.handler import Handler, Job
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.mailbox import Mailbox
-from relax_actors.runtime.pump import PoolPump, Watch
-from relax_actors.runtime.role import Context, More, Results, Role, Row, check_role
+from relax_actors.runtime.pump import PoolPump, Watchdog
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.running import TINY, wait_until
 
@@ -59,7 +59,7 @@ def pump(table: Table, tmp_path: Path) -> Any:
     role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
     box = BlackBox(tmp_path / "counts.box")
     mailbox = Mailbox.start()
-    yield PoolPump(role, role.context, mailbox, Watch(role.context, box, 60.0, print), print)
+    yield PoolPump(role, role.context, mailbox, Watchdog(role.context, box, 60.0, print), print)
     mailbox.stop()
     box.close()
 
@@ -170,7 +170,7 @@ def test_a_role_computes_only_while_the_shared_device_is_its_own(table: Table, p
     device = tmp_path / "0.lock"
     role, row = Looks(), RowId(1, 0)
     role.device = device
-    pump.context.turn = turns = Turns(device, pump.context, 5.0)
+    pump.context.device_lock = turns = DeviceLock(device, pump.context, 5.0)
     jobs = [Job(Msg(None, "a"), row, {"prompt": b""}) for _ in range(2)]  # type: ignore[arg-type]
     Handler(role, pump.context).run(jobs, lambda _: [], lambda _: None)
     found = [job.data for job in jobs]
@@ -182,8 +182,8 @@ def test_a_role_computes_only_while_the_shared_device_is_its_own(table: Table, p
 def test_a_device_that_does_not_get_free_blames_no_row_and_is_waited_for_once(
     table: Table, pump: PoolPump, tmp_path: Path
 ) -> None:
-    pump.context.turn = turns = Turns(tmp_path / "0.lock", pump.context, 0.3)
-    other = Turns(tmp_path / "0.lock", pump.context, 0.3)
+    pump.context.device_lock = turns = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
+    other = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
     jobs = [Job(Msg(None, "a"), RowId(1, n), {"prompt": b""}) for n in range(3)]  # type: ignore[arg-type]
     with other():
         pump._handler.run(jobs, lambda _: [], lambda _: None)
@@ -199,7 +199,7 @@ class Overlaps(Role):
     reads = ("prompt",)
     writes = "count"
     max_concurrent_rows = 3
-    ahead = False
+    prefetch = False
 
     def __init__(self) -> None:
         self.ended: set[str] = set()
@@ -255,7 +255,7 @@ def at_work(table: Table, tmp_path: Path) -> Iterator[AtWork]:
     role.context.stopping = stopping.is_set
     failed: list[Any] = []
     mailbox = Mailbox.start()
-    pump = PoolPump(role, role.context, mailbox, Watch(role.context, box, 60.0, failed.append), failed.append)
+    pump = PoolPump(role, role.context, mailbox, Watchdog(role.context, box, 60.0, failed.append), failed.append)
     run = table.bridge.submit(pump.run(stopping))
     yield AtWork(role, table, box)
     role.ended.update(str(RowId(0, index)) for index in range(8))
@@ -366,14 +366,14 @@ def test_who_asks_often_for_more_troubles_nobody_until_something_came(table: Tab
 
 def test_the_black_box_keeps_what_was_taken_last_and_begins_anew(tmp_path: Path) -> None:
     writer, reader = BlackBox(tmp_path / "a.box"), BlackBox(tmp_path / "a.box")
-    assert reader.read_whole().taken == ()
-    deliveries = [Delivery(1, i, 2 * i) for i in range(1, HELD + 3)]
+    assert reader.read_with_deliveries().deliveries == ()
+    deliveries = [Delivery(1, i, 2 * i) for i in range(1, MAX_DELIVERIES + 3)]
     for delivery in deliveries:
-        writer.took(delivery)
+        writer.record_delivery(delivery)
     writer.record(["group.1.2"])
-    assert set(reader.read_whole().taken) == set(deliveries[2:])
-    assert reader.read_whole().rows == ("group.1.2",)
-    reader.begin()
-    assert reader.read_whole().taken == ()
+    assert set(reader.read_with_deliveries().deliveries) == set(deliveries[2:])
+    assert reader.read_with_deliveries().rows == ("group.1.2",)
+    reader.reset()
+    assert reader.read_with_deliveries().deliveries == ()
     writer.close()
     reader.close()

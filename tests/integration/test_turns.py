@@ -1,4 +1,4 @@
-"""Turns on a device that real processes share: never two at once, nobody starves, and a killed one leaves it free."""
+"""DeviceLock on a device that real processes share: never two at once, nobody starves, and a killed one leaves it free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from relax_actors.errors import ActorError
 from relax_actors.runtime import device_lock as turns
-from relax_actors.runtime.device_lock import Turns
+from relax_actors.runtime.device_lock import DeviceLock
 from tests.integration.conftest import MakeContext
 from tests.support.running import wait_until
 
@@ -22,11 +22,11 @@ COMPUTE = """
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from relax_actors.runtime.device_lock import Turns
+from relax_actors.runtime.device_lock import DeviceLock
 
 lock, name, seconds, log = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
 around = SimpleNamespace(author=name, progress=lambda: None, journal=None)
-turns = Turns(lock, around, 60)
+turns = DeviceLock(lock, around, 60)
 inside = lock.with_suffix(".inside")
 out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 while True:
@@ -69,7 +69,7 @@ def test_of_three_processes_one_computes_at_a_time_and_none_starves(tmp_path: Pa
 
 
 def test_a_killed_holder_leaves_the_device_free_at_once(tmp_path: Path, make_context: MakeContext) -> None:
-    mine = Turns(tmp_path / "0.lock", make_context("rollout"), 30.0)
+    mine = DeviceLock(tmp_path / "0.lock", make_context("rollout"), 30.0)
     with computing(tmp_path, "trainer.0#7", 60) as child:
         wait_until(lambda: log_of(tmp_path), "the other's turn")
         threading.Timer(0.3, child.kill).start()
@@ -87,7 +87,7 @@ def test_who_waits_for_long_says_for_whom_goes_on_and_gives_up_in_the_end(
     context = make_context("rollout")
     progress: list[None] = []
     context.progress = lambda: progress.append(None)
-    mine = Turns(tmp_path / "0.lock", context, 0.5)
+    mine = DeviceLock(tmp_path / "0.lock", context, 0.5)
     with computing(tmp_path, "trainer.0#7", 60):
         wait_until(lambda: log_of(tmp_path), "the other's turn")
         with pytest.raises(ActorError, match=r"device 0 was not free .* trainer.0#7 has it; raise placement.patience"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StoreError
-from relax_actors.runtime.durable_folder import collect, seal, verify, write
+from relax_actors.runtime.durable_folder import remove_stale, seal, verify, write
 
 
 def fill(text: str) -> object:
@@ -66,7 +66,7 @@ def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(tmp_pat
 )
 def test_only_checkpoints_that_nobody_will_load_are_removed(tmp_path: Path, name: str, *, stays: bool) -> None:
     (tmp_path / name).mkdir()
-    collect(tmp_path, ["4.2", "6.2"], 6, 2)
+    remove_stale(tmp_path, ["4.2", "6.2"], 6, 2)
     assert (tmp_path / name).exists() is stays
 
 

@@ -13,7 +13,7 @@ def test_only_the_kept_checkpoints_and_those_of_later_lives_and_versions_stay(tm
     """6.3 is of a later life too, but the published one is 6.2: nobody will load it."""
     for name in ("3.1", "3.2", "6.1", "6.2", "6.3", "9.1", "9.3", ".9.1.123.tmp", ".9.3.124.tmp", "notes"):
         (tmp_path / name).mkdir()
-    checkpoint.collect(tmp_path, {"6.2"}, version=6, incarnation=2)
+    checkpoint.remove_stale(tmp_path, {"6.2"}, version=6, incarnation=2)
     assert {path.name for path in tmp_path.iterdir()} == {"6.2", "9.1", "9.3", ".9.3.124.tmp", "notes"}
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from broker.files import remove_unfinished, write_private
-from relax_actors.runtime.logs import Forgiving
+from relax_actors.runtime.logs import BestEffortFile
 
 
 def test_a_file_is_replaced_whole_and_is_for_its_user_only(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_what_dead_writers_left_goes_and_what_living_ones_write_stays(tmp_path: 
 
 def test_a_log_that_was_closed_stops_nobody(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
-        log = Forgiving(file)
+        log = BestEffortFile(file)
         assert log.write("one\n") == 4
     assert log.write("two\n") == 0
     log.flush()

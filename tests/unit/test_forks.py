@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.supervision.launch import StartError
-from relax_actors.supervision.zygote_client import Forked, Zygote
+from relax_actors.supervision.zygote_client import ForkedProcess, Zygote
 from tests.support.running import wait_until
 
 Make = Callable[..., Zygote]
@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         zygote.close()
 
 
-def fork(zygote: Zygote, folder: Path) -> Forked:
+def fork(zygote: Zygote, folder: Path) -> ForkedProcess:
     """Fork an actor of the run in a folder."""
     wait_until(zygote.ready, "zygote")
     read, write = os.pipe()
@@ -56,7 +56,7 @@ def waits(folder: Path) -> Path:
     return folder
 
 
-def ended(forked: Forked) -> int:
+def ended(forked: ForkedProcess) -> int:
     wait_until(lambda: forked.poll() is not None, "word of the fork's end")
     assert forked.returncode is not None
     return forked.returncode
@@ -109,7 +109,7 @@ def test_a_zygote_that_is_stopped_is_killed_and_replaced(make: Make, tmp_path: P
     os.kill(forked.pid, signal.SIGKILL)
 
     def looked_after() -> bool:
-        zygote.look_after()
+        zygote.check_health()
         return zygote.state()["pid"] != first
 
     wait_until(looked_after, "end of the zygote that was stopped")
@@ -124,7 +124,7 @@ def test_a_zygote_that_beats_is_left_alone(make: Make) -> None:
     looks = []
 
     def looked_after_for_long() -> bool:
-        zygote.look_after()
+        zygote.check_health()
         looks.append(zygote.state()["pid"])
         return len(looks) >= 250
 
@@ -157,7 +157,7 @@ def test_an_import_that_does_not_end_is_ended_after_the_start_deadline(make: Mak
     assert zygote.state()["phase"] == "importing"
 
     def looked_after() -> bool:
-        zygote.look_after()
+        zygote.check_health()
         return zygote.state()["phase"] == "down"
 
     wait_until(looked_after, "end of the zygote")

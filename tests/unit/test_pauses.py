@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from relax_actors.runtime.pauses import Pauses, unusual
+from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
 
 
 def test_a_pause_is_a_gap_between_two_looks_that_is_longer_than_usual() -> None:
-    pauses = Pauses(3.0)
+    pauses = PauseDetector(3.0)
     assert [pauses.look(now) for now in (100.0, 101.0, 104.0, 114.0, 115.0)] == [0.0, 0.0, 0.0, 10.0, 0.0]
 
 
 def test_who_is_busy_does_not_stand_still() -> None:
-    pauses = Pauses(3.0)
+    pauses = PauseDetector(3.0)
     pauses.look(0.0)
     assert pauses.look(10.0, worked=9.0) == 0.0
     assert pauses.look(20.0, worked=0.1) == 10.0
@@ -20,4 +20,4 @@ def test_who_is_busy_does_not_stand_still() -> None:
 def test_what_is_shorter_than_unusual_is_no_death() -> None:
     for heartbeat in (1.0, 10.0, 60.0):
         beat = min(1.0, heartbeat / 4)
-        assert unusual(heartbeat) + beat < heartbeat
+        assert tolerated_delay(heartbeat) + beat < heartbeat

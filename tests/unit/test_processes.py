@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from relax_actors.runtime.blackbox import BlackBox, Reading
+from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.logs import LOG_BYTES
 from relax_actors.supervision.launch import Launch, StartError
-from relax_actors.supervision.outcome import STATUS_FD, Verdict, Words, outcome_of
+from relax_actors.supervision.outcome import STATUS_FD, ReportedStatus, Verdict, outcome_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Restart, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
@@ -48,7 +48,7 @@ class Seen:
     pid: int = 0
     starts: int = 0
     outcome: Exit | None = None
-    last: Reading | None = None
+    last: Snapshot | None = None
     report: GiveUp | None = None
 
 
@@ -70,7 +70,7 @@ class Recorder:
         assert seconds >= 0
         self._put(Seen("ready", child))
 
-    def ended(self, child: str, outcome: Exit, last: Reading) -> None:
+    def ended(self, child: str, outcome: Exit, last: Snapshot) -> None:
         self._put(Seen("ended", child, outcome=outcome, last=last))
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
@@ -184,7 +184,7 @@ def test_a_child_killed_from_outside_is_started_again_and_the_others_live_on(run
     assert first == {"a", "b"}
     assert running.tree.kill("a", signal.SIGKILL)
     outcome = running.until("ended", "a").outcome
-    assert outcome == Exit(normal=False, reason="killed by SIGKILL", blame=Blame.OUTSIDE)
+    assert outcome == Exit(normal=False, reason="killed by SIGKILL", blame=Blame.EXTERNAL)
     running.until("ready", "a")
     assert [seen.child for seen in running.recorder.all if seen.what == "started"] == ["a", "b", "a"]
     assert not running.tree.kill("nobody", signal.SIGKILL)
@@ -197,7 +197,7 @@ def test_the_black_box_tells_what_a_dead_child_had_in_hand(run: Run, tmp_path: P
     running.tree.kill("a", signal.SIGKILL)
     last = running.until("ended", "a").last
     assert last is not None
-    assert (last.rows, last.waits_for) == (("group.1.2",), "the model")
+    assert (last.rows, last.waiting_for) == (("group.1.2",), "the model")
     running.until("ready", "a")
     assert BlackBox(tmp_path / "a.box").read().rows == ()
 
@@ -220,17 +220,17 @@ def test_a_stopped_process_is_hung_and_killed(run: Run) -> None:
     outcome = running.until("ended", "a").outcome
     assert outcome is not None
     assert "it was stopped by a signal" in outcome.reason
-    assert outcome.blame is Blame.OUTSIDE
+    assert outcome.blame is Blame.EXTERNAL
     running.until("started", "a", starts=2)
 
 
 def test_a_child_that_its_examiner_condemns_is_killed_and_started_again(tmp_path: Path) -> None:
-    verdicts = iter([None, Verdict("ill", blame=Blame.NOBODY), None, Verdict("worse", final=True)])
-    launch = Launch(python(WAITS), tmp_path / "log", examine=lambda: next(verdicts, None))
+    verdicts = iter([None, Verdict("ill", blame=Blame.NONE), None, Verdict("worse", final=True)])
+    launch = Launch(python(WAITS), tmp_path / "log", health_check=lambda: next(verdicts, None))
     made = Supervisor([ChildSpec("a")], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.01), random.Random(1))
     recorder = Recorder()
     running = Running(ProcessTree({"p": made}, lambda _: launch, recorder, 60.0), recorder)
-    assert running.until("ended", "a").outcome == Exit(normal=False, reason="ill", blame=Blame.NOBODY)
+    assert running.until("ended", "a").outcome == Exit(normal=False, reason="ill", blame=Blame.NONE)
     assert running.until("started", "a").starts == 2
     assert running.end() == GiveUp("a", "worse")
 
@@ -248,18 +248,18 @@ def test_the_states_of_children_can_be_asked_for(run: Run) -> None:
 @pytest.mark.parametrize(
     ("code", "out_of_memory", "blame", "counted", "final"),
     [
-        (-signal.SIGKILL, False, Blame.OUTSIDE, True, False),
+        (-signal.SIGKILL, False, Blame.EXTERNAL, True, False),
         (-signal.SIGKILL, True, Blame.ROWS, True, False),
         (-signal.SIGSEGV, False, Blame.ROWS, True, False),
         (-signal.SIGABRT, False, Blame.ROWS, True, False),
         (70, False, Blame.ROWS, True, False),
-        (72, False, Blame.NOBODY, True, False),
-        (73, False, Blame.NOBODY, False, False),
+        (72, False, Blame.NONE, True, False),
+        (73, False, Blame.NONE, False, False),
         (2, False, Blame.ROWS, True, True),
     ],
 )
 def test_whose_fault_a_death_was(code: int, out_of_memory: bool, blame: Blame, counted: bool, final: bool) -> None:  # noqa: FBT001
-    outcome = outcome_of(code, None, Words(), out_of_memory=out_of_memory)
+    outcome = outcome_of(code, None, ReportedStatus(), out_of_memory=out_of_memory)
     assert (outcome.blame, outcome.counted, outcome.final) == (blame, counted, final)
 
 
@@ -392,9 +392,9 @@ def test_a_child_without_a_pipe_is_ready_when_its_probe_says_so(tmp_path: Path) 
 def test_status_speaks_the_language_of_the_interpreter(run: Run, tmp_path: Path) -> None:
     script = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "from relax_actors.supervision.outcome import Status\n"
+        "from relax_actors.supervision.outcome import StatusPipe\n"
         "import os, subprocess\n"
-        "status = Status()\n"
+        "status = StatusPipe()\n"
         f"assert '{STATUS_FD}' not in os.environ\n"
         "status.ready(); status.failed('first'); status.failed('x' * 50000 + 'KeyError: last words'); sys.exit(70)\n"
     )
@@ -408,8 +408,8 @@ def test_status_speaks_the_language_of_the_interpreter(run: Run, tmp_path: Path)
 def test_without_a_supervisor_status_says_nothing() -> None:
     script = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "from relax_actors.supervision.outcome import Status\n"
-        "Status().ready(); Status().failed('x')\n"
+        "from relax_actors.supervision.outcome import StatusPipe\n"
+        "StatusPipe().ready(); StatusPipe().failed('x')\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != STATUS_FD}
     done = subprocess.run(python(script), env=environment, capture_output=True, timeout=PATIENCE, check=False)
@@ -475,7 +475,7 @@ def test_children_wait_until_they_can_be_started_and_can_be_stopped_meanwhile(tm
         return opened.is_set()
 
     def launch(child: str) -> Launch:
-        return Launch(python(WAITS), tmp_path / child, gate=gate)
+        return Launch(python(WAITS), tmp_path / child, can_start=gate)
 
     made = running(tree_of(("a", "b"), launch, start_deadline=0.5))
     # That a start has to wait is not held against it.
@@ -528,7 +528,7 @@ def test_what_failed_below_a_child_comes_up_with_its_end(run: Run) -> None:
     assert running.end() is not None
     outcome = running.until("ended", "a").outcome
     assert outcome is not None
-    assert outcome.below == Failure("rollout.3", "no", "Traceback")
+    assert outcome.child_failure == Failure("rollout.3", "no", "Traceback")
 
 
 def test_a_child_that_somebody_else_tells_to_end_was_stopped_from_outside(run: Run) -> None:
@@ -537,7 +537,7 @@ def test_a_child_that_somebody_else_tells_to_end_was_stopped_from_outside(run: R
     running = run({"a": obeys}, intensity=0)
     running.until("ready", "a")
     running.tree.kill("a", signal.SIGTERM)
-    assert running.until("ended", "a").outcome == Exit(normal=True, reason="ended", blame=Blame.OUTSIDE)
+    assert running.until("ended", "a").outcome == Exit(normal=True, reason="ended", blame=Blame.EXTERNAL)
     running.until("ready", "a")
 
 
@@ -607,7 +607,7 @@ def test_a_pause_of_the_whole_machine_condemns_nobody(tmp_path: Path) -> None:
 
 @pytest.fixture
 def beating(tmp_path: Path) -> Iterator[Callable[[float, Callable[[int], None]], Running]]:
-    """Runs a child that beats every 50 ms under a supervisor whose chores are told its pid once it is ready."""
+    """Runs a child that beats every 50 ms under a supervisor whose periodic are told its pid once it is ready."""
     made: list[Running] = []
     box = tmp_path / "a.box"
     beats = READY + (
@@ -616,12 +616,12 @@ def beating(tmp_path: Path) -> Iterator[Callable[[float, Callable[[int], None]],
         "while True:\n    struct.pack_into('<d', m, 0, time.monotonic())\n    signal.sigtimedwait([], 0.05)\n"
     )
 
-    def start(heartbeat: float, chores: Callable[[int], None]) -> Running:
+    def start(heartbeat: float, periodic: Callable[[int], None]) -> Running:
         child = ChildSpec("a")
         supervisor = Supervisor([child], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.05), random.Random(1))
         recorder, pids = Recorder(), list[int]()
         launch = Launch(python(beats), tmp_path / "log", box)
-        tree = ProcessTree({"p": supervisor}, lambda _: launch, recorder, heartbeat, lambda: [*map(chores, pids)])
+        tree = ProcessTree({"p": supervisor}, lambda _: launch, recorder, heartbeat, lambda: [*map(periodic, pids)])
         made.append(running := Running(tree, recorder))
         started = running.until("started").pid
         running.until("ready")
@@ -634,18 +634,18 @@ def beating(tmp_path: Path) -> Iterator[Callable[[float, Callable[[int], None]],
 
 
 def test_a_pause_outside_the_wait_condemns_nobody(beating: Callable[..., Running]) -> None:
-    """All stand still while the supervisor does its chores, and the child wakes up last."""
-    stood_still = threading.Event()
+    """All stand still while the supervisor does its periodic, and the child wakes up last."""
+    allow_for_pause = threading.Event()
 
-    def chores(child: int) -> None:
-        if not stood_still.is_set():
+    def periodic(child: int) -> None:
+        if not allow_for_pause.is_set():
             os.kill(child, signal.SIGSTOP)
             time.sleep(3.0)  # the pause
             threading.Timer(0.5, os.kill, (child, signal.SIGCONT)).start()
-            stood_still.set()
+            allow_for_pause.set()
 
-    running = beating(1.5, chores)
-    assert stood_still.wait(PATIENCE)
+    running = beating(1.5, periodic)
+    assert allow_for_pause.wait(PATIENCE)
     with pytest.raises(queue.Empty):
         running.recorder.queue.get(timeout=3.0)
 
@@ -653,12 +653,12 @@ def test_a_pause_outside_the_wait_condemns_nobody(beating: Callable[..., Running
 def test_a_supervisor_held_up_in_every_round_finds_a_hung_child(beating: Callable[..., Running]) -> None:
     stopped: list[int] = []
 
-    def chores(child: int) -> None:
+    def periodic(child: int) -> None:
         if not stopped:
             os.kill(child, signal.SIGSTOP)
             stopped.append(child)
         time.sleep(1.1)  # what holds it up
 
-    outcome = beating(1.5, chores).until("ended").outcome
+    outcome = beating(1.5, periodic).until("ended").outcome
     assert outcome is not None
     assert "stopped by a signal" in str(outcome)

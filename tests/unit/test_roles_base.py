@@ -21,9 +21,9 @@ from relax_actors.data.model_folder import measure, prepare
 from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import FinishReason, Prompt, Reward, Trajectory
-from relax_actors.runtime.pump import waking
-from relax_actors.runtime.role import COLUMNS, Role, Row, StatefulRole, check_role
-from relax_actors.runtime.seeds import seed_of, task_index
+from relax_actors.runtime import COLUMNS, Role, Row, StatefulRole, check_role
+from relax_actors.runtime.pump import trigger_columns
+from relax_actors.runtime.seeds import derive_seed, task_index
 
 
 class LengthPenalty(Role):
@@ -161,13 +161,16 @@ class HandlesMany(Role):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (3, "roles.x.actor names 3, which is no subclass of relax_actors.Role"),
-        (int, "no subclass of relax_actors.Role"),
-        (LengthPenalty(), "no subclass of relax_actors.Role"),
+        (3, "roles.x.actor names 3, which is not a subclass of relax_actors.Role"),
+        (int, "not a subclass of relax_actors.Role"),
+        (LengthPenalty(), "not a subclass of relax_actors.Role"),
         (ReadsNothing, r"roles\.x\.actor: ReadsNothing reads no column; set `reads`, e\.g\. reads = \('trajectory',\)"),
-        (WritesWhatItReads, "writes 'reward', which it cannot; choose a column of its own"),
-        (Drops, "writes 'dropped', which it cannot"),
-        (HasNoHandle, r"roles\.x\.actor: HasNoHandle has no handle\(row\)"),
+        (WritesWhatItReads, "cannot write column 'reward'; choose a column of its own"),
+        (Drops, "cannot write column 'dropped'"),
+        (
+            HasNoHandle,
+            r"roles\.x\.actor: HasNoHandle defines none of handle, handle_many, stream; define handle\(row\)",
+        ),
     ],
 )
 def test_a_class_that_is_no_role_is_refused_with_the_remedy(cls: object, message: str) -> None:
@@ -229,13 +232,13 @@ def test_a_trajectory_is_cut_into_its_samples() -> None:
     ],
 )
 def test_a_row_is_woken_by_the_columns_that_no_other_implies(inputs: tuple[str, ...], expected: list[str]) -> None:
-    assert waking(inputs) == expected
+    assert trigger_columns(inputs) == expected
 
 
 @given(st.sets(st.sampled_from([*COLUMNS, "own", "other"]), min_size=1))
 def test_something_always_wakes_a_row(inputs: set[str]) -> None:
-    assert set(waking(tuple(inputs))) <= inputs
-    assert waking(tuple(inputs))
+    assert set(trigger_columns(tuple(inputs))) <= inputs
+    assert trigger_columns(tuple(inputs))
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 9), st.integers(1, 40), st.integers(0, 3))
@@ -264,15 +267,17 @@ def test_a_successor_gets_one_of_the_tasks_and_always_the_same(
 
 
 def test_seeds_are_known_numbers_of_63_bits_and_differ_by_every_part() -> None:
-    assert seed_of(1, "row", 2, 3) == seed_of(1, "row", 2, 3)
-    seeds = {seed_of(run, kind, step, i) for run in range(4) for kind in "ab" for step in range(20) for i in range(20)}
+    assert derive_seed(1, "row", 2, 3) == derive_seed(1, "row", 2, 3)
+    seeds = {
+        derive_seed(run, kind, step, i) for run in range(4) for kind in "ab" for step in range(20) for i in range(20)
+    }
     assert len(seeds) == 4 * 2 * 20 * 20
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert seed_of(1, "row", 12, 3) != seed_of(1, "row", 1, 23)
+    assert derive_seed(1, "row", 12, 3) != derive_seed(1, "row", 1, 23)
 
 
 def test_seeds_do_not_change_from_release_to_release() -> None:
-    assert seed_of(0, "row", 0, 0) == 8737435638203586162
+    assert derive_seed(0, "row", 0, 0) == 8737435638203586162
     assert [task_index(7, RowId(0, i), 4, 10) for i in range(4)] == [0, 8, 3, 6]
 
 

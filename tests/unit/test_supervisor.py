@@ -16,7 +16,7 @@ from relax_actors.supervision.supervisor import Action, GiveUp, Phase, Start, St
 
 CRASH = Exit(normal=False, reason="exit code 70: boom")
 DONE = Exit(normal=True, reason="ended")
-KILLED = Exit(normal=False, reason="killed by SIGKILL", blame=Blame.OUTSIDE)
+KILLED = Exit(normal=False, reason="killed by SIGKILL", blame=Blame.EXTERNAL)
 CONFIG = Exit(normal=False, reason="exit code 2: no such key", final=True)
 PERIOD = 60.0
 
@@ -221,7 +221,7 @@ def test_deaths_of_one_cause_count_once() -> None:
     now = 0.0
     made.start(now)
     for life in (1, 2, 3):
-        with_it = Exit(normal=False, reason="killed with it", blame=Blame.OUTSIDE, cause=f"zygote {life}")
+        with_it = Exit(normal=False, reason="killed with it", blame=Blame.EXTERNAL, cause=f"zygote {life}")
         for child in "abcdef":
             if made.gave_up is None:
                 made.exited(child, with_it, now)
@@ -234,18 +234,18 @@ def test_time_in_which_all_stood_still_is_not_taken_for_a_slow_start() -> None:
     made = supervisor(ChildSpec("a", start_deadline=10.0), ChildSpec("b", start_deadline=10.0))
     made.start(0.0)
     made.ready("b", 5.0)
-    made.stood_still(100.0)
-    assert made.late(109.9) == []
-    assert made.late(110.1) == ["a"]
+    made.allow_for_pause(100.0)
+    assert made.overdue(109.9) == []
+    assert made.overdue(110.1) == ["a"]
     assert made.children["b"].since == 5.0
 
 
 def test_a_start_that_had_to_wait_is_reckoned_from_its_launch() -> None:
     made = supervisor(ChildSpec("a", start_deadline=10.0))
     made.start(0.0)
-    made.launched("a", 50.0)
-    assert made.late(60.0) == []
-    assert made.late(60.1) == ["a"]
+    made.process_started("a", 50.0)
+    assert made.overdue(60.0) == []
+    assert made.overdue(60.1) == ["a"]
 
 
 def test_the_window_stands_still_while_a_child_starts() -> None:
@@ -377,14 +377,14 @@ def test_a_configuration_error_gives_up_at_once_and_stops_all() -> None:
 def test_a_child_that_starts_for_too_long_is_listed_until_it_is_ready_or_gone() -> None:
     made = supervisor(ChildSpec("a", start_deadline=10.0), ChildSpec("b", start_deadline=10.0), "slow")
     made.start(0.0)
-    assert made.late(10.0) == []
+    assert made.overdue(10.0) == []
     made.ready("b", 5.0)
-    assert made.late(10.1) == ["a"]
+    assert made.overdue(10.1) == ["a"]
     made.exited("a", CRASH, 11.0)
-    assert made.late(99.0) == []
+    assert made.overdue(99.0) == []
     made.tick(99.0)
-    assert made.late(109.0) == []
-    assert made.late(109.5) == ["a"]
+    assert made.overdue(109.0) == []
+    assert made.overdue(109.5) == ["a"]
 
 
 def test_ready_is_heard_from_a_starting_child_only() -> None:
