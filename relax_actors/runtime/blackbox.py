@@ -1,6 +1,7 @@
-"""What an actor was doing, kept where it outlives the actor: a small mapped file, written without a system call.
+"""Black box of an actor: a small mapped file that outlives the process, even a `kill -9`.
 
-The supervisor reads it for signs of life, and after a death to know which rows were in hand.
+Writing it costs no system call. The supervisor reads it for signs of life, and after a death to learn which rows the
+actor was handling and which deliveries it had taken.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ _DELIVERY = struct.Struct("<QQQ")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`beat` is the last sign of life (seconds, CLOCK_MONOTONIC); `rows` are in hand; `waiting_for` says for what.
+    """Content of a black box.
 
-    `since` is when this was so first (seconds since 1970). `taken` are the last `MAX_DELIVERIES` deliveries, finished or not, in
-    no order; read after a death only.
+    Attributes:
+        beat: time of the last sign of life, in seconds of CLOCK_MONOTONIC.
+        rows: rows that the actor is handling.
+        waiting_for: what the actor waits for if it handles none.
+        since: when `rows` and `waiting_for` were recorded, in seconds since 1970.
+        deliveries: the last `MAX_DELIVERIES` messages that the actor took, acknowledged or not, in no order. Filled by
+            `read_with_deliveries` only.
     """
 
     beat: float
@@ -37,49 +43,49 @@ class Snapshot:
 
 
 class BlackBox:
-    """One actor's recorder; a new life writes over the old one's.
+    """Recorder of one actor; a new incarnation overwrites the record of the previous one.
 
     Args:
-        path: the file; made if it is not there.
+        path: the file; created if missing.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
             size = SIZE + MAX_DELIVERIES * _DELIVERY.size
-            # With room of its own: a write into a hole of a mapped file on a full disk would kill the process.
+            # Allocate the blocks now: a write into a hole of a mapped file on a full disk kills the process.
             os.posix_fallocate(file.fileno(), 0, size)
             self._map = mmap.mmap(file.fileno(), size)
         self._taken = 0
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Record a sign of life."""
         struct.pack_into("<d", self._map, 0, time.monotonic())
 
     def record(self, rows: list[str], waiting_for: str = "") -> None:
-        """Say which rows are in hand, or what is waited for; a sign of life too."""
+        """Record the rows being handled, or what the actor waits for; also a sign of life."""
         now = round(time.time(), 3)
         body = json.dumps([rows, waiting_for, now]).encode()
         if len(body) > SIZE - _HEAD.size:
             body = json.dumps([rows[:64], waiting_for[:1000], now]).encode()
-        # The length is written last: a reader never takes half a text for a whole one.
+        # Write the length last, so that a reader never parses a half-written text.
         _HEAD.pack_into(self._map, 0, time.monotonic(), 0)
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
         struct.pack_into("<I", self._map, 8, len(body))
 
     def record_delivery(self, delivery: Delivery) -> None:
-        """Note a delivery; it takes the place of the one `MAX_DELIVERIES` before it."""
+        """Record a delivery; it overwrites the one `MAX_DELIVERIES` before it."""
         _DELIVERY.pack_into(self._map, SIZE + self._taken % MAX_DELIVERIES * _DELIVERY.size, *delivery)
         self._taken += 1
 
     def reset(self) -> None:
-        """Start a new life's record: nothing in hand, nothing taken."""
+        """Start the record of a new incarnation: no rows, no deliveries."""
         self._map[SIZE:] = bytes(MAX_DELIVERIES * _DELIVERY.size)
         self._taken = 0
         self.record([], "start")
 
     def read(self) -> Snapshot:
-        """The last entry."""
+        """Read the current record, without deliveries; safe while the actor writes."""
         beat, length = _HEAD.unpack_from(self._map)
         try:
             rows, waiting_for, since = json.loads(self._map[_HEAD.size : _HEAD.size + length])
@@ -88,10 +94,10 @@ class BlackBox:
             return Snapshot(beat)
 
     def read_with_deliveries(self) -> Snapshot:
-        """The last entry, with what was taken."""
+        """Read the current record with its deliveries; call it after the actor's death."""
         deliveries = tuple(Delivery(*numbers) for numbers in _DELIVERY.iter_unpack(self._map[SIZE:]) if any(numbers))
         return replace(self.read(), deliveries=deliveries)
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the file."""
         self._map.close()

@@ -1,4 +1,4 @@
-"""The pump of roles that own state: their columns in the order of the stream, first what is there, then what comes."""
+"""Pump of stateful roles: feeds their columns in stream order, first the history, then new cells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FENCE_SECONDS = 1.0
 
 
 class FollowerPump:
-    """Feeds one stateful actor; see `PoolPump` for the arguments. An exception of the role ends the process."""
+    """Pump of one stateful actor; arguments as in `PoolPump`. An exception of the role ends the process."""
 
     def __init__(self, role: StatefulRole, context: Context, mailbox: pykka.ActorRef[Mailbox], watch: Watchdog) -> None:
         self.role, self.context, self.mailbox, self.watch = role, context, mailbox, watch
@@ -36,11 +36,11 @@ class FollowerPump:
         self._follower = Follower(table.bridge, table.subjects.table_stream, role.follows())
 
     def wake(self) -> None:
-        """Look at `stopping` now."""
+        """Make `run` check `stopping` now."""
         self._follower.wake()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Recover, then follow until told to stop."""
+        """Feed the history to `recover`, then new cells to `on_cells`, until `stopping` is set."""
         follower = self._follower
         history: list[tuple[CellId, Cell]] | None = []
         seen = 0
@@ -48,8 +48,8 @@ class FollowerPump:
             if stopping.is_set():
                 await follower.close()
                 return
-            # What comes may be of a later life of this actor, and not this one's to act on: one that was stopped and
-            # taken for dead has not looked for long.
+            # The messages may belong to a later incarnation: an actor that was stopped by a signal and replaced has not
+            # checked for a long time.
             if time.monotonic() - self._looked > FENCE_SECONDS:
                 await self._check_fence()
             cells = [self._cell(m) for m in messages]
@@ -72,7 +72,7 @@ class FollowerPump:
         try:
             await ask(self.mailbox, work)
         except Exception:
-            # A later life lets go of rows and files that this one misses.
+            # A later incarnation may have removed the rows and files that are missing here.
             await self._check_fence()
             raise
         self.watch.end_work()
@@ -83,7 +83,7 @@ class FollowerPump:
         self.watch.end_work()
 
     async def _check_fence(self) -> None:
-        """End by `FencedError` if a later life of the actor has begun; a broker that does not answer says nothing."""
+        """Raise `FencedError` if a later incarnation has started; skip the check if the broker does not answer."""
         with suppress(TimeoutError):
             if self.context.table.bridge.nc.is_connected:
                 await asyncio.wait_for(self.context.raise_if_fenced_async(), ANSWER_SECONDS)
@@ -95,7 +95,7 @@ class FollowerPump:
         try:
             cell_id = self.context.table.subjects.parse(message.subject)
         except SubjectError as error:
-            # The stream takes `group.*.*.*`; a subject that is none of ours is nobody's cell.
+            # The stream accepts `group.*.*.*`, so subjects that name no cell can arrive.
             self.context.journal.event("malformed_subject", subject=message.subject, error=str(error)[:500])
             cell_id = CellId("unknown", 0)
         stored = known.timestamp.timestamp()

@@ -1,4 +1,4 @@
-"""Looks after one actor from within its process: progress, memory, and room on the disk."""
+"""Watchdog of one actor, within its process: progress, memory, and waiting for room on the disk."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SAY_SECONDS = 10.0
 
 
 class Watchdog:
-    """Sees to it that work in the role's thread makes progress within its bounds; ends the process if it does not.
+    """Ends the process if the role hangs or uses too much memory, and records signs of life in the black box.
 
     Args:
-        context: the actor's surroundings.
-        box: its black box.
-        deadline: seconds without progress, while rows are in hand, after which it counts as hung.
-        report: told why the process is about to end.
-        memory_limit_mib: memory that the process may use; not bounded if None.
+        context: the actor's context; its `progress` and `report_waiting` are connected to this watchdog.
+        box: the actor's black box.
+        deadline: seconds without progress, while the role works, after which it counts as hung.
+        report: called with the reason before the process ends.
+        memory_limit_mib: resident memory limit of the process; None for no limit.
     """
 
     def __init__(
@@ -49,43 +49,43 @@ class Watchdog:
         self.record_delivery = box.record_delivery
         context.progress = self.progress
         context.report_waiting = self.start_waiting
-        # Whoever waits for the broker does not hang.
+        # Waiting for the broker is no hang.
         context.table.bridge.waiting = self.progress
 
     def progress(self) -> None:
-        """The role works; called from its thread."""
+        """Record progress of the role."""
         self._last = time.monotonic()
 
     def start_rows(self, rows: list[str]) -> None:
-        """The role handles these rows from now on."""
+        """Record that the role begins to handle these rows."""
         self._box.record(rows)
         self.start_work()
 
     def start_waiting(self, waiting_for: str) -> None:
-        """The role is done, and waits."""
+        """Record that the role is done and waits."""
         self.end_work()
         self._box.record([], waiting_for)
 
     def start_work(self) -> None:
-        """The role is asked to do something."""
+        """Record that the role begins to work."""
         self._last = time.monotonic()
         if not self.busy:
             self.busy, self._busy_since = True, self._last
 
     def end_work(self) -> None:
-        """It has done it."""
+        """Record that the role has finished its work."""
         self._busy_before, self.busy = self.busy_seconds, False
 
     @property
     def busy_seconds(self) -> float:
-        """Time with rows in hand, so far."""
+        """Seconds that the role has worked so far."""
         return self._busy_before + (time.monotonic() - self._busy_since if self.busy else 0.0)
 
     def check(self) -> None:
-        """Give a sign of life, or end a process whose role hangs or takes too much memory."""
+        """Record a sign of life, or end the process if the role hangs or exceeds its memory limit."""
         now, cpu = time.monotonic(), time.process_time()
-        # While the whole process stood still the role had no time in which to make progress.
-        self._last = min(now, self._last + self._pauses.look(now, cpu - self._cpu))
+        # A pause of the whole process does not count as lack of progress.
+        self._last = min(now, self._last + self._pauses.check(now, cpu - self._cpu))
         self._cpu = cpu
         silent = now - self._last
         rows = ", ".join(self._box.read().rows)
@@ -102,11 +102,11 @@ class Watchdog:
 
 
 class DiskSpaceWait:
-    """Waits for room on a full disk: what `Store` and checkpoints call when there is none.
+    """Waits for room on a full disk; called by the store and by checkpoints when a write fails.
 
     Args:
-        context: whose event says so, and whose progress goes on meanwhile.
-        patience: seconds until giving up.
+        context: its journal reports the wait; the wait counts as progress.
+        patience: seconds to wait before giving up.
     """
 
     def __init__(self, context: Context, patience: float) -> None:
@@ -114,10 +114,10 @@ class DiskSpaceWait:
         self._began = self._asked = self._said = float("-inf")
 
     def __call__(self, error: StoreFullError) -> None:
-        """Wait a little.
+        """Wait for a moment before the caller's next try.
 
         Raises:
-            StoreFullError: it lasts for too long, or the actor is to end.
+            StoreFullError: the disk has been full for `patience` seconds, or the actor was asked to stop.
         """
         now = time.monotonic()
         if now - self._asked > 2 * LOOK_SECONDS + SAY_SECONDS:
@@ -133,12 +133,12 @@ class DiskSpaceWait:
 
 
 def limit_memory(memory_limit_mib: int) -> None:
-    """Make the kernel refuse this process more than so much memory of its own, so that a greedy row fails alone."""
+    """Limit this process's data segment in the kernel, so that an allocation above it fails with MemoryError."""
     bound = memory_limit_mib * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 
 def resident_mib() -> int:
-    """Memory of this process that is in use."""
+    """Return the resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() // MIB

@@ -115,12 +115,12 @@ class ProcessTree:
             while not all(pool.ended for pool in self.pools.values()):
                 # A pause may fall outside the wait too; what keeps this thread busy there, or in every round, is none.
                 now, before = time.monotonic(), held_up
-                held_up = self._pauses.look(now, time.thread_time() - worked)
+                held_up = self._pauses.check(now, time.thread_time() - worked)
                 self._allow_for_pause(0.0 if before else held_up, now)
                 self._wait()
                 worked = time.thread_time()
                 now = self.last_loop = time.monotonic()
-                self._allow_for_pause(self._pauses.look(now), now)
+                self._allow_for_pause(self._pauses.check(now), now)
                 while not self._sizes.empty():
                     self._resize(*self._sizes.get(), now)
                 if self._stop_asked or self.report is not None:

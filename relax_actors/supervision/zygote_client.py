@@ -223,7 +223,7 @@ class Zygote:
         """Kill it if it gives no sign of process, or imports for too long; call it about once a second."""
         rotate(self._log)
         now = time.monotonic()
-        if self._pauses.look(now):
+        if self._pauses.check(now):
             self._resumed_at = now
         process = self._current
         if process is None or not process.alive:
