@@ -1,6 +1,7 @@
 """Access to the table's cells for stateful roles: read columns, and read and write numbered cells.
 
-A numbered cell (`batch`, `weights`, `checkpoint`, `evaluation`) has one owner and a checksum over its subject and content.
+A numbered cell (`batch`, `weights`, `checkpoint`, `evaluation`) has one owner and a checksum of its subject and
+content.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ class StatefulRole(Role):
 
     Invariant: one incarnation acts at a time. A later incarnation fences the earlier one by its number.
 
-    `recover`, `on_cells` and `idle` run in the role's thread, one call at a time. An exception ends the process, and the
-    supervisor restarts it.
+    `recover`, `on_cells` and `idle` run in the role's thread, one call at a time. An exception ends the process, and
+    the supervisor restarts it.
     """
 
     def follows(self) -> list[str]:

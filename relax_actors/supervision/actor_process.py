@@ -1,4 +1,4 @@
-"""The process of one actor: connects, builds the role, runs its pump, and ends when told or when it must.
+"""Process of one actor: connects, builds the role, and runs its pump until it is stopped or fails.
 
 Started by the node's supervisor as `python -m relax_actors.supervision.actor_process <run folder> <role> <n>`.
 """
@@ -46,7 +46,13 @@ log = structlog.get_logger()
 
 
 class ActorProcess:
-    """One life of an actor."""
+    """One incarnation of an actor.
+
+    Args:
+        folder: the folder of the actor's node.
+        role: name of the role.
+        n: number of the actor.
+    """
 
     def __init__(self, folder: RunFolder, role: str, n: int) -> None:
         self.status = StatusPipe()
@@ -59,10 +65,24 @@ class ActorProcess:
         self.settings = section_of(self.config, role)
 
     def run(self) -> None:
-        """Live; returns at an orderly end."""
+        """Run the actor until it is stopped."""
         if self.settings.memory_limit_mib is not None:
             limit_memory(self.settings.memory_limit_mib)
         role = make_role(self.config, self.role_name)
+        role.context = context = self._connect()
+        bridge = context.table.bridge
+        stop = functools.partial(bridge.loop.call_soon_threadsafe, self._stop)
+
+        def on_sigterm(*_: object) -> None:
+            self.status.stop_requested()
+            stop()
+
+        signal.signal(signal.SIGTERM, on_sigterm)
+        bridge.call(self._run_role(role), threading.TIMEOUT_MAX)
+        bridge.close()
+
+    def _connect(self) -> Context:
+        """Connect to the broker, take the next incarnation, and build the role's context."""
         address = Address.load(self.folder.address).of(self.role_name)
         bridge = Bridge(address, f"{self.role_name}.{self.n}", deadline=30.0)
         subjects = Subjects(self.config.run.name)
@@ -73,7 +93,7 @@ class ActorProcess:
         author = f"{self.role_name}.{self.n}#{incarnation}"
         table = Table(bridge, subjects, store, author, direct=self.config.broker.replicas == 1)
         journal = Journal(bridge, subjects, self.role_name, self.n)
-        role.context = Context(
+        context = Context(
             config=self.config,
             folder=RunFolder(self.config.folder),
             role=self.role_name,
@@ -84,24 +104,15 @@ class ActorProcess:
             journal=journal,
             stopping=self.stopping.is_set,
         )
-        role.context.wait_for_room = store.when_full = DiskSpaceWait(role.context, self.config.store.patience)
+        context.wait_for_room = store.when_full = DiskSpaceWait(context, self.config.store.patience)
         table.patience = self.config.store.patience
         device = self.config.placement.device_of(self.role_name)
         if device is not None:
             patience = self.config.placement.patience
-            self.device_lock = DeviceLock(role.context.folder.device_lock(device), role.context, patience)
-            role.context.device_lock = self.device_lock
-        stop = functools.partial(bridge.loop.call_soon_threadsafe, self._stop)
+            context.device_lock = self.device_lock = DeviceLock(context.folder.device_lock(device), context, patience)
+        return context
 
-        def told(*_: object) -> None:
-            self.status.stop_requested()
-            stop()
-
-        signal.signal(signal.SIGTERM, told)
-        bridge.call(self._live(role), threading.TIMEOUT_MAX)
-        bridge.close()
-
-    async def _live(self, role: Role) -> None:
+    async def _run_role(self, role: Role) -> None:
         mailbox = Mailbox.start()
         settings = self.settings
         watch = Watchdog(role.context, self.box, settings.deadline, self.status.failed, settings.memory_limit_mib)
@@ -113,27 +124,27 @@ class ActorProcess:
             pump = FollowerPump(role, role.context, mailbox, watch)
         else:
             pump = PoolPump(role, role.context, mailbox, watch, self.crash)
-        # Apart: a broker that is away holds up what is told to it, and no sign of life.
-        beating = [asyncio.create_task(self._beat(watch)), asyncio.create_task(self._tell(role, watch, pump))]
+        # Two tasks: while the broker is unreachable the lease cannot be renewed, but signs of life must go on.
+        tasks = [asyncio.create_task(self._beat(watch)), asyncio.create_task(self._publish_status(role, watch, pump))]
         self.status.ready()
         self._pump = pump
         if self.stopping.is_set():
             pump.wake()
         await pump.run(self.stopping)
-        for task in beating:
+        for task in tasks:
             task.cancel()
         await ask(mailbox, role.close)
         await role.context.state.drop_lease(self.role_name, self.n)
 
     async def _beat(self, watch: Watchdog) -> None:
-        """Signs of life for the supervisor."""
+        """Record signs of life for the supervisor."""
         seconds = min(BEAT_SECONDS, self.config.supervision.heartbeat / 4)
         while True:
             watch.check()
             await asyncio.sleep(seconds)
 
-    async def _tell(self, role: Role, watch: Watchdog, pump: FollowerPump | PoolPump) -> None:
-        """A lease for the world, numbers for the monitors."""
+    async def _publish_status(self, role: Role, watch: Watchdog, pump: FollowerPump | PoolPump) -> None:
+        """Publish the actor's metrics and renew its lease, once a second."""
         started = time.time()
         last = (0, 0.0, time.process_time(), time.monotonic())
         ttl = max(2.0, role.context.config.supervision.heartbeat)
@@ -151,7 +162,7 @@ class ActorProcess:
                     "busy_seconds": round(busy, 3),
                     "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
                     **({"device_wait_seconds": round(self.device_lock.waited_seconds, 3)} if self.device_lock else {}),
-                    **self._own_metrics(role),
+                    **self._role_metrics(role),
                 }
             )
             lease = {
@@ -170,7 +181,7 @@ class ActorProcess:
             await asyncio.sleep(BEAT_SECONDS)
 
     @staticmethod
-    def _own_metrics(role: Role) -> dict[str, float]:
+    def _role_metrics(role: Role) -> dict[str, float]:
         try:
             return role.metrics()
         except Exception as error:  # noqa: BLE001 what only measures must not stop the signs of life
@@ -183,7 +194,7 @@ class ActorProcess:
             self._pump.wake()
 
     def crash(self, error: BaseException) -> None:
-        """End the process as crashed, at once, with the reason for the supervisor."""
+        """End the process as crashed at once, and report the reason to the supervisor."""
         code = EXIT_BLAMELESS if isinstance(error, BLAMELESS_ERRORS) else EXIT_CRASHED
         if isinstance(error, BrokerUnreachableError):
             code = EXIT_BROKER_UNREACHABLE
@@ -196,7 +207,7 @@ class ActorProcess:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry point of an actor's process."""
+    """Run the process of an actor; the entry point for a new process and for a fork of the zygote."""
     folder, role, n = RunFolder(Path(arguments[0])), arguments[1], int(arguments[2])
     logs.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -216,7 +227,7 @@ def main(arguments: list[str]) -> None:
             os._exit(EXIT_CRASHED)
         host.crash(error)
     sys.stderr.flush()
-    # Engines leave threads behind; nothing of theirs needs an orderly end.
+    # Engines leave threads behind that need no orderly end.
     os._exit(0)
 
 

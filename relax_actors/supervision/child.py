@@ -1,4 +1,4 @@
-"""A child's process while it runs: what it says, whether it lives, and how it ended."""
+"""Running process of a child: its status pipe, its signs of life, and its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ CHECK_SECONDS = 1.0
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One life of a child. `pidfd` is None if it was gone before it could be watched; `gone` says that it has ended."""
+    """One incarnation of a child.
+
+    `pidfd` is None if the process had already ended when it was to be watched; `exited` says that it has ended.
+    """
 
     process: Process
     pidfd: int | None
@@ -38,11 +41,11 @@ class ChildProcess:
     checked_at: float = 0.0
 
     def read_status(self) -> bool:
-        """Take in what it says; False if it will say no more."""
+        """Read what the child reported; return False at the end of the pipe."""
         try:
             data = os.read(self.pipe, 65536)
         except BlockingIOError:
-            return True  # an event for the pipe of the child's earlier life
+            return True  # an event for the pipe of the previous incarnation
         self.text += data
         *lines, self.text = self.text.split(b"\n")
         for line in lines:
@@ -53,12 +56,12 @@ class ChildProcess:
         return bool(data)
 
     def check(self, now: float, since: float, heartbeat: float) -> Verdict | None:
-        """Why it must be killed, if it must, given that it is ready.
+        """Return why a ready child must be killed, or None.
 
         Args:
             now: seconds on the monotonic clock.
-            since: up to then it could not be expected to give a sign of life.
-            heartbeat: seconds without one that are allowed.
+            since: time until which no sign of life could be expected.
+            heartbeat: seconds without a sign of life that are allowed.
         """
         verdict = None
         if self.box is not None and (silent := now - max(self.box.read().beat, since)) > heartbeat:
@@ -72,13 +75,13 @@ class ChildProcess:
         return replace(verdict, reason=reason, blame=Blame.EXTERNAL)
 
     def kill(self, verdict: Verdict | None) -> None:
-        """Kill it, if there is a verdict."""
+        """Kill the child's process group if there is a verdict."""
         if verdict is not None:
             self.verdict = self.verdict or verdict
             kill_group(self.process.pid)
 
     def close(self, code: int) -> tuple[Exit, Snapshot]:
-        """When it has ended: how, and what its black box holds last. Nothing of it is left."""
+        """Clean up after the child's end; return its outcome and the last content of its black box."""
         for fd in (self.pidfd, self.pipe):
             if fd is not None:
                 os.close(fd)
@@ -93,7 +96,7 @@ class ChildProcess:
 
 
 def launch_child(launch: Launch) -> ChildProcess:
-    """Start a child's process.
+    """Start the process of a child.
 
     Raises:
         OSError, StartError: it cannot be started.
@@ -121,7 +124,7 @@ def launch_child(launch: Launch) -> ChildProcess:
     finally:
         os.close(write)
     pidfd = None
-    # A fork may be gone already, and whoever forked it have taken word of its end.
+    # A forked process may already have ended and been reaped by the zygote.
     with suppress(ProcessLookupError):
         pidfd = os.pidfd_open(process.pid)
     return ChildProcess(process, pidfd, read, time.monotonic(), box, launch, memory_kills(), exited=pidfd is None)

@@ -1,7 +1,7 @@
-"""Ends a group of processes when whoever keeps it is gone, and removes what they leave in shared memory.
+"""Janitor of an inference server: kills its process group when the keeper ends, and removes leftover shared memory.
 
-Run as a script of its own (`python -I -S janitor.py <descriptor> <group> <folder>`), in a session of its own, so that
-nothing that ends the keeper ends it too. The descriptor is a pipe's that the keeper alone has the other end of.
+Run as a script (`python -I -S janitor.py <descriptor> <group> <folder>`) in its own session, so that whatever ends the
+keeper does not end the janitor. The descriptor is the read end of a pipe whose only write end is the keeper's.
 """
 
 import os
@@ -12,14 +12,14 @@ import sys
 import time
 
 LOOK_SECONDS, LOOK_MOST = 0.25, 1.0
-"""From one look to the next, at first and later: what is made and left in between is not seen."""
+"""Seconds between two scans, at first and later. Segments created and leaked between two scans are missed."""
 END_SECONDS = 10.0
 MEMORY = "/dev/shm/"  # noqa: S108 where shared memory lies
 THEIRS = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
 
 
 def members(group: int) -> list[int]:
-    """The living processes of a group."""
+    """List the live processes of a group."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -34,14 +34,14 @@ def members(group: int) -> list[int]:
 
 
 def segments(group: int) -> set[str]:
-    """Segments of shared memory, of the kinds that inference servers make, which processes of a group use."""
+    """Find the shared-memory segments, of the kinds that inference servers create, that a group's processes use."""
     kept = {entry.inode(): entry.path for entry in os.scandir(MEMORY) if entry.name.startswith(THEIRS)}
     found = set()
     for pid in members(group):
         try:
             open_files = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
             with open(f"/proc/{pid}/maps") as file:
-                # A semaphore is mapped under a name that it no longer has, so by number.
+                # A semaphore is mapped under a name that no longer exists, so compare inode numbers.
                 mapped = [kept.get(int(line.split(None, 5)[4])) for line in file if MEMORY in line]
         except OSError:
             continue

@@ -1,7 +1,7 @@
-"""The supervisor of a machine: one pool a role, one process an actor.
+"""Node: the supervisor of one machine, with a pool for each role and a process for each actor.
 
-Started by the run's root as `python -m relax_actors.supervision.node <run folder>`. When a pool gives up, all are
-stopped, a last report is written, and the root ends the run.
+Started by the run's root as `python -m relax_actors.supervision.node <run folder>`. When a pool gives up, all pools are
+stopped, a report is written, and the root ends the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 import nats.errors
-import structlog
 
 from broker.connection import Address, Bridge
 from broker.leases import RunState
@@ -42,13 +41,14 @@ from relax_actors.runtime.exit_codes import (
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.config_watcher import ConfigWatcher
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases
-from relax_actors.supervision.pools import SERVER, pools_of, server_launch, specs_of
+from relax_actors.supervision.pools import SERVER, pools_of, server_launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter, split_child_id
-from relax_actors.supervision.spec import ChildSpec, Failure
+from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import ACTOR_MODULE, PRELOADED, PRELOADED_SIMULATED
@@ -58,16 +58,15 @@ from relax_actors.supervision.zygote_client import REPLY_SECONDS, Zygote
 FORKED = ("rollout", "trainer", *OPTIONAL)
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 30.0
-log = structlog.get_logger()
 
 
 def actor_environment(config: Config) -> dict[str, str]:
-    """What the processes of actors find in their environment."""
+    """Return the environment variables of the actors' processes."""
     threads = str(config.run.threads)
     return {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        # Sets and dictionaries of strings must have one order in every life: some task generators depend on it.
+        # Sets and dictionaries of strings must have one order in every incarnation: some task generators depend on it.
         "PYTHONHASHSEED": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
@@ -76,81 +75,129 @@ def actor_environment(config: Config) -> dict[str, str]:
 
 
 class HeartbeatThread(threading.Thread):
-    """Beats the node's black box while its supervisor's loop goes round; starting an actor may hold the loop up."""
+    """Records the node's signs of life while its supervisor's loop runs, and renews its leases.
+
+    The loop may take a while for an iteration, since it starts actors. A loop that has not run for
+    `REPLY_SECONDS + GRACE_SECONDS` gets no sign of life, so that the root restarts the node.
+
+    Attributes:
+        last_loop: returns when the loop last ran, in seconds on the monotonic clock.
+        renew_leases: called every second while the loop runs.
+        watch_config: called every second.
+    """
 
     def __init__(self, box: BlackBox) -> None:
-        super().__init__(name="heart", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self._box = box
-        self.pulse = time.monotonic
-        self.tell: Callable[[], object] = lambda: None
-        self.watched: Callable[[], object] = lambda: None
+        self.last_loop = time.monotonic
+        self.renew_leases: Callable[[], object] = lambda: None
+        self.watch_config: Callable[[], object] = lambda: None
 
     def run(self) -> None:
-        """Beat."""
+        """Run until the process ends."""
         while True:
-            if time.monotonic() - self.pulse() < REPLY_SECONDS + GRACE_SECONDS:
+            if time.monotonic() - self.last_loop() < REPLY_SECONDS + GRACE_SECONDS:
                 self._box.beat()
-                self.tell()
-            self.watched()
+                self.renew_leases()
+            self.watch_config()
             time.sleep(BEAT_SECONDS)
 
 
-class ConfigWatcher:
-    """Has as many actors of each role as the run's saved configuration says, which `relax scale` changes.
-
-    An inference server goes when its actor has: that finishes what it has in hand.
+class Node:
+    """One incarnation of a node.
 
     Args:
-        folder: the run's.
-        seen: `folder.config_fingerprint()` before the configuration was loaded that the actors were started by.
-        tree: runs the actors.
+        folder: the folder of the node.
+        status: the pipe to its supervisor.
     """
 
-    def __init__(self, folder: RunFolder, seen: tuple[int, ...], tree: ProcessTree) -> None:
-        self._folder, self._tree = folder, tree
-        self._seen = seen
-        self._leaving = False
-        self._servers: list[ChildSpec] | None = None
-        """Those wanted, while there are others yet."""
+    def __init__(self, folder: RunFolder, status: StatusPipe) -> None:
+        self._folder, self._status, self._began = folder, status, time.time()
+        fingerprint = folder.config_fingerprint()
+        self._config = config = folder.load_config()
+        self._heartbeat = HeartbeatThread(BlackBox(folder.black_box("node")))
+        self._heartbeat.start()
+        self._bridge = Bridge(Address.load(folder.address).of(NODE), "node", deadline=30.0)
+        self._assignment = node = Assignment.load(folder, config)
+        state = _run_state(self._bridge, config, folder)
+        self._leases = NodeLeases(self._bridge, state, node, max(2.0, config.supervision.heartbeat))
+        self._leases.claim()
+        journal = Journal(self._bridge, Subjects(config.run.name), "node", node.number)
+        self._reporter = Reporter(folder, self._bridge, state, journal)
+        self._environment = actor_environment(config)
+        # Simulated engines import nothing slow, but there may be thousands of actors.
+        self._forked = [role for role in node.roles if role in FORKED or config.simulate is not None]
+        self._zygote = _zygote(config, folder, self._environment, journal)
+        self._tree = self._process_tree()
+        self._watcher = ConfigWatcher(folder, fingerprint, self._tree)
 
-    def __call__(self) -> None:
-        """Look whether it has changed."""
-        if self._servers is not None:
-            self._keep_servers(self._servers)
-        if self._leaving:
+    def _process_tree(self) -> ProcessTree:
+        config = self._config
+        pools = pools_of(config, self._assignment, random.Random(os.getpid()))  # noqa: S311 jitter
+        for child in (child for pool in pools.values() for child in pool.children):
+            self._reporter.release_deliveries(child)
+        heartbeat = config.supervision.heartbeat
+        return ProcessTree(pools, self._launch, self._reporter, heartbeat, self._zygote.check_health)
+
+    def run(self) -> int:
+        """Supervise until stopped; return the process's exit code."""
+        if self._forked:
+            self._zygote.start()
+        self._leases.on_lost = self._tree.stop
+        self._heartbeat.last_loop = lambda: self._tree.last_loop
+        self._heartbeat.renew_leases = self._renew_leases
+        self._heartbeat.watch_config = self._watcher
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._status.ready()
+        report = self._tree.run()
+        self._heartbeat.renew_leases = lambda: None
+        with suppress(RelaxError, nats.errors.Error):
+            self._leases.drop()
+        self._zygote.close()
+        self._bridge.close()
+        return 0 if report is None else self._gave_up(report)
+
+    def _launch(self, child: str) -> Launch:
+        role, n = split_child_id(child)
+        if role == SERVER:
+            return server_launch(self._folder, n, self._environment)
+        arguments = [str(self._folder.root), role, str(n)]
+        command = [sys.executable, "-m", ACTOR_MODULE, *arguments]
+        launch = Launch(command, self._folder.log(child), self._folder.black_box(child), self._environment)
+        if role not in self._forked:
+            return launch
+        return replace(launch, fork=partial(self._zygote.fork, arguments), can_start=self._zygote.ready)
+
+    def _renew_leases(self) -> None:
+        """Renew the leases, or end if the broker has closed the connection, as it does when credentials expire.
+
+        The next incarnation signs in with the credentials that are then on disk.
+        """
+        if self._bridge.nc.is_closed:
+            url = self._bridge.address.url
+            self._status.failed(f"broker {url} has closed the connection; check whether the credentials have expired")
+            os._exit(EXIT_BLAMELESS)
+        zygote = self._zygote.state() if self._forked else None
+        lease = {"pid": os.getpid(), "since": self._began, "children": self._tree.states(), "zygote": zygote}
+        self._leases.renew(lease)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._status.stop_requested()
+        if self._assignment.number == 0:
+            self._tree.stop()
             return
-        with suppress(OSError, RelaxError):
-            changed = self._folder.config_fingerprint()
-            if changed != self._seen:
-                config = self._folder.load_config()
-                node = Assignment.load(self._folder, config)
-                self._resize(lambda role: specs_of(config, node, role))
-                self._seen = changed
+        # The run continues without this node, so its actors finish their current rows.
+        self._watcher.leave()
 
-    def leave(self) -> None:
-        """Have no actors from now on."""
-        self._leaving = True
-        self._resize(lambda _: [])
-
-    def _resize(self, wanted: Callable[[str], list[ChildSpec]]) -> None:
-        for role in self._tree.pools:
-            if role == SERVER:
-                self._keep_servers(wanted(role))
-            else:
-                self._tree.resize(role, wanted(role))
-
-    def _keep_servers(self, wanted: list[ChildSpec]) -> None:
-        """Have these servers, and those whose actors are there yet."""
-        ids, actors = {spec.id for spec in wanted}, self._tree.pools["rollout"].children
-        servers = list(self._tree.pools[SERVER].children.values())
-        others = [state.spec for state in servers if state.spec.id not in ids]
-        used = [spec for spec in others if f"rollout.{split_child_id(spec.id)[1]}" in actors]
-        self._servers = wanted if others else None
-        self._tree.resize(SERVER, [*wanted, *used])
+    def _gave_up(self, report: GiveUp) -> int:
+        self._status.failed(f"{report.child}: {report.reason}")
+        self._status.gave_up(self._reporter.failure or Failure(report.child, report.reason, ""))
+        return EXIT_GAVE_UP
 
 
-def _state(bridge: Bridge, config: Config, folder: RunFolder) -> RunState:
-    """The run's state; of a broker of our own all that the run needs is made here."""
+def _run_state(bridge: Bridge, config: Config, folder: RunFolder) -> RunState:
+    """Return the run's state; with the embedded broker, create the streams and publish the run first."""
     if config.broker.url is None:
         state = bridge.call(ensure_run_streams(bridge, config), 60)
         bridge.call(publish_run(state, config, folder.import_path), 30)
@@ -160,7 +207,7 @@ def _state(bridge: Bridge, config: Config, folder: RunFolder) -> RunState:
 
 
 def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], journal: Journal) -> Zygote:
-    """The process that forks actors, not started yet."""
+    """Create the client of the zygote, without starting it."""
     return Zygote(
         folder.log("zygote"),
         folder.black_box("zygote"),
@@ -172,92 +219,12 @@ def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], jour
     )
 
 
-def run(folder: RunFolder, status: StatusPipe) -> int:
-    """Supervise until told to stop; gives the process's exit code."""
-    seen = folder.config_fingerprint()
-    config = folder.load_config()
-    heart = HeartbeatThread(BlackBox(folder.black_box("node")))
-    heart.start()
-    bridge = Bridge(Address.load(folder.address).of(NODE), "node", deadline=30.0)
-    node = Assignment.load(folder, config)
-    state = _state(bridge, config, folder)
-    ttl = max(2.0, config.supervision.heartbeat)
-    owned = NodeLeases(bridge, state, node, ttl)
-    owned.claim()
-    journal = Journal(bridge, Subjects(config.run.name), "node", node.number)
-    reporter, environment = Reporter(folder, bridge, state, journal), actor_environment(config)
-
-    # Simulated engines import nothing that is slow, but there may be very many actors.
-    forked = [role for role in node.roles if role in FORKED or config.simulate is not None]
-    zygote = _zygote(config, folder, environment, journal)
-    if forked:
-        zygote.start()
-
-    def launch(child: str) -> Launch:
-        role, n = split_child_id(child)
-        if role == SERVER:
-            return server_launch(folder, n, environment)
-        command = [sys.executable, "-m", ACTOR_MODULE, *(arguments := [str(folder.root), role, str(n)])]
-        launch = Launch(command, folder.log(child), folder.black_box(child), environment)
-        return (
-            replace(launch, fork=partial(zygote.fork, arguments), can_start=zygote.ready) if role in forked else launch
-        )
-
-    pools = pools_of(config, node, random.Random(os.getpid()))  # noqa: S311 jitter
-    for child in (child for pool in pools.values() for child in pool.children):
-        reporter.release_deliveries(child)
-    tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat, zygote.check_health)
-    heart.pulse, owned.lost = lambda: tree.last_loop, tree.stop
-    began = time.time()
-
-    def tell() -> None:
-        _end_if_refused(bridge, status)
-        lease = {"pid": os.getpid(), "since": began, "children": tree.states()}
-        lease["zygote"] = zygote.state() if forked else None
-        owned.tell(lease)
-
-    heart.tell = tell
-    heart.watched = watched = ConfigWatcher(folder, seen, tree)
-
-    def told(*_: object) -> None:
-        status.stop_requested()
-        if node.number == 0:
-            tree.stop()
-            return
-        # The run goes on without this node: its actors finish what they have in hand.
-        watched.leave()
-
-    signal.signal(signal.SIGTERM, told)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    status.ready()
-    report = tree.run()
-    heart.tell = lambda: None
-    with suppress(RelaxError, nats.errors.Error):
-        owned.drop()
-    zygote.close()
-    bridge.close()
-    return 0 if report is None else _gave_up(report, reporter.failure, status)
-
-
-def _end_if_refused(bridge: Bridge, status: StatusPipe) -> None:
-    """End if the broker has ended the connection for good, as when credentials expire: the next life signs in anew."""
-    if bridge.nc.is_closed:
-        status.failed(f"broker {bridge.address.url} has ended the connection: are the credentials still good?")
-        os._exit(EXIT_BLAMELESS)
-
-
-def _gave_up(report: GiveUp, failure: Failure | None, status: StatusPipe) -> int:
-    status.failed(f"{report.child}: {report.reason}")
-    status.gave_up(failure or Failure(report.child, report.reason, ""))
-    return EXIT_GAVE_UP
-
-
 def main() -> None:
-    """Entry point of the node's process."""
+    """Run a node; the process's entry point."""
     logs.configure()
     status = StatusPipe()
     try:
-        code = run(RunFolder(Path(sys.argv[1])), status)
+        code = Node(RunFolder(Path(sys.argv[1])), status).run()
     except ConfigError as error:
         status.failed(str(error))
         code = EXIT_CONFIG

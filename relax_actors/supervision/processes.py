@@ -1,7 +1,7 @@
-"""The interpreter of supervisors: starts processes, watches them, kills what hangs, and reports.
+"""Process tree: the interpreter of supervisors, which starts, watches and kills processes.
 
-One thread does it all, the one that called `run`; children ask the kernel to die with it. A child tells that it is
-ready, or why it fails, by a pipe; signs of life come through its black box.
+Everything happens in the thread that called `run`; children ask the kernel to die with it. A child reports by a pipe
+that it is ready, or why it fails; its signs of life come through its black box.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ProcessTree:
     """Runs the children of several supervisors.
 
     Args:
-        pools: supervisors by name; when one gives up all are stopped.
-        launch: how to start a child, by its id.
-        observer: told what happens.
+        pools: supervisors by name, in start order; when one gives up all are stopped.
+        launch: returns how to start a child, by its id.
+        observer: receives the children's events.
         heartbeat: seconds without a sign of life after which a ready child is killed.
-        periodic: called once a second, in the interpreter's thread.
+        periodic: called once a second, in the tree's thread.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class ProcessTree:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, ("wake", ""))
         self.last_loop = time.monotonic()
-        """When the loop last went round."""
+        """Time of the loop's last iteration, in seconds on the monotonic clock."""
         self._stop_asked = False
         self._over = False
 
     def stop(self) -> None:
-        """Ask for an orderly end; from any thread or a signal handler."""
+        """Request an orderly end; callable from any thread and from signal handlers."""
         self._stop_asked = True
         self._wake()
 
@@ -80,12 +80,12 @@ class ProcessTree:
                 os.write(self._wake_write, b"x")
 
     def resize(self, pool: str, specs: Sequence[ChildSpec]) -> None:
-        """Have just these children in a pool; from any thread."""
+        """Set the children of a pool; callable from any thread."""
         self._sizes.put((pool, specs))
         self._wake()
 
     def kill(self, child: str, number: signal.Signals) -> bool:
-        """Signal a child's process; False if there is none."""
+        """Send a signal to a child's process; return False if there is none."""
         running = self._running.get(child)
         if running is None:
             return False
@@ -93,7 +93,7 @@ class ProcessTree:
         return True
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Every child's `phase`, since when (seconds since 1970), its `restarts` and `pid` if any; from any thread."""
+        """Return each child's `phase`, `since` (seconds since 1970), `restarts` and `pid`; callable from any thread."""
         epoch = time.time() - time.monotonic()
         return {
             name: {
@@ -107,13 +107,13 @@ class ProcessTree:
         }
 
     def run(self) -> GiveUp | None:
-        """Start everything and look after it until all has ended; gives the report if a supervisor gave up."""
+        """Start all children and supervise them until all have ended; return the report if a supervisor gave up."""
         now, worked, held_up = time.monotonic(), time.thread_time(), 0.0
         try:
             for pool in self.pools.values():
                 self._carry_out(pool.start(now))
             while not all(pool.ended for pool in self.pools.values()):
-                # A pause may fall outside the wait too; what keeps this thread busy there, or in every round, is none.
+                # A pause can also fall between two waits. Work of this thread is none, nor is a delay in each round.
                 now, before = time.monotonic(), held_up
                 held_up = self._pauses.check(now, time.thread_time() - worked)
                 self._allow_for_pause(0.0 if before else held_up, now)
@@ -145,7 +145,7 @@ class ProcessTree:
         return self.report
 
     def _allow_for_pause(self, pause: float, now: float) -> None:
-        """Give all a fresh time of grace if nobody could have given a sign of life for a while."""
+        """Extend all deadlines by a pause, since no child could give a sign of life."""
         if pause:
             self._resumed_at = now
             for running in self._running.values():
@@ -160,7 +160,7 @@ class ProcessTree:
         self._carry_out(pool.resize(specs, now))
 
     def _shutdown(self, now: float) -> None:
-        """Stop pool after pool, the last first."""
+        """Stop the pools one after the other, in reverse start order."""
         for child, running in self._running.items():
             if running.kill_at is not None and (state := self._state(child)).leaving:
                 running.kill_at = min(running.kill_at, now + state.spec.shutdown)
@@ -206,13 +206,13 @@ class ProcessTree:
         running = self._running[child]
         code = running.process.poll()
         if code is None:
-            # Whoever forked it has not told yet how it ended.
+            # The zygote has not reported the exit code yet.
             if running.pidfd is not None and not running.exited:
                 self._selector.unregister(running.pidfd)
             running.exited = True
             return
         with suppress(KeyError):
-            # What it said last may still be in the pipe.
+            # The pipe may still hold the child's last report.
             self._selector.get_key(running.pipe)
             self._read_status(child)
         del self._running[child]
@@ -246,7 +246,7 @@ class ProcessTree:
                     late.kill(Verdict("not ready in time (supervision.start_deadline)"))
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
-        """Carry actions out, and what follows from one at once, before the next."""
+        """Carry out actions in order; the actions that one of them causes come directly after it."""
         self._actions.extendleft(reversed(list(actions)))
         if self._acting:
             return
@@ -262,7 +262,7 @@ class ProcessTree:
         child = action.child
         if isinstance(action, Start):
             state = self._pool_of[child].children.get(child)
-            # One that came before it in the list may have made the supervisor give up.
+            # An earlier action of the list may have made the supervisor give up.
             if state is not None and state.phase is Phase.STARTING and child not in self._running:
                 self._start(child, None)
         elif isinstance(action, Stop):
@@ -285,13 +285,13 @@ class ProcessTree:
             os.kill(running.process.pid, signal.SIGCONT)
 
     def _start_waiting(self) -> None:
-        """Start, in their order, the children that could not be started before."""
+        """Start the children whose `can_start` refused before, in order."""
         for child, launch in list(self._waiting.items()):
             if child in self._waiting and not self._start(child, launch):
                 return
 
     def _start(self, child: str, launch: Launch | None) -> bool:
-        """Start a child; False if it has to wait."""
+        """Start a child; return False if it must wait."""
         try:
             launch = launch or self._launch(child)
             if launch.can_start is not None and not launch.can_start():

@@ -1,7 +1,7 @@
-"""A node of a run that was started elsewhere: it learns the run from the broker, and its actors are supervised here.
+"""Node on another machine: reads the run from the broker and supervises its share of the actors.
 
-Admission, the ledger and the end of the run are the roles' and `relax up`'s, wherever they are; what a node owns is its
-actors. It comes and goes: its number is a lease, its rows go to others when it leaves, and it ends with the run.
+A node owns only its actors; admission and the ledger belong to PromptSource, the end of the run to `relax up`. A node
+may join and leave at any time: its number is a lease, other actors get its rows when it leaves, and it ends with the run.
 """
 
 from __future__ import annotations
@@ -46,16 +46,23 @@ LOOK_SECONDS = 1.0
 CLAIM_SECONDS = 20.0
 STORE_SECONDS = 10.0
 END_SECONDS = 5.0
-"""For a node's process to end, when its actors have."""
+"""Seconds for the node's process to end after its actors."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
     """What a node is asked to be.
 
-    `roles` are `role=number` each; `store` is the run's store and `folder` its folder as they are seen here; `work` is
-    of this node alone; `code` is where dotted paths are found, where they were for the run if None. Who `stays` waits,
-    when the run is over, for it to go on.
+    Attributes:
+        run: name of the run.
+        name: name of the node, unique within the run.
+        roles: `role` or `role=number` each.
+        store: the run's store, as mounted here.
+        folder: the run's folder, as mounted here.
+        work: folder of this node alone.
+        code: folder in which dotted paths are imported; None for the run's own.
+        settings: settings that differ on this machine, `key=value` each.
+        stays: wait for the run to continue when it is over.
     """
 
     run: str
@@ -70,11 +77,11 @@ class NodeRequest:
 
 
 class RemoteNode:
-    """One node, from joining to leaving. Make and run it in the thread that lives as long as it.
+    """One node, from joining to leaving. Create and run it in a thread that lives as long as the node.
 
     Args:
         address: the broker.
-        wanted: what it is to be.
+        wanted: what the node is asked to be.
     """
 
     def __init__(self, address: Address, wanted: NodeRequest) -> None:
@@ -87,16 +94,16 @@ class RemoteNode:
         self._bridge = Bridge(address.of(NODE), f"node {wanted.name}", deadline=30.0)
 
     def stop(self) -> None:
-        """Leave: actors finish what they have in hand; from any thread or a signal handler."""
+        """Leave the run after the actors have finished their rows; callable from any thread and signal handlers."""
         self._halt.set()
         if self._tree is not None:
             self._tree.stop()
 
     def run(self) -> GiveUp | None:
-        """Take part until the run is over or `stop`; gives the report if an actor could not be kept up.
+        """Join the run until it is over or `stop` is called; return the report if a supervisor gave up.
 
         Raises:
-            ConfigError: the run has no such role.
+            ConfigError: the run has no such role, or the store is not the run's.
         """
         try:
             while (found := self._await_run()) is not None:
@@ -114,8 +121,9 @@ class RemoteNode:
         return RunState(self._bridge, self._bridge.call(ensure_bucket(self._bridge, subjects), 30))
 
     def _signed_in_again(self) -> RunState | None:
-        """The run's state by a new connection, if the broker has ended the one before, as it does when credentials
-        expire: those on the disk may be newer by now. None if it has not, or refuses.
+        """Sign in again if the broker has closed the connection; return the run's state, or None if it stays as it is.
+
+        The broker closes the connection when credentials expire; the file may hold newer ones by now.
         """
         if not self._bridge.nc.is_closed:
             return None
@@ -129,7 +137,7 @@ class RemoteNode:
         return self._state()
 
     def _await_run(self) -> RunRecord | None:
-        """The run, once there is one that is not over; None when this node is to leave."""
+        """Wait for a run that is not over; None if this node is to leave."""
         waited = 0
         subjects = Subjects(self.wanted.run)
         while not self._halt.is_set():
@@ -137,7 +145,7 @@ class RemoteNode:
                 found = self._bridge.call(fetch_run_record(self._state()), 60)
                 if found is not None and not found.finished:
                     return found
-                # It may be about to go on with more steps, or under new settings.
+                # The run may be about to continue with more steps or other settings.
                 over = self._took_part or waited * LOOK_SECONDS > CLAIM_SECONDS
                 if found is not None and over and not self.wanted.stays:
                     log.info("run_is_over", run=self.wanted.run)
@@ -150,7 +158,7 @@ class RemoteNode:
         return None
 
     def _take_part(self, found: RunRecord) -> GiveUp | None:
-        """Run the node's process until the run is over, or is another one."""
+        """Run the node's process until the run is over or its settings change."""
         wanted, state = self.wanted, self._state()
         config = self._config(found)
         self._check_store(found)
@@ -190,7 +198,7 @@ class RemoteNode:
             log.info("left", run=wanted.run, node=number)
 
     def _check_store(self, found: RunRecord) -> None:
-        """See that the store is the run's, and no folder that only has its path.
+        """Check that the store is the run's, and not another folder at the same path.
 
         Raises:
             ConfigError: it is not.
@@ -201,10 +209,10 @@ class RemoteNode:
                 what = "is another run's" if mark else "has no file 'mark' of the run's"
                 msg = (
                     f"{self.wanted.store.resolve()} is not the store of run {self.wanted.run}: it {what}; "
-                    "mount the run's store there, or say by --store where it is"
+                    "mount the run's store there, or set --store"
                 )
                 raise ConfigError(msg)
-            # A file made elsewhere may take a while to be seen.
+            # On a network file system a new file may be visible only after a while.
             self._halt.wait(LOOK_SECONDS)
 
     def _launch(self, _child: str) -> Launch:
@@ -212,19 +220,19 @@ class RemoteNode:
         return Launch(command, self.folder.log("node"), self.folder.black_box("node"))
 
     def _config(self, found: RunRecord) -> Config:
-        """The run's settings with what differs on this machine."""
+        """Return the run's settings, with those that differ on this machine."""
         body: dict[str, Any] = found.config | {}
         body["run"] = {**body["run"], "folder": str(self.wanted.folder.resolve())}
         body["store"] = {**body["store"], "path": str(self.wanted.store.resolve())}
-        # What is told of the broker is not used: the address is in the folder.
+        # The broker's address is taken from the folder, not from the published settings.
         body["broker"] = {**body["broker"], "url": self.address.url}
         return apply_settings(body, list(self.wanted.settings), f"run {self.wanted.run}")
 
     def _claim(self, state: RunState, config: Config) -> int:
-        """A number that no other node has: the one that this had in a life before, or the lowest that is free.
+        """Claim a node number: the one of the previous incarnation, or the lowest free one.
 
         Raises:
-            ConfigError: a living node has the same name, or there are too many.
+            ConfigError: a live node has the same name, or the run has too many nodes.
         """
         ttl = max(CLAIM_SECONDS, config.supervision.heartbeat)
         here = where(self.folder)
@@ -236,7 +244,7 @@ class RemoteNode:
             named = {n: lease for n, lease in held.items() if n > 0 and lease.get("name") == self.wanted.name}
             own = [n for n, lease in named.items() if is_of(lease, self.wanted.name, here)]
             if own:
-                # Or it could end, and be another's, before the node's process renews it.
+                # Renew the lease now: it could expire and be claimed before the node's process renews it.
                 self._bridge.call(state.renew_lease("node", own[0], body, ttl), 30)
                 return own[0]
             if not named or self._halt.is_set():
@@ -244,10 +252,10 @@ class RemoteNode:
             if time.monotonic() > end:
                 msg = (
                     f"run {self.wanted.run} has a node named {self.wanted.name!r}, number {min(named)}; "
-                    "give this one another name, by --name"
+                    "choose another name with --name"
                 )
                 raise ConfigError(msg)
-            # One that died has its lease for some seconds still.
+            # The lease of a dead node expires after some seconds.
             self._halt.wait(LOOK_SECONDS)
         for number in range(1, MOST_NODES):
             if number not in held and self._bridge.call(state.claim_lease("node", number, body, ttl), 30):
@@ -258,8 +266,8 @@ class RemoteNode:
     def _watch(
         self, state: RunState, known: RunRecord, node: Assignment, tree: ProcessTree, over: threading.Event
     ) -> None:
-        """Stop the node's process when the run is over, its settings are others, or its number is another node's; tell
-        it how many actors to have.
+        """Follow the published run: stop the node's process when the run is over, its settings change or the number is
+        lost; pass on the number of actors per role.
         """
         while not over.wait(LOOK_SECONDS):
             try:
@@ -284,7 +292,7 @@ class RemoteNode:
 
 
 async def _is_made(bridge: Bridge, subjects: Subjects) -> bool:
-    """Whether somebody has made the run's bucket."""
+    """Whether the run's bucket exists."""
 
     async def look() -> bool:
         try:

@@ -1,4 +1,4 @@
-"""The root of a run: the broker, if it is ours, and the node's supervisor, kept up until the run is finished."""
+"""Root of a run: starts the embedded broker and the node's supervisor, and keeps them running until the end."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ REACH_SECONDS = 5.0
 
 
 class SupervisionLog:
-    """Tells the log of a root, and the run, what happens to its children; the node tells of the others."""
+    """Logs and publishes what happens to a root's children; the node reports its own actors."""
 
     def __init__(self) -> None:
         self.status_publisher: RootStatusPublisher | None = None
         self.failure: Failure | None = None
-        """What the node could not keep up, if it said so."""
+        """The child that the node gave up on, if it reported one."""
         self._ended: dict[str, float] = {}
         self._starts: dict[str, int] = {}
 
     def started(self, child: str, pid: int, starts: int) -> None:
-        """A child was started."""
+        """Log the start of a child."""
         log.info("started", child=child, pid=pid, starts=starts)
         self._starts[child] = starts
 
     def ready(self, child: str, seconds: float) -> None:
-        """A child is ready."""
+        """Log that a child is ready; publish `repaired` after a failure."""
         log.info("ready", child=child, seconds=round(seconds, 3))
         ended = self._ended.pop(child, None)
         if ended is not None and self.status_publisher is not None:
@@ -71,7 +71,7 @@ class SupervisionLog:
             self.status_publisher.event("repaired", child, seconds=down, restarts=self._starts[child] - 1)
 
     def ended(self, child: str, outcome: Exit, _last: Snapshot) -> None:
-        """A child is gone."""
+        """Log the failure of a child; publish `down`."""
         if outcome.normal and outcome.blame is not Blame.EXTERNAL:
             return
         log.warning("crashed", child=child, reason=outcome.reason)
@@ -81,21 +81,24 @@ class SupervisionLog:
             self.status_publisher.event("down", child, reason=outcome.reason)
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
-        """A child cannot be kept up."""
+        """Log that the supervisor gave up on a child."""
         log.error("gave_up", pool=pool, child=report.child, reason=report.reason)
 
 
 class Root:
-    """One run on one machine. Make and run it in the thread that lives as long as the run.
+    """One run on one machine. Create and run it in a thread that lives as long as the run.
 
     Args:
-        config: the run's.
-        import_path: folder in which dotted paths are found.
-        roles: those whose actors run here; all if None, else the others come with `relax node`.
+        config: the run's configuration.
+        import_path: folder in which dotted paths are imported.
+        roles: roles whose actors run here; None for all, otherwise `relax node` provides the others.
+
+    Raises:
+        ConfigError: the folder is in use, holds a run with other settings, or the broker cannot be used.
     """
 
     def __init__(self, config: Config, import_path: str, roles: list[str] | None = None) -> None:
-        # Absolute from here on: other processes read it from other working directories.
+        # Other processes read the path from other working directories, so make it absolute.
         section = config.run.model_copy(update={"folder": config.folder.resolve()})
         self.config = config = config.model_copy(update={"run": section})
         self.import_path = import_path
@@ -105,7 +108,7 @@ class Root:
         self._lock = self.folder.lock()
         self._server: Server | None = None
         self.notice = ""
-        """What the whole run waits for, if it does."""
+        """What the whole run waits for, if anything."""
         try:
             self._check_same_run()
             self.address = self._prepare_broker()
@@ -121,21 +124,22 @@ class Root:
         self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, periodic)
 
     def _check_same_run(self) -> None:
-        """See that a run that was begun in the folder has the same settings."""
+        """Check that a run already in the folder has the same settings."""
         saved = self.folder.saved_config()
         if saved is not None:
             changed = sorted(_differences(saved["config"], self.config.model_dump(mode="json")))
             if "run.steps" in changed and self.config.trainer.schedule != "constant":
                 msg = (
                     f"run.steps cannot change in run folder {self.folder.root}: trainer.schedule = "
-                    f"{self.config.trainer.schedule!r} depends on it, steps could not be replayed; set another run.name"
+                    f"{self.config.trainer.schedule!r} depends on it, so steps could not be replayed. "
+                    "Set another run.name"
                 )
                 raise ConfigError(msg)
             changed = [key for key in changed if not key.startswith(MAY_CHANGE) and not key.endswith(".replicas")]
             if changed:
                 msg = (
-                    f"run folder {self.folder.root} holds a run with other settings: {', '.join(changed)}; "
-                    "restore them, set another run.name, or remove the folder"
+                    f"run folder {self.folder.root} holds a run with other settings: {', '.join(changed)}. "
+                    "Restore them, set another run.name, or remove the folder"
                 )
                 raise ConfigError(msg)
 
@@ -162,7 +166,7 @@ class Root:
         return address
 
     def _make_streams(self, address: Address) -> None:
-        """Make what the run needs of a broker that is not ours: its other users may not."""
+        """Create the streams and the bucket on an external broker, where the other users may not."""
         bridge = Bridge(address, "root", REACH_SECONDS)
         try:
             state = bridge.call(ensure_run_streams(bridge, self.config), 60)
@@ -200,7 +204,7 @@ class Root:
         self.notice = text
 
     def run(self) -> Failure | None:
-        """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
+        """Keep the run up until `tree.stop()`; return the failure if a supervisor gave up."""
         self._observer.status_publisher = status_publisher = RootStatusPublisher(
             self.address.of(OPERATOR), self.config, self.tree.states
         )
@@ -221,7 +225,7 @@ class Root:
 
 
 def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """An address from `nats://[user:password@]host:port`; from those of a cluster's servers with commas between."""
+    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster."""
     own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     servers, account = [], ""
     for server in re.split(r",(?=\w+://)", url):

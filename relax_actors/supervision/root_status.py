@@ -1,4 +1,4 @@
-"""Tells the run what a root sees and does: events of the broker and the node, and a lease with their states."""
+"""Status of a root: events of its children, and a lease with their states."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ log = structlog.get_logger()
 
 
 class RootStatusPublisher(threading.Thread):
-    """A thread that may wait for the broker, as the root's own must not: what is told meanwhile is stored when it is
-    back.
+    """Publishes a root's status in a thread of its own, since the root's thread must not wait for the broker.
+
+    Events that occur while the broker is unreachable are stored when it is back.
 
     Args:
         address: the broker.
-        config: the run's.
-        states: gives the states of the root's children.
-        number: of the root's node.
+        config: the run's configuration.
+        states: returns the states of the root's children.
+        number: number of the root's node.
     """
 
     def __init__(self, address: Address, config: Config, states: Callable[[], dict[str, Any]], number: int = 0) -> None:
@@ -43,15 +44,15 @@ class RootStatusPublisher(threading.Thread):
         self._halt = threading.Event()
 
     def event(self, kind: str, child: str, **fields: Any) -> None:
-        """Something happened to a child; from any thread."""
+        """Queue an event about a child; callable from any thread."""
         self._events.put((kind, child, fields))
 
     def close(self) -> None:
-        """End; what is not stored by now is let go."""
+        """Stop the thread; events that are not stored yet are lost."""
         self._halt.set()
 
     def run(self) -> None:
-        """Tell, until closed."""
+        """Publish until closed."""
         while not self._halt.is_set():
             try:
                 bridge = Bridge(self._address, "root", CONNECT_SECONDS)
@@ -76,7 +77,7 @@ class RootStatusPublisher(threading.Thread):
                 kind, child, fields = self._events.get()
                 journal.event(kind, role=child, **fields)
             if bridge.nc.is_closed:
-                return  # for good, as when credentials expire; they may be newer by now
+                return  # closed by the broker, e.g. for expired credentials; sign in again, with newer ones if any
             if not bridge.nc.is_connected:
                 continue
             try:

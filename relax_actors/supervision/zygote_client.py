@@ -1,4 +1,4 @@
-"""The supervisor's end of the zygote: it starts it, has it fork, looks after it, and learns from it how forks ended."""
+"""Supervisor's end of the zygote: starts it, requests forks, checks its health, and learns how the forks ended."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from relax_actors.supervision.launch import StartError
 from relax_actors.supervision.zygote import MAX_MESSAGE, PRELOADED
 
 REPLY_SECONDS = 10.0
-"""For an answer of a zygote that has imported; forking takes milliseconds."""
+"""Deadline for an answer of a zygote that has imported its modules; forking takes milliseconds."""
 SAY_SECONDS = 10.0
 LOOK_SECONDS = 1.5
-"""From one look after it to the next, at most."""
+"""Upper bound for the time between two health checks."""
 log = structlog.get_logger()
 
 
 class ForkedProcess:
-    """A process that a zygote forked."""
+    """A process forked by a zygote."""
 
     def __init__(self, pid: int, zygote: ZygoteProcess) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self.cause = ""
-        """The zygote, if that died first and took it along."""
+        """Name of the zygote, if it died first and took this process with it."""
         self._zygote = zygote
 
     def poll(self) -> int | None:
-        """The exit code as the zygote saw it; -SIGKILL if the zygote died first; None while neither is known."""
+        """Return the exit code as reported by the zygote; -SIGKILL if the zygote died first; None while unknown."""
         if self.returncode is None:
             alive = self._zygote.alive
             self._zygote.read_replies()
@@ -53,7 +53,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self) -> int:
-        """The exit code, for a process that has ended or is about to; a zygote that does not tell it is ended."""
+        """Wait for the exit code of a process that is about to end; kill a zygote that does not answer."""
         end = time.monotonic() + REPLY_SECONDS
         while (code := self.poll()) is None:
             if not self._zygote.wait_for_reply(end - time.monotonic()):
@@ -62,7 +62,7 @@ class ForkedProcess:
 
 
 class ZygoteProcess:
-    """One process of a zygote, and what it said of those it forked."""
+    """One incarnation of a zygote, and what it reported about its forks."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self.name = f"zygote {number}"
@@ -76,16 +76,16 @@ class ZygoteProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """How it ended."""
+        """Exit code of the process; None while it runs."""
         return self._process.poll()
 
     def read_replies(self) -> None:
-        """Take in what it said."""
+        """Read what the zygote reported."""
         with suppress(OSError):
             while data := self._socket.recv(MAX_MESSAGE):
                 reply: dict[str, Any] = json.loads(data)
@@ -97,17 +97,17 @@ class ZygoteProcess:
                     self.ready_at = time.monotonic()
 
     def wait_for_reply(self, seconds: float) -> bool:
-        """Wait until it says something or has ended; False if that takes longer."""
-        # Not select.select: a node of many actors has descriptors beyond its bound.
+        """Wait for a report or the zygote's end; return False after `seconds`."""
+        # Not select.select: a node of many actors has descriptors above its limit of 1024.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def fork(self, arguments: list[str], log: int, status: int) -> int:
-        """Have it fork; gives the process.
+        """Request a fork; return its pid.
 
         Raises:
-            OSError: it is gone, or does not answer.
+            OSError: the zygote has ended or does not answer.
         """
         self._forked = None
         socket.send_fds(self._socket, [json.dumps(arguments).encode()], [log, status])
@@ -121,29 +121,29 @@ class ZygoteProcess:
         return self._forked
 
     def end(self) -> None:
-        """Kill it, and with it all that it forked."""
+        """Kill the zygote, and with it all its forks."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
         self.close()
 
     def close(self) -> None:
-        """Take in what it said last, when it has ended."""
+        """Read the last reports of a zygote that has ended, and close the socket."""
         self.read_replies()
         self._socket.close()
 
 
 class Zygote:
-    """The supervisor's end: one zygote at a time. Use it in a thread that lives as long as the actors may.
+    """Client of the zygote, with one incarnation at a time. Use it in a thread that lives as long as the actors.
 
     Args:
-        log: file for what it prints.
+        log: file for the zygote's output.
         box: its black box.
-        environment: its whole environment, and that of the actors.
-        start_deadline: seconds that it may take to import.
-        heartbeat: seconds without a sign of process after which it is killed.
-        modules: what it imports.
-        say: told every `SAY_SECONDS` for how many seconds it has been importing.
+        environment: its whole environment, inherited by the actors.
+        start_deadline: seconds to import in.
+        heartbeat: seconds without a sign of life after which it is killed.
+        modules: modules to import.
+        on_importing: called every `SAY_SECONDS` with the seconds that the import has taken so far.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Zygote:
         self._starts = 0
 
     def start(self) -> None:
-        """Start it; it imports in the background."""
+        """Start a zygote; it imports in the background."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "relax_actors.supervision.zygote", str(theirs.fileno()), str(self._path)]
@@ -180,10 +180,10 @@ class Zygote:
         self._said = self._current.began
 
     def ready(self) -> bool:
-        """Whether it has imported and can fork; starts another one if there is none.
+        """Whether the zygote can fork; starts one if there is none.
 
         Raises:
-            StartError: it ended before it could.
+            StartError: the zygote ended before it was ready.
         """
         process = self._current
         if process is None:
@@ -196,31 +196,36 @@ class Zygote:
         process.close()
         if process.ready_at is None:
             why = self._verdict or f"exit code {process.returncode}"
-            msg = f"{process.name} ended before it had imported {', '.join(self._modules)} ({why}); its log is {self._log}"
+            modules = ", ".join(self._modules)
+            msg = f"{process.name} ended before it had imported {modules} ({why}); see its log {self._log}"
             raise StartError(msg, process.name)
         self.start()
         return False
 
     def fork(self, arguments: list[str], log: int, status: int) -> ForkedProcess:
-        """Fork an actor, when it is ready: `arguments` of the host's `main`, descriptors for its output and its
-        status pipe.
+        """Fork an actor.
+
+        Args:
+            arguments: arguments of `actor_process.main`.
+            log: descriptor for its output.
+            status: descriptor of its status pipe.
 
         Raises:
-            StartError: it does not answer, and was killed; its log may say why.
+            StartError: the zygote did not answer and was killed; its log may name the reason.
         """
         process = self._current
         if process is None:
-            msg = "there is no zygote to fork an actor"
+            msg = "there is no zygote that could fork an actor"
             raise StartError(msg)
         try:
             return ForkedProcess(process.fork(arguments, log, status), process)
         except OSError as error:
             process.end()
-            msg = f"{process.name} does not fork actors ({error}); its log is {self._log}"
+            msg = f"{process.name} does not fork actors ({error}); see its log {self._log}"
             raise StartError(msg, process.name) from error
 
     def check_health(self) -> None:
-        """Kill it if it gives no sign of process, or imports for too long; call it about once a second."""
+        """Kill the zygote if it shows no sign of life or imports for too long; call it about once a second."""
         rotate(self._log)
         now = time.monotonic()
         if self._pauses.check(now):
@@ -237,7 +242,7 @@ class Zygote:
                 self._said = now
                 self._on_importing(round(now - process.began, 1))
         elif (silent := now - max(self._box.read().beat, process.ready_at, self._resumed_at)) > self._heartbeat:
-            self._kill(process, f"no sign of process for {silent:.1f} s, supervision.heartbeat")
+            self._kill(process, f"no sign of life for {silent:.1f} s, supervision.heartbeat")
 
     def _kill(self, process: ZygoteProcess, why: str) -> None:
         self._verdict = why
@@ -245,7 +250,7 @@ class Zygote:
         process.end()
 
     def state(self) -> dict[str, Any]:
-        """Its `phase`, `pid`, since when it is so (seconds since 1970) and its `restarts`; from any thread."""
+        """Return the zygote's `phase`, `pid`, `since` (seconds since 1970) and `restarts`; callable from any thread."""
         process = self._current
         if process is None or not process.alive:
             return {"phase": "down", "pid": None, "since": time.time(), "restarts": max(0, self._starts - 1)}
@@ -255,7 +260,7 @@ class Zygote:
         return {"phase": phase, "pid": process.pid, "since": round(since, 3), "restarts": self._starts - 1}
 
     def close(self) -> None:
-        """End it, and with it all that it forked."""
+        """Kill the zygote, and with it all its forks."""
         if self._current is not None:
             self._current.end()
             self._current = None

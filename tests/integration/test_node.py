@@ -22,9 +22,10 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision import ownership as owners
 from relax_actors.supervision import remote_node as remote
 from relax_actors.supervision.assignment import Assignment, where, whole
+from relax_actors.supervision.config_watcher import ConfigWatcher
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.node import ConfigWatcher, pools_of
 from relax_actors.supervision.ownership import NodeLeases
+from relax_actors.supervision.pools import pools_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.remote_node import NodeRequest, RemoteNode
 from relax_actors.supervision.reporter import Reporter
@@ -32,8 +33,8 @@ from relax_actors.supervision.root import address_of
 from relax_actors.supervision.spec import Exit, Failure
 from relax_actors.supervision.streams import fetch_run_record, publish_run, publish_scale, store_mark
 from relax_actors.supervision.supervisor import GiveUp
+from tests.support.process_trees import HEAD, WAITS, Recorder, TreeThread, python
 from tests.support.running import TINY, wait_until
-from tests.unit.test_processes import HEAD, WAITS, Recorder, Running, python
 
 MakeTable = Callable[[Bridge], object]
 
@@ -62,7 +63,7 @@ def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
     recorder = Recorder()
     tree = ProcessTree(pools, lambda child: Launch(python(WAITS), tmp_path / child), recorder, 60.0)
     watched = ConfigWatcher(folder, seen, tree)
-    running = Running(tree, recorder)
+    running = TreeThread(tree, recorder)
     try:
         running.until("ready", "reward.0")
         watched()
@@ -91,7 +92,7 @@ def test_a_server_goes_when_its_actor_has_finished(tmp_path: Path, *, leaves: bo
         60.0,
     )
     watched = ConfigWatcher(folder, folder.config_fingerprint(), tree)
-    running = Running(tree, recorder)
+    running = TreeThread(tree, recorder)
     try:
         wait_until(lambda: [state["phase"] for state in tree.states().values()] == ["ready"] * 4, "start")
         if leaves:
@@ -128,7 +129,7 @@ def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects
         for n, name in ((0, "away"), (1, "other"))
     )
     told = threading.Event()
-    away.lost = told.set
+    away.on_lost = told.set
     away.claim()
     away.claim()  # another life of the same node
     with pytest.raises(ConfigError, match="trainer runs on node 0"):
@@ -141,7 +142,7 @@ def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects
             renewing.set()
             thread.join()
     other.claim()
-    away.renew()
+    away.renew_roles()
     assert told.wait(10)
     assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other", "where": ""}
 
@@ -152,7 +153,7 @@ def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subj
     junk = {"type": "io.nats.jetstream.api.v1.stream_info_response", "total": 0}
     owned = NodeLeases(bridge, state, Assignment(1, "first", {"trainer": None}), 2.0)
     told = threading.Event()
-    owned.lost = told.set
+    owned.on_lost = told.set
     for key in ("lease.owner.trainer", "lease.node.1"):
         bridge.call(state.put(key, junk), 10)
     owned.claim()
@@ -160,7 +161,7 @@ def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subj
     for key in ("lease.owner.trainer", "lease.node.1"):
         bridge.call(state.put(key, junk), 10)
     wait_until(
-        lambda: owned.tell({"name": "first"}) or "name" in bridge.call(state.leases(), 10)["node.1"], "its number"
+        lambda: owned.renew({"name": "first"}) or "name" in bridge.call(state.leases(), 10)["node.1"], "its number"
     )
     entry = {"node": 1, "name": "first", "where": ""}
     wait_until(lambda: bridge.call(state.leases(), 10).get("owner.trainer") == entry, "its role")
@@ -172,7 +173,7 @@ def test_a_node_whose_number_is_anothers_leaves_its_lease_alone(bridge: Bridge, 
     away, other = (NodeLeases(bridge, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other"))
 
     def told(owned: NodeLeases, name: str) -> str:
-        owned.tell({"name": name})
+        owned.renew({"name": name})
         told = owned._telling
         assert told is not None
         told.result(10)
@@ -203,7 +204,7 @@ def test_of_two_living_nodes_of_one_name_only_one_takes_part(
     lives = [Assignment(1, "twin", {"trainer": 1}, where(node.folder)) for node in (first, second)]
     owned, other = (NodeLeases(bridge, state, life, 2.0) for life in lives)
     over = threading.Event()
-    thread = threading.Thread(target=lambda: keep(owned, over, lambda: owned.tell({})))
+    thread = threading.Thread(target=lambda: keep(owned, over, lambda: owned.renew({})))
     try:
         assert first._claim(first._state(), config) == 1
         assert first._claim(first._state(), config) == 1  # another life of the same node
@@ -276,4 +277,4 @@ def test_changes_that_come_at_once_are_all_kept(bridge: Bridge, subjects: Subjec
 
 def keep(owned: NodeLeases, over: threading.Event, renew: Callable[[], None] | None = None) -> None:
     while not over.wait(0.5):
-        (renew or owned.renew)()
+        (renew or owned.renew_roles)()

@@ -1,4 +1,4 @@
-"""DeviceLock on a device that real processes share: never two at once, nobody starves, and a killed one leaves it free."""
+"""Lock of a device shared by real processes: one holder at a time, no starvation, released by a killed holder."""
 
 from __future__ import annotations
 

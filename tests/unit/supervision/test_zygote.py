@@ -145,7 +145,7 @@ def test_a_zygote_that_cannot_import_says_why_and_another_is_tried(make: Make, t
     for life in (1, 2):
         error = wait_until(fails, "end of the zygote")
         assert error.cause == f"zygote {life}"
-        assert f"before it had imported no_such_module (exit code 1); its log is {tmp_path / 'zygote.log'}" in str(
+        assert f"before it had imported no_such_module (exit code 1); see its log {tmp_path / 'zygote.log'}" in str(
             error
         )
 
