@@ -241,7 +241,7 @@ class Trainer(StatefulRole):
         """The step's batch is there already: an earlier life's is replayed, before a later life's we give way."""
         if batch.incarnation > self.context.incarnation:
             mine = self.context.incarnation
-            msg = f"step {step} belongs to incarnation {batch.incarnation}; this is incarnation {mine}, which gives way"
+            msg = f"step {step} belongs to incarnation {batch.incarnation}; this is incarnation {mine}, which exits"
             raise FencedError(msg)
         self._ledger.observe(CellId("batch", step), batch)
         self._replay(step, batch)

@@ -143,7 +143,7 @@ class Checkpointer:
         found = put_own(context, context.table.subjects.numbered("checkpoint", version), cell)
         if found is not None:
             if found.incarnation > context.incarnation:
-                msg = f"checkpoint {version} was written by a later life; this one gives way"
+                msg = f"checkpoint {version} was written by a later incarnation; this incarnation exits"
                 raise FencedError(msg)
             cell = found
         self._ledger.observe(CellId("checkpoint", version), cell)

@@ -81,7 +81,7 @@ class Publisher:
                 self._collect(version)
                 return
         if known.incarnation > context.incarnation:
-            msg = f"weights {version} were published by a later life; this one gives way"
+            msg = f"weights {version} were published by a later incarnation; this incarnation exits"
             raise FencedError(msg)
         found = self._engine.fingerprint()
         if found == known.fingerprint:

@@ -1,4 +1,4 @@
-"""What the node's supervisor tells and heeds."""
+"""Node: reports, scaling, leases on its number and roles, and joining a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.running import TINY, wait_until
 MakeTable = Callable[[Bridge], object]
 
 
-def test_a_report_that_cannot_be_written_is_kept_for_the_root(
+def test_report_that_cannot_be_written_reaches_the_root_by_the_status_pipe(
     bridge: Bridge, subjects: Subjects, tmp_path: Path, make_table: MakeTable
 ) -> None:
     make_table(bridge)
@@ -50,7 +50,7 @@ def test_a_report_that_cannot_be_written_is_kept_for_the_root(
     assert reporter.failure == Failure("rollout.3", "6 failures", "Traceback")
 
 
-def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
+def test_scaling_during_the_start_of_a_node_is_applied(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     config = load_config(TINY, [])
     folder.root.mkdir()
@@ -73,7 +73,7 @@ def test_a_scaling_while_the_node_starts_is_not_missed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_a_server_goes_when_its_actor_has_finished(tmp_path: Path, *, leaves: bool) -> None:
+def test_inference_server_stops_after_its_actor(tmp_path: Path, *, leaves: bool) -> None:
     folder, finished = RunFolder(tmp_path / "run"), tmp_path / "finished"
     config = load_config(TINY, ["rollout.backend=sglang", "rollout.replicas=2"])
     folder.root.mkdir()
@@ -116,13 +116,13 @@ def test_a_server_goes_when_its_actor_has_finished(tmp_path: Path, *, leaves: bo
 
 
 @pytest.mark.parametrize("seconds", [0.2, 10.0])
-def test_an_actor_too_many_has_its_roles_deadline_to_finish(seconds: float) -> None:
+def test_surplus_actor_may_use_the_deadline_of_its_role_to_finish(seconds: float) -> None:
     config = load_config(TINY, [f"reward.deadline={seconds}"])
     (child,) = pools_of(config, whole(config), random.Random(1))["reward"].children.values()
     assert child.spec.drain == seconds + config.supervision.shutdown
 
 
-def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects: Subjects) -> None:
+def test_node_that_lost_a_role_does_not_take_it_back(bridge: Bridge, subjects: Subjects) -> None:
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
     away, other = (
         NodeLeases(bridge, state, Assignment(n, name, {"trainer": None}), 2.0)
@@ -131,7 +131,7 @@ def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects
     told = threading.Event()
     away.on_lost = told.set
     away.claim()
-    away.claim()  # another life of the same node
+    away.claim()  # the next incarnation of the same node
     with pytest.raises(ConfigError, match="trainer runs on node 0"):
         renewing = threading.Event()
         thread = threading.Thread(target=lambda: keep(away, renewing))
@@ -147,8 +147,8 @@ def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects
     assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other", "where": ""}
 
 
-def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subjects: Subjects) -> None:
-    """Whoever may make a request can have its answer, which is JSON, written under any key."""
+def test_malformed_claim_occupies_no_role_and_no_number(bridge: Bridge, subjects: Subjects) -> None:
+    """Any client that may make requests can have a JSON answer written under any key."""
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
     junk = {"type": "io.nats.jetstream.api.v1.stream_info_response", "total": 0}
     owned = NodeLeases(bridge, state, Assignment(1, "first", {"trainer": None}), 2.0)
@@ -168,7 +168,7 @@ def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subj
     assert not told.is_set()
 
 
-def test_a_node_whose_number_is_anothers_leaves_its_lease_alone(bridge: Bridge, subjects: Subjects) -> None:
+def test_node_that_lost_its_number_does_not_renew_the_lease(bridge: Bridge, subjects: Subjects) -> None:
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
     away, other = (NodeLeases(bridge, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other"))
 
@@ -189,7 +189,7 @@ def test_a_node_whose_number_is_anothers_leaves_its_lease_alone(bridge: Bridge, 
     assert "node.1" not in bridge.call(state.leases(), 10)
 
 
-def test_of_two_living_nodes_of_one_name_only_one_takes_part(
+def test_only_one_of_two_live_nodes_with_the_same_name_joins(
     bridge: Bridge, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
@@ -207,7 +207,7 @@ def test_of_two_living_nodes_of_one_name_only_one_takes_part(
     thread = threading.Thread(target=lambda: keep(owned, over, lambda: owned.renew({})))
     try:
         assert first._claim(first._state(), config) == 1
-        assert first._claim(first._state(), config) == 1  # another life of the same node
+        assert first._claim(first._state(), config) == 1  # the next incarnation of the same node
         owned.claim()
         thread.start()
         with pytest.raises(ConfigError, match=r"has a node named 'twin', number 1; .* --name"):
@@ -225,7 +225,7 @@ def test_of_two_living_nodes_of_one_name_only_one_takes_part(
             node._lock.close()
 
 
-def test_a_folder_that_only_has_the_path_of_the_store_is_refused(
+def test_another_folder_at_the_path_of_the_store_is_refused(
     bridge: Bridge, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "STORE_SECONDS", 0.0)
@@ -256,14 +256,14 @@ def test_a_folder_that_only_has_the_path_of_the_store_is_refused(
             node._lock.close()
 
 
-def test_no_password_stays_in_the_urls_of_a_cluster() -> None:
+def test_passwords_are_removed_from_the_urls_of_a_cluster() -> None:
     address = address_of("nats://a%40b:p,w@one:4222,nats://a%40b:p,w@two:4222,nats://three:4222")
     assert address.url == "nats://one:4222,nats://two:4222,nats://three:4222"
     assert (address.user, address.password) == ("a@b", "p,w")
     assert address_of("nats://one:4222,nats://two:4222").user is None
 
 
-def test_changes_that_come_at_once_are_all_kept(bridge: Bridge, subjects: Subjects) -> None:
+def test_concurrent_changes_are_all_kept(bridge: Bridge, subjects: Subjects) -> None:
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
 
     async def add() -> None:

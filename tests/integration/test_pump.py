@@ -1,4 +1,4 @@
-"""The pump on a real server, with messages as they come after a crash."""
+"""Pump on a real server, with messages as they are redelivered after a crash."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def pump(table: Table, tmp_path: Path) -> Any:
 
 
 async def delivered_again(table: Table) -> list[Msg]:
-    """The messages of two prompts, each delivered for the second time."""
+    """Return the messages of two prompts, each delivered for the second time."""
     stream, bridge = table.subjects.table_stream, table.bridge
     filters = [table.subjects.column("prompt", kind) for kind in ("group", "eval")]
     await ensure_consumer(bridge, stream, pool_spec("counts", filters, 3600.0, 100))
@@ -83,9 +83,7 @@ async def delivered_again(table: Table) -> list[Msg]:
 
 
 @pytest.mark.parametrize("row", [RowId(1, 0), RowId(4, 0, "eval")])
-def test_a_message_that_comes_again_after_its_row_was_purged_is_not_handled(
-    table: Table, pump: PoolPump, row: RowId
-) -> None:
+def test_message_redelivered_after_its_row_was_purged_is_not_handled(table: Table, pump: PoolPump, row: RowId) -> None:
     prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
     living = RowId(9, 0, row.kind)
     table.put_all((table.cell(each, "prompt"), prompt) for each in (row, living))
@@ -102,10 +100,10 @@ def test_a_message_that_comes_again_after_its_row_was_purged_is_not_handled(
 
 
 @pytest.mark.parametrize("uri", ["../secret", "{outside}", "link/secret"])
-def test_a_reference_out_of_the_store_drops_its_row_and_is_told(
+def test_reference_out_of_the_store_drops_its_row_and_is_reported(
     table: Table, pump: PoolPump, tmp_path: Path, uri: str
 ) -> None:
-    """Though what lies there is just what the reference says."""
+    """The file outside the store matches the reference, and is refused nevertheless."""
     tokens = np.arange(8, dtype=np.int32)
     outside = table.store.root.parent / "secret"
     outside.write_bytes(tokens.tobytes())
@@ -149,7 +147,7 @@ def test_a_reference_out_of_the_store_drops_its_row_and_is_told(
 
 
 class Looks(Counts):
-    """Looks whether the device is free while it computes."""
+    """Records whether the device is free while it computes."""
 
     device: Path
 
@@ -166,7 +164,7 @@ def is_free(device: Path) -> bool:
         return True
 
 
-def test_a_role_computes_only_while_the_shared_device_is_its_own(table: Table, pump: PoolPump, tmp_path: Path) -> None:
+def test_role_computes_only_while_it_holds_the_shared_device(table: Table, pump: PoolPump, tmp_path: Path) -> None:
     device = tmp_path / "0.lock"
     role, row = Looks(), RowId(1, 0)
     role.device = device
@@ -179,9 +177,7 @@ def test_a_role_computes_only_while_the_shared_device_is_its_own(table: Table, p
     turns.close()
 
 
-def test_a_device_that_does_not_get_free_blames_no_row_and_is_waited_for_once(
-    table: Table, pump: PoolPump, tmp_path: Path
-) -> None:
+def test_occupied_device_blames_no_row_and_is_waited_for_once(table: Table, pump: PoolPump, tmp_path: Path) -> None:
     pump.context.device_lock = turns = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
     other = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
     jobs = [Job(Msg(None, "a"), RowId(1, n), {"prompt": b""}) for n in range(3)]  # type: ignore[arg-type]
@@ -194,7 +190,7 @@ def test_a_device_that_does_not_get_free_blames_no_row_and_is_waited_for_once(
 
 
 class Overlaps(Role):
-    """Ends rows when told to, and takes in what comes meanwhile."""
+    """Ends rows on request, and takes in rows that arrive meanwhile."""
 
     reads = ("prompt",)
     writes = "count"
@@ -221,25 +217,25 @@ class Overlaps(Role):
 
 @dataclass(frozen=True)
 class AtWork:
-    """A role at work in a pump."""
+    """Role that runs in a pump."""
 
     role: Overlaps
     table: Table
     box: BlackBox
 
     def ask_for(self, index: int) -> str:
-        """Write a row's prompt; gives the row."""
+        """Write a row's prompt; return the row."""
         row = RowId(0, index)
         prompt = Prompt("1>", np.arange(index, dtype=np.int32), "", {}, seed=0, min_version=0)
         self.table.put(self.table.cell(row, "prompt"), prompt)
         return str(row)
 
     def await_in_hand(self, *rows: str) -> None:
-        """Wait until these rows are in hand and no others."""
-        wait_until(lambda: set(self.box.read().rows) == set(rows), f"{rows} in hand")
+        """Wait until exactly these rows are being handled."""
+        wait_until(lambda: set(self.box.read().rows) == set(rows), f"{rows} being handled")
 
     def values(self) -> dict[int, int]:
-        """What was written, by index."""
+        """Written values by row index."""
         found = {index: self.table.get(self.table.cell(RowId(0, index), "count")) for index in range(8)}
         return {index: plain_value(self.table.open(cell.data)) for index, cell in found.items() if cell is not None}
 
@@ -249,7 +245,7 @@ def at_work(table: Table, tmp_path: Path) -> Iterator[AtWork]:
     state = RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20))
     journal = Journal(table.bridge, table.subjects, "counts", 0)
     role, box, stopping = Overlaps(), BlackBox(tmp_path / "counts.box"), asyncio.Event()
-    # A row that comes again, because this machine stood still, would be handled alone.
+    # A row redelivered after a pause of this machine would be handled alone.
     config = load_config(TINY, ["supervision.ack_wait=60"])
     role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
     role.context.stopping = stopping.is_set
@@ -267,13 +263,13 @@ def at_work(table: Table, tmp_path: Path) -> Iterator[AtWork]:
     assert failed == []
 
 
-def test_rows_that_come_meanwhile_join_and_each_is_written_when_it_ends(at_work: AtWork) -> None:
+def test_rows_join_a_running_batch_and_each_is_written_when_it_ends(at_work: AtWork) -> None:
     first = at_work.ask_for(1)
     at_work.await_in_hand(first)
     second, third = at_work.ask_for(2), at_work.ask_for(3)
     at_work.await_in_hand(first, second, third)
     assert at_work.values() == {}
-    # There is no room for it yet.
+    # The role has no free place yet.
     fourth = at_work.ask_for(4)
     at_work.role.ended.add(second)
     wait_until(lambda: at_work.values() == {2: 2}, "the value of the second")
@@ -283,7 +279,7 @@ def test_rows_that_come_meanwhile_join_and_each_is_written_when_it_ends(at_work:
     at_work.await_in_hand()
 
 
-def test_a_row_that_fails_takes_none_along_that_has_ended(at_work: AtWork) -> None:
+def test_failing_row_does_not_affect_rows_that_have_ended(at_work: AtWork) -> None:
     first, second = at_work.ask_for(1), at_work.ask_for(2)
     at_work.await_in_hand(first, second)
     at_work.role.ended.add(first)
@@ -295,8 +291,8 @@ def test_a_row_that_fails_takes_none_along_that_has_ended(at_work: AtWork) -> No
 
 
 @pytest.mark.parametrize("error", [ActorError("the server takes no weights"), SystemExit(3)])
-def test_an_error_without_a_row_in_hand_is_not_kept_quiet(pump: PoolPump, error: BaseException) -> None:
-    """A role whose state is not what it should be must not live on, and take the next rows for bad ones."""
+def test_error_without_an_unfinished_row_ends_the_actor(pump: PoolPump, error: BaseException) -> None:
+    """A role in a broken state must not continue and take the next rows for bad ones."""
 
     class Breaks(Counts):
         def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
@@ -312,11 +308,11 @@ def test_an_error_without_a_row_in_hand_is_not_kept_quiet(pump: PoolPump, error:
     assert jobs[0].error is None
 
 
-def test_a_role_that_only_streams_is_one() -> None:
+def test_role_with_stream_only_is_accepted() -> None:
     assert check_role(Overlaps, "here") is Overlaps
 
 
-def test_what_comes_again_joins_nobody(table: Table) -> None:
+def test_redelivered_row_does_not_join_a_batch(table: Table) -> None:
     stream, bridge = table.subjects.table_stream, table.bridge
     filters = [table.subjects.column("prompt", "group")]
     prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
@@ -331,7 +327,7 @@ def test_what_comes_again_joins_nobody(table: Table) -> None:
         async with asyncio.timeout(10):
             while len(taken) < 2:
                 await asyncio.sleep(0.01)
-                # What is asked for is asked for a second only.
+                # A request for rows expires after a second.
                 await pull._refill()
         joined = await pull.more(8)
         found = [len(joined), [m.metadata.num_delivered for m in await pull.next(8, 5)]]
@@ -342,7 +338,7 @@ def test_what_comes_again_joins_nobody(table: Table) -> None:
     assert table.bridge.call(deliveries(), 30) == [0, [2]]
 
 
-def test_who_asks_often_for_more_troubles_nobody_until_something_came(table: Table) -> None:
+def test_frequent_requests_for_more_rows_cost_nothing_until_a_row_arrives(table: Table) -> None:
     stream, bridge = table.subjects.table_stream, table.bridge
     filters = [table.subjects.column("prompt", "group")]
 
@@ -364,7 +360,7 @@ def test_who_asks_often_for_more_troubles_nobody_until_something_came(table: Tab
     bridge.call(pull.close(), 10)
 
 
-def test_the_black_box_keeps_what_was_taken_last_and_begins_anew(tmp_path: Path) -> None:
+def test_black_box_keeps_the_last_deliveries_and_can_be_reset(tmp_path: Path) -> None:
     writer, reader = BlackBox(tmp_path / "a.box"), BlackBox(tmp_path / "a.box")
     assert reader.read_with_deliveries().deliveries == ()
     deliveries = [Delivery(1, i, 2 * i) for i in range(1, MAX_DELIVERIES + 3)]

@@ -39,7 +39,7 @@ def python(script: str) -> list[str]:
 
 @dataclass
 class Observed:
-    """One thing that the observer was told."""
+    """One event that the observer received."""
 
     what: str
     child: str
@@ -51,7 +51,7 @@ class Observed:
 
 
 class Recorder:
-    """Keeps what it is told for the thread of the test."""
+    """Observer that queues events for the thread of the test."""
 
     def __init__(self) -> None:
         self.all: list[Observed] = []
@@ -77,7 +77,7 @@ class Recorder:
 
 @dataclass
 class TreeThread:
-    """A tree in a thread of its own, as its processes die with the thread that started them."""
+    """Process tree in its own thread; its processes die with the thread that started them."""
 
     tree: ProcessTree
     recorder: Recorder
@@ -88,7 +88,7 @@ class TreeThread:
         self.thread.start()
 
     def until(self, what: str, child: str = "", starts: int = 0) -> Observed:
-        """The next such event."""
+        """Wait for the next event of this kind."""
         end = time.monotonic() + PATIENCE
         while True:
             seen = self.recorder.queue.get(timeout=max(0.01, end - time.monotonic()))
@@ -96,7 +96,7 @@ class TreeThread:
                 return seen
 
     def end(self) -> GiveUp | None:
-        """Wait until the tree has ended by itself."""
+        """Wait until the tree has ended by itself; return its report."""
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
         return self.result[0]

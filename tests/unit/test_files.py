@@ -39,7 +39,7 @@ def test_what_dead_writers_left_goes_and_what_living_ones_write_stays(tmp_path: 
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([kept.name, "config.json"])
 
 
-def test_a_log_that_was_closed_stops_nobody(tmp_path: Path) -> None:
+def test_closed_log_raises_no_error(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         log = BestEffortFile(file)
         assert log.write("one\n") == 4

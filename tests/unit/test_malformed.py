@@ -239,7 +239,7 @@ def test_nesting_without_end_is_shown_as_what_it_is(data: bytes) -> None:
     assert "bytes: " in readable(data)
 
 
-def test_a_flood_of_events_is_cut_to_its_rate_and_counted() -> None:
+def test_flood_of_events_is_limited_to_its_rate_and_counted() -> None:
     limiter = RateLimiter(burst=3, rate=2.0)
     assert [limiter.admit("a", 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
     assert limiter.admit("b", 0.0)

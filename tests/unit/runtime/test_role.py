@@ -18,7 +18,7 @@ from relax_actors.runtime import Role, Row, StatefulRole, check_role
 
 
 class LengthPenalty(Role):
-    """Takes a little reward from every token beyond a budget."""
+    """Penalty for every token beyond a budget."""
 
     reads = ("trajectory", "reward")
     writes = "shaped_reward"
@@ -26,13 +26,13 @@ class LengthPenalty(Role):
     budget: int = 256
 
     def handle(self, row: Row) -> list[float]:
-        """The rewards of the row's samples, less the penalty."""
+        """Return the rewards of the row's samples minus the penalty."""
         lengths = [len(s.tokens) for s in row.trajectory.samples]
         return [r - 0.01 * max(0, n - self.budget) for r, n in zip(row.reward, lengths, strict=True)]
 
 
 class Demanding(LengthPenalty):
-    """A role with an option that has no default."""
+    """Role with a required option."""
 
     writes = "demanded"
     kinds: ClassVar[tuple[str, ...]] = ("group", "eval")

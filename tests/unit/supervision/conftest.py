@@ -23,7 +23,7 @@ from tests.support.process_trees import (
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunTree]:
-    """Runs a tree of children by name -> script; at the end nothing of it is left."""
+    """Runs a tree of children, given as name -> script; checks at the end that no process is left."""
     made: list[TreeThread] = []
 
     def start(

@@ -118,7 +118,7 @@ def test_child_with_a_probe_is_ready_once_the_probe_succeeds(tmp_path: Path) -> 
 
 
 def test_pause_of_the_whole_machine_kills_no_child(tmp_path: Path) -> None:
-    """The supervisor and its child stand still for longer than the heartbeat, and the child wakes up last."""
+    """Supervisor and child are paused for longer than the heartbeat, and the child resumes last."""
     beats = READY + (
         "import mmap, struct, time\n"
         f"m = mmap.mmap(os.open({str(tmp_path / 'a.box')!r}, os.O_RDWR), 16384)\n"
@@ -141,13 +141,13 @@ def test_pause_of_the_whole_machine_kills_no_child(tmp_path: Path) -> None:
         assert process.stdout.readline().startswith("ready")
         for pid in (process.pid, child):
             os.kill(pid, signal.SIGSTOP)
-        # What is tested is how long it takes.
+        # The test is about the time that passes.
         assert select.select([process.stdout], [], [], 3.0)[0] == []
         os.kill(process.pid, signal.SIGCONT)
         assert select.select([process.stdout], [], [], 0.6)[0] == []
         os.kill(child, signal.SIGCONT)
         assert select.select([process.stdout], [], [], 2.5)[0] == []
-        # One that is stopped alone is found out still.
+        # A child that is stopped alone is still found.
         os.kill(child, signal.SIGSTOP)
         assert process.stdout.readline().startswith("ended")
     finally:
@@ -158,7 +158,7 @@ def test_pause_of_the_whole_machine_kills_no_child(tmp_path: Path) -> None:
 
 @pytest.fixture
 def beating(tmp_path: Path) -> Iterator[Callable[[float, Callable[[int], None]], TreeThread]]:
-    """Runs a child that beats every 50 ms under a supervisor whose periodic are told its pid once it is ready."""
+    """Runs a child that beats every 50 ms, under a tree whose periodic work gets its pid once it is ready."""
     made: list[TreeThread] = []
     box = tmp_path / "a.box"
     beats = READY + (
@@ -185,7 +185,7 @@ def beating(tmp_path: Path) -> Iterator[Callable[[float, Callable[[int], None]],
 
 
 def test_pause_between_two_waits_kills_no_child(beating: Callable[..., TreeThread]) -> None:
-    """All stand still while the supervisor does its periodic, and the child wakes up last."""
+    """Everything is paused during the tree's periodic work, and the child resumes last."""
     paused = threading.Event()
 
     def periodic(child: int) -> None:
@@ -208,7 +208,7 @@ def test_hung_child_is_found_although_the_tree_is_slow_in_every_round(beating: C
         if not stopped:
             os.kill(child, signal.SIGSTOP)
             stopped.append(child)
-        time.sleep(1.1)  # what holds it up
+        time.sleep(1.1)  # the delay
 
     outcome = beating(1.5, periodic).until("ended").outcome
     assert outcome is not None

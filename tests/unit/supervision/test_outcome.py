@@ -35,7 +35,7 @@ from tests.support.process_trees import (
     ],
 )
 def test_exit_code_decides_about_blame_and_restart(
-    code: int, out_of_memory: bool, blame: Blame, counted: bool, final: bool
+    code: int, *, out_of_memory: bool, blame: Blame, counted: bool, final: bool
 ) -> None:
     outcome = outcome_of(code, None, ReportedStatus(), out_of_memory=out_of_memory)
     assert (outcome.blame, outcome.counted, outcome.final) == (blame, counted, final)

@@ -214,7 +214,7 @@ def test_children_wait_for_can_start_and_can_be_stopped_meanwhile(tmp_path: Path
         return Launch(python(WAITS), tmp_path / child, can_start=gate)
 
     made = running(tree_of(("a", "b"), launch, start_deadline=0.5))
-    # That a start has to wait is not held against it.
+    # The wait does not count against the start deadline.
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
         assert asked.acquire(timeout=PATIENCE)

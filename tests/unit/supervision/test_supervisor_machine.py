@@ -14,7 +14,7 @@ from tests.support.supervisors import CONFIG, CRASH, DONE, PERIOD
 
 
 class SupervisorMachine(RuleBasedStateMachine):
-    """Any events, in any order: one process a child at most, and an end after a shutdown."""
+    """Any events in any order: at most one process a child, and an end after a shutdown."""
 
     @initialize(
         restarts=st.lists(st.sampled_from(Restart), min_size=1, max_size=4),
@@ -97,7 +97,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert child.spec.restart is not Restart.PERMANENT
 
     def teardown(self) -> None:
-        """After a shutdown everything ends."""
+        """Check that everything ends after a shutdown."""
         self.carry_out(self.made.shutdown(self.now))
         for _ in range(10):
             if not self.stop_requested:
