@@ -49,7 +49,7 @@ class BrokerHealth:
         else:
             self._unanswered += 1
         silent = now - self._answered
-        # Elapsed time alone is not enough: it also passes while the whole machine is paused and nobody can answer.
+        # Elapsed time alone is not enough: it also passes while the whole machine is paused and no server can answer.
         if silent > self._heartbeat and self._unanswered >= max(2.0, self._heartbeat / ASK_SECONDS):
             return Verdict(f"no answer for {silent:.1f} s (supervision.heartbeat)", blame=Blame.NONE)
         if self._broken_since is None and self._cannot_write():

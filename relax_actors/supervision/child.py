@@ -74,11 +74,10 @@ class ChildProcess:
         reason = verdict.reason.replace("supervision.heartbeat", "it was stopped by a signal")
         return replace(verdict, reason=reason, blame=Blame.EXTERNAL)
 
-    def kill(self, verdict: Verdict | None) -> None:
-        """Kill the child's process group if there is a verdict."""
-        if verdict is not None:
-            self.verdict = self.verdict or verdict
-            kill_group(self.process.pid)
+    def kill(self, verdict: Verdict) -> None:
+        """Kill the child's process group; the first verdict counts."""
+        self.verdict = self.verdict or verdict
+        kill_group(self.process.pid)
 
     def close(self, code: int) -> tuple[Exit, Snapshot]:
         """Clean up after the child's end; return its outcome and the last content of its black box."""

@@ -44,7 +44,7 @@ def outcome_of(
         cause: name of the process that died first and took this one with it, or empty.
     """
     if code == 0 and verdict is None:
-        # An orderly end needs a request, and the supervisor made none: somebody else did.
+        # An orderly end needs a request, and this one did not come from the supervisor.
         return Exit(normal=True, reason="ended", blame=Blame.EXTERNAL if status.stop_requested else Blame.ROWS)
     blame = Blame.NONE if code in (EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE) else Blame.ROWS
     final = code in (EXIT_CONFIG, EXIT_GAVE_UP)
@@ -54,7 +54,7 @@ def outcome_of(
         reason, blame = f"killed with {cause}", Blame.EXTERNAL
     elif code < 0:
         reason = f"killed by {_signal_name(-code)}"
-        # Rows cause faults, aborts and lack of memory; the other signals are sent by somebody outside.
+        # Rows cause faults, aborts and lack of memory; the other signals are sent from outside.
         if -code in _OUTSIDE and not out_of_memory:
             blame = Blame.EXTERNAL
     else:
@@ -101,7 +101,7 @@ class ReportedStatus:
     Attributes:
         ready: it is ready.
         error: the last error it reported before its end.
-        stop_requested: somebody asked it to stop.
+        stop_requested: it was asked to stop.
         child_failure: for a supervisor: the child below it that it gave up on.
     """
 

@@ -48,7 +48,7 @@ class NodeLeases:
         self._roles = [role for role in node.roles if role in SINGLE]
         self._entry = {"node": node.number, "name": node.name, "where": node.where}
         self._role_renewals: dict[str, Future[None]] = {}
-        self._node_renewal: Future[None] | None = None
+        self.node_renewal: Future[None] | None = None
         self.on_lost: Callable[[], object] = lambda: None
         """Called in the bridge's thread when another node has taken a role over."""
 
@@ -76,8 +76,8 @@ class NodeLeases:
     def renew(self, lease: dict[str, Any]) -> None:
         """Renew all leases; `lease` is the node's status, published with its number."""
         # While the broker is unreachable the previous renewal is still pending.
-        if self._node_renewal is None or self._node_renewal.done():
-            self._node_renewal = self._bridge.submit(self._renew_node(lease))
+        if self.node_renewal is None or self.node_renewal.done():
+            self.node_renewal = self._bridge.submit(self._renew_node(lease))
         self.renew_roles()
 
     async def _renew_node(self, lease: dict[str, Any]) -> None:

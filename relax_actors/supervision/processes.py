@@ -54,7 +54,7 @@ class ProcessTree:
         self.report: GiveUp | None = None
         self._launch, self._observer, self._heartbeat = launch, observer, heartbeat
         self._pool_of = {child: pool for pool in pools.values() for child in pool.children}
-        self._sizes: queue.SimpleQueue[tuple[str, Sequence[ChildSpec]]] = queue.SimpleQueue()
+        self._resizes: queue.SimpleQueue[tuple[str, Sequence[ChildSpec]]] = queue.SimpleQueue()
         self._running: dict[str, ChildProcess] = {}
         self._waiting: dict[str, Launch] = {}
         self._actions: deque[Action] = deque()
@@ -66,22 +66,22 @@ class ProcessTree:
         self._selector.register(self._wake_read, selectors.EVENT_READ, ("wake", ""))
         self.last_loop = time.monotonic()
         """Time of the loop's last iteration, in seconds on the monotonic clock."""
-        self._stop_asked = False
-        self._over = False
+        self._stop_requested = False
+        self._closed = False
 
     def stop(self) -> None:
         """Request an orderly end; callable from any thread and from signal handlers."""
-        self._stop_asked = True
+        self._stop_requested = True
         self._wake()
 
     def _wake(self) -> None:
-        if not self._over:
+        if not self._closed:
             with suppress(BlockingIOError):
                 os.write(self._wake_write, b"x")
 
     def resize(self, pool: str, specs: Sequence[ChildSpec]) -> None:
         """Set the children of a pool; callable from any thread."""
-        self._sizes.put((pool, specs))
+        self._resizes.put((pool, specs))
         self._wake()
 
     def kill(self, child: str, number: signal.Signals) -> bool:
@@ -121,9 +121,9 @@ class ProcessTree:
                 worked = time.thread_time()
                 now = self.last_loop = time.monotonic()
                 self._allow_for_pause(self._pauses.check(now), now)
-                while not self._sizes.empty():
-                    self._resize(*self._sizes.get(), now)
-                if self._stop_asked or self.report is not None:
+                while not self._resizes.empty():
+                    self._resize(*self._resizes.get(), now)
+                if self._stop_requested or self.report is not None:
                     self._shutdown(now)
                 self._check_children(now)
                 self._start_waiting()
@@ -138,7 +138,7 @@ class ProcessTree:
             for running in self._running.values():
                 kill_group(running.process.pid)
                 running.process.wait()
-            self._over = True
+            self._closed = True
             self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
@@ -239,7 +239,9 @@ class ProcessTree:
             elif phase is Phase.STARTING and running.launch.probe is not None and running.launch.probe():
                 self._became_ready(child, running)
             elif phase is Phase.READY and running.verdict is None:
-                running.kill(running.check(now, max(self._state(child).since, self._resumed_at), self._heartbeat))
+                since = max(self._state(child).since, self._resumed_at)
+                if (verdict := running.check(now, since, self._heartbeat)) is not None:
+                    running.kill(verdict)
         for pool in self.pools.values():
             for child in pool.overdue(now):
                 if (late := self._running.get(child)) is not None and late.verdict is None:

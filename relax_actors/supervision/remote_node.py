@@ -1,7 +1,7 @@
 """Node on another machine: reads the run from the broker and supervises its share of the actors.
 
 A node owns only its actors; admission and the ledger belong to PromptSource, the end of the run to `relax up`. A node
-may join and leave at any time: its number is a lease, other actors get its rows when it leaves, and it ends with the run.
+may join and leave at any time: its number is a lease, its rows go to others when it leaves, and it ends with the run.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class NodeRequest:
         roles: `role` or `role=number` each.
         store: the run's store, as mounted here.
         folder: the run's folder, as mounted here.
-        work: folder of this node alone.
-        code: folder in which dotted paths are imported; None for the run's own.
+        work_folder: folder of this node alone.
+        import_path: folder in which dotted paths are imported; None for the run's own.
         settings: settings that differ on this machine, `key=value` each.
-        stays: wait for the run to continue when it is over.
+        wait_for_restart: wait for the run to continue when it is over; otherwise leave.
     """
 
     run: str
@@ -70,10 +70,10 @@ class NodeRequest:
     roles: list[str]
     store: Path
     folder: Path
-    work: Path
-    code: Path | None = None
+    work_folder: Path
+    import_path: Path | None = None
     settings: tuple[str, ...] = ()
-    stays: bool = False
+    wait_for_restart: bool = False
 
 
 class RemoteNode:
@@ -86,11 +86,11 @@ class RemoteNode:
 
     def __init__(self, address: Address, wanted: NodeRequest) -> None:
         self.address, self.wanted = address, wanted
-        self.folder = RunFolder(wanted.work)
+        self.folder = RunFolder(wanted.work_folder)
         self._lock = self.folder.lock()
         self._halt = threading.Event()
         self._tree: ProcessTree | None = None
-        self._took_part = False
+        self._has_joined = False
         self._bridge = Bridge(address.of(NODE), f"node {wanted.name}", deadline=30.0)
 
     def stop(self) -> None:
@@ -107,8 +107,8 @@ class RemoteNode:
         """
         try:
             while (found := self._await_run()) is not None:
-                report = self._take_part(found)
-                self._took_part = True
+                report = self._run_node(found)
+                self._has_joined = True
                 if report is not None:
                     return report
             return None
@@ -120,7 +120,7 @@ class RemoteNode:
         subjects = Subjects(self.wanted.run)
         return RunState(self._bridge, self._bridge.call(ensure_bucket(self._bridge, subjects), 30))
 
-    def _signed_in_again(self) -> RunState | None:
+    def _reconnect(self) -> RunState | None:
         """Sign in again if the broker has closed the connection; return the run's state, or None if it stays as it is.
 
         The broker closes the connection when credentials expire; the file may hold newer ones by now.
@@ -141,13 +141,13 @@ class RemoteNode:
         waited = 0
         subjects = Subjects(self.wanted.run)
         while not self._halt.is_set():
-            if self._bridge.call(_is_made(self._bridge, subjects), 60):
+            if self._bridge.call(_bucket_exists(self._bridge, subjects), 60):
                 found = self._bridge.call(fetch_run_record(self._state()), 60)
                 if found is not None and not found.finished:
                     return found
                 # The run may be about to continue with more steps or other settings.
-                over = self._took_part or waited * LOOK_SECONDS > CLAIM_SECONDS
-                if found is not None and over and not self.wanted.stays:
+                over = self._has_joined or waited * LOOK_SECONDS > CLAIM_SECONDS
+                if found is not None and over and not self.wanted.wait_for_restart:
                     log.info("run_is_over", run=self.wanted.run)
                     return None
             if waited % 10 == 0:
@@ -157,33 +157,18 @@ class RemoteNode:
             self._halt.wait(LOOK_SECONDS)
         return None
 
-    def _take_part(self, found: RunRecord) -> GiveUp | None:
+    def _run_node(self, found: RunRecord) -> GiveUp | None:
         """Run the node's process until the run is over or its settings change."""
-        wanted, state = self.wanted, self._state()
-        config = self._config(found)
-        self._check_store(found)
-        number = self._claim(state, config)
-        node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
-        node = replace(node, where=where(self.folder))
-        code = str(wanted.code.resolve()) if wanted.code is not None else found.import_path
-        self.folder.save_config(config, code)
-        self.address.save(self.folder.address)
-        node.save(self.folder)
-        log.info("joined", run=wanted.run, node=number, name=wanted.name, roles=" ".join(wanted.roles))
-        settings = config.supervision
-        drain = max(section_of(config, role).deadline for role in node.roles) + settings.shutdown
-        specs = [ChildSpec("node", shutdown=drain + END_SECONDS, start_deadline=60)]
-        limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
-        pool = Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
+        state, config = self._state(), self._config(found)
+        node = self._join(state, config, found)
         observer, periodic = SupervisionLog(), partial(maintain_root_files, self.folder)
-        tree = ProcessTree({"node": pool}, self._launch, observer, settings.heartbeat, periodic)
-        self._tree = tree
+        pools = {"node": _supervisor(config, node)}
+        self._tree = tree = ProcessTree(pools, self._launch, observer, config.supervision.heartbeat, periodic)
         if self._halt.is_set():
             return None
-        observer.status_publisher = status_publisher = RootStatusPublisher(
-            self.address.of(NODE), config, tree.states, number
-        )
-        status_publisher.start()
+        address = self.address.of(NODE)
+        observer.status_publisher = publisher = RootStatusPublisher(address, config, tree.states, node.number)
+        publisher.start()
         over = threading.Event()
         watching = threading.Thread(
             target=self._watch, args=(state, found, node, tree, over), name="watching", daemon=True
@@ -193,9 +178,23 @@ class RemoteNode:
             return tree.run()
         finally:
             over.set()
-            status_publisher.close()
+            publisher.close()
             watching.join(5)
-            log.info("left", run=wanted.run, node=number)
+            log.info("left", run=self.wanted.run, node=node.number)
+
+    def _join(self, state: RunState, config: Config, found: RunRecord) -> Assignment:
+        """Check the store, claim a number, and write the node's folder."""
+        wanted = self.wanted
+        self._check_store(found)
+        number = self._claim(state, config)
+        node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
+        node = replace(node, where=where(self.folder))
+        path = str(wanted.import_path.resolve()) if wanted.import_path is not None else found.import_path
+        self.folder.save_config(config, path)
+        self.address.save(self.folder.address)
+        node.save(self.folder)
+        log.info("joined", run=wanted.run, node=number, name=wanted.name, roles=" ".join(wanted.roles))
+        return node
 
     def _check_store(self, found: RunRecord) -> None:
         """Check that the store is the run's, and not another folder at the same path.
@@ -275,7 +274,7 @@ class RemoteNode:
                 taken = self._bridge.call(is_taken(state, node), 10)
             except (RelaxError, nats.errors.Error) as error:
                 log.debug("run_not_read", error=str(error))
-                state = self._signed_in_again() or state
+                state = self._reconnect() or state
                 continue
             if taken:
                 log.warning("number_is_taken", node=node.number, name=node.name)
@@ -291,14 +290,23 @@ class RemoteNode:
                 node.save(self.folder)
 
 
-async def _is_made(bridge: Bridge, subjects: Subjects) -> bool:
+def _supervisor(config: Config, node: Assignment) -> Supervisor:
+    """Supervisor of the node's process, which may take as long to stop as its slowest role."""
+    settings = config.supervision
+    drain = max(section_of(config, role).deadline for role in node.roles) + settings.shutdown
+    specs = [ChildSpec("node", shutdown=drain + END_SECONDS, start_deadline=60)]
+    limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
+    return Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
+
+
+async def _bucket_exists(bridge: Bridge, subjects: Subjects) -> bool:
     """Whether the run's bucket exists."""
 
-    async def look() -> bool:
+    async def exists() -> bool:
         try:
             await bridge.js.stream_info(f"KV_{subjects.state_bucket}")
         except NotFoundError:
             return False
         return True
 
-    return await bridge.persist(look, f"look for run {subjects.run}", 30)
+    return await bridge.persist(exists, f"look for run {subjects.run}", 30)

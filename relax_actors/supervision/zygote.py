@@ -93,8 +93,8 @@ def _reap(connection: socket.socket) -> None:
 def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> NoReturn:
     """Turn the fork into an actor: its own session and output, death with its parent; then run the actor.
 
-    `parent` is the zygote's pid, read before the fork: if the zygote has died since, nobody knows of the fork, which
-    must exit.
+    `parent` is the zygote's pid, read before the fork: if the zygote has died since, no supervisor knows of the fork,
+    which must exit.
     """
     try:
         os.setsid()

@@ -167,16 +167,16 @@ class Zygote:
 
     def start(self) -> None:
         """Start a zygote; it imports in the background."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "relax_actors.supervision.zygote", str(theirs.fileno()), str(self._path)]
-        with theirs, self._log.open("ab") as log:
+        command = [sys.executable, "-m", "relax_actors.supervision.zygote", str(remote.fileno()), str(self._path)]
+        with remote, self._log.open("ab") as log:
             process = spawn(
-                [*command, *self._modules], log=log, environment=self._environment, pass_fds=(theirs.fileno(),)
+                [*command, *self._modules], log=log, environment=self._environment, pass_fds=(remote.fileno(),)
             )
         self._starts += 1
         self._verdict = ""
-        self._current = ZygoteProcess(self._starts, process, ours)
+        self._current = ZygoteProcess(self._starts, process, own)
         self._said = self._current.began
 
     def ready(self) -> bool:

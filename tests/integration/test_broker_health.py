@@ -38,7 +38,7 @@ def own(tmp_path: Path) -> Iterator[tuple[Server, Address]]:
 
 def test_hung_server_is_found(own: tuple[Server, Address]) -> None:
     server, address = own
-    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, say=lambda _: None)
+    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, report=lambda _: None)
     assert serves(address)
     assert health() is None
     assert server.process is not None
@@ -59,7 +59,7 @@ def test_server_on_a_full_disk_is_restarted_once_there_is_room(own: tuple[Server
     if not os.path.ismount(server.folder.parent):
         pytest.skip("mounting a small file system needs root")
     said: list[str] = []
-    health = BrokerHealth(server, address, heartbeat=10, patience=60, say=said.append)
+    health = BrokerHealth(server, address, heartbeat=10, patience=60, report=said.append)
     bridge = Bridge(address, "test")
     subjects = Subjects("full")
     bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 28)]), 20)
@@ -73,7 +73,7 @@ def test_server_on_a_full_disk_is_restarted_once_there_is_room(own: tuple[Server
             bridge.call(bridge.js.publish(f"relax.full.batch.{step}", bytes(4000), timeout=1), 10)
     assert health() is None
     assert "0 MiB free; free space" in said[-1]
-    impatient = BrokerHealth(server, address, heartbeat=10, patience=-1, say=said.append)
+    impatient = BrokerHealth(server, address, heartbeat=10, patience=-1, report=said.append)
     impatient._read = 0
     last = impatient()
     assert last is not None
@@ -89,12 +89,12 @@ def test_server_on_a_full_disk_is_restarted_once_there_is_room(own: tuple[Server
 
 def test_failed_write_is_found_in_a_rotated_log(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    nobody = Address("nats://127.0.0.1:1")
+    unreachable = Address("nats://127.0.0.1:1")
     error = b"[ERR] JetStream critical write error: no space left on device\n"
 
     def health() -> BrokerHealth:
         server.log.write_bytes(b"x\n" * (LOG_BYTES // 2 + 10))
-        return BrokerHealth(server, nobody, heartbeat=60, patience=60, say=lambda _: None)
+        return BrokerHealth(server, unreachable, heartbeat=60, patience=60, report=lambda _: None)
 
     examined = health()
     assert examined() is None
@@ -112,7 +112,7 @@ def test_failed_write_is_found_in_a_rotated_log(tmp_path: Path) -> None:
 
 def test_server_gets_time_to_answer_after_a_pause_of_the_machine(own: tuple[Server, Address]) -> None:
     server, address = own
-    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, say=lambda _: None)
+    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, report=lambda _: None)
     assert health() is None
     assert server.process is not None
     os.kill(server.process.pid, signal.SIGSTOP)

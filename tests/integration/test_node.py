@@ -128,8 +128,8 @@ def test_node_that_lost_a_role_does_not_take_it_back(bridge: Bridge, subjects: S
         NodeLeases(bridge, state, Assignment(n, name, {"trainer": None}), 2.0)
         for n, name in ((0, "away"), (1, "other"))
     )
-    told = threading.Event()
-    away.on_lost = told.set
+    lost = threading.Event()
+    away.on_lost = lost.set
     away.claim()
     away.claim()  # the next incarnation of the same node
     with pytest.raises(ConfigError, match="trainer runs on node 0"):
@@ -143,7 +143,7 @@ def test_node_that_lost_a_role_does_not_take_it_back(bridge: Bridge, subjects: S
             thread.join()
     other.claim()
     away.renew_roles()
-    assert told.wait(10)
+    assert lost.wait(10)
     assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other", "where": ""}
 
 
@@ -152,8 +152,8 @@ def test_malformed_claim_occupies_no_role_and_no_number(bridge: Bridge, subjects
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
     junk = {"type": "io.nats.jetstream.api.v1.stream_info_response", "total": 0}
     owned = NodeLeases(bridge, state, Assignment(1, "first", {"trainer": None}), 2.0)
-    told = threading.Event()
-    owned.on_lost = told.set
+    lost = threading.Event()
+    owned.on_lost = lost.set
     for key in ("lease.owner.trainer", "lease.node.1"):
         bridge.call(state.put(key, junk), 10)
     owned.claim()
@@ -165,24 +165,24 @@ def test_malformed_claim_occupies_no_role_and_no_number(bridge: Bridge, subjects
     )
     entry = {"node": 1, "name": "first", "where": ""}
     wait_until(lambda: bridge.call(state.leases(), 10).get("owner.trainer") == entry, "its role")
-    assert not told.is_set()
+    assert not lost.is_set()
 
 
 def test_node_that_lost_its_number_does_not_renew_the_lease(bridge: Bridge, subjects: Subjects) -> None:
     state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
     away, other = (NodeLeases(bridge, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other"))
 
-    def told(owned: NodeLeases, name: str) -> str:
+    def holder_after_renewal(owned: NodeLeases, name: str) -> str:
         owned.renew({"name": name})
-        told = owned._telling
-        assert told is not None
-        told.result(10)
+        renewal = owned.node_renewal
+        assert renewal is not None
+        renewal.result(10)
         return str(bridge.call(state.leases(), 10)["node.1"]["name"])
 
-    assert told(away, "away") == "away"
+    assert holder_after_renewal(away, "away") == "away"
     bridge.call(state.drop_lease("node", 1), 10)
-    assert told(other, "other") == "other"
-    assert told(away, "away") == "other"
+    assert holder_after_renewal(other, "other") == "other"
+    assert holder_after_renewal(away, "away") == "other"
     away.drop()
     assert bridge.call(state.leases(), 10)["node.1"] == {"name": "other", "where": ""}
     other.drop()
@@ -201,8 +201,8 @@ def test_only_one_of_two_live_nodes_with_the_same_name_joins(
         NodeRequest(subjects.run, "twin", ["trainer"], tmp_path, tmp_path, tmp_path / name) for name in ("a", "b")
     ]
     first, second = (RemoteNode(address, one) for one in wanted)
-    lives = [Assignment(1, "twin", {"trainer": 1}, where(node.folder)) for node in (first, second)]
-    owned, other = (NodeLeases(bridge, state, life, 2.0) for life in lives)
+    nodes = [Assignment(1, "twin", {"trainer": 1}, where(node.folder)) for node in (first, second)]
+    owned, other = (NodeLeases(bridge, state, node, 2.0) for node in nodes)
     over = threading.Event()
     thread = threading.Thread(target=lambda: keep(owned, over, lambda: owned.renew({})))
     try:

@@ -1,4 +1,4 @@
-"""Checkpoint folders: whole or not at all, and none left that nobody will load."""
+"""Durable folders: published complete or not at all, verified, and removed when stale."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_killed_child_is_restarted_and_the_others_keep_running(run: RunTree) -> 
     assert outcome == Exit(normal=False, reason="killed by SIGKILL", blame=Blame.EXTERNAL)
     running.until("ready", "a")
     assert [seen.child for seen in running.recorder.all if seen.what == "started"] == ["a", "b", "a"]
-    assert not running.tree.kill("nobody", signal.SIGKILL)
+    assert not running.tree.kill("unknown", signal.SIGKILL)
 
 
 def test_states_of_children_are_available(run: RunTree) -> None:
