@@ -123,7 +123,7 @@ def _read(table: Table, rows: Sequence[RowId], name: str, read: Callable[[int, b
         try:
             if cell is None:
                 msg = f"cell {rows[n]}.{name} does not exist"
-                raise StoreError(msg)  # noqa: TRY301 one way for all that is lost
+                raise StoreError(msg)  # noqa: TRY301 handled like a lost array
             found.append(read(n, cell.data))
         except (StoreError, CodecError) as error:
             found.append(error)

@@ -214,7 +214,7 @@ class PoolPump:
     async def _finish_all(self, jobs: list[Job]) -> None:
         try:
             await asyncio.gather(*map(self._finish, jobs))
-        except Exception as error:  # noqa: BLE001 nobody waits for it while others are handled
+        except Exception as error:  # noqa: BLE001 no caller awaits this task
             self.fail(error)
         for job in jobs:
             self._release(job)

@@ -175,7 +175,7 @@ class ActorProcess:
             }
             try:
                 await role.context.state.renew_lease(self.role_name, self.n, lease, ttl)
-            except Exception as error:  # noqa: BLE001 a lease that is late is no reason to die
+            except Exception as error:  # noqa: BLE001 a late lease must not end the actor
                 log.debug("lease_not_renewed", error=str(error))
             last = (handled, busy, cpu, now)
             await asyncio.sleep(BEAT_SECONDS)
@@ -184,7 +184,7 @@ class ActorProcess:
     def _role_metrics(role: Role) -> dict[str, float]:
         try:
             return role.metrics()
-        except Exception as error:  # noqa: BLE001 what only measures must not stop the signs of life
+        except Exception as error:  # noqa: BLE001 a metric must not end the actor
             log.warning("metrics_failed", error=f"{type(error).__name__}: {error}")
             return {}
 
@@ -211,21 +211,21 @@ def main(arguments: list[str]) -> None:
     folder, role, n = RunFolder(Path(arguments[0])), arguments[1], int(arguments[2])
     logs.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    host: ActorProcess | None = None
+    actor: ActorProcess | None = None
     try:
-        host = ActorProcess(folder, role, n)
-        host.run()
+        actor = ActorProcess(folder, role, n)
+        actor.run()
     except ConfigError as error:
-        (host.status if host else StatusPipe()).failed(str(error))
+        (actor.status if actor else StatusPipe()).failed(str(error))
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(EXIT_CONFIG)
     except BaseException as error:  # noqa: BLE001 the process ends here
-        if host is None:
+        if actor is None:
             StatusPipe().failed("".join(traceback.format_exception(error)))
             traceback.print_exc()
             os._exit(EXIT_CRASHED)
-        host.crash(error)
+        actor.crash(error)
     sys.stderr.flush()
     # Engines leave threads behind that need no orderly end.
     os._exit(0)

@@ -1,7 +1,8 @@
-"""Janitor of an inference server: kills its process group when the keeper ends, and removes leftover shared memory.
+"""Janitor of an inference server: kills its process group when its keeper ends, and removes leftover shared memory.
 
-Run as a script (`python -I -S janitor.py <descriptor> <group> <folder>`) in its own session, so that whatever ends the
-keeper does not end the janitor. The descriptor is the read end of a pipe whose only write end is the keeper's.
+The keeper is the process of `inference_server.py`. The janitor runs as a script, in its own session, so that whatever
+ends the keeper does not end it: `python -I -S janitor.py <descriptor> <group> <folder>`. The descriptor is the read end
+of a pipe whose only write end is the keeper's.
 """
 
 import os

@@ -38,7 +38,7 @@ class RootStatusPublisher(threading.Thread):
     """
 
     def __init__(self, address: Address, config: Config, states: Callable[[], dict[str, Any]], number: int = 0) -> None:
-        super().__init__(name="herald", daemon=True)
+        super().__init__(name="root-status", daemon=True)
         self._address, self._config, self._states, self._number = address, config, states, number
         self._events: queue.SimpleQueue[tuple[str, str, dict[str, Any]]] = queue.SimpleQueue()
         self._halt = threading.Event()
@@ -57,17 +57,17 @@ class RootStatusPublisher(threading.Thread):
             try:
                 bridge = Bridge(self._address, "root", CONNECT_SECONDS)
             except BrokerError as error:
-                log.debug("herald_not_connected", error=str(error))
+                log.debug("root_not_connected", error=str(error))
                 self._halt.wait(BEAT_SECONDS)
                 continue
             try:
-                self._tell(bridge)
+                self._publish(bridge)
             except (BrokerError, nats.errors.Error) as error:
-                log.debug("herald_failed", error=str(error))
+                log.debug("status_not_published", error=str(error))
             finally:
                 bridge.close()
 
-    def _tell(self, bridge: Bridge) -> None:
+    def _publish(self, bridge: Bridge) -> None:
         subjects = Subjects(self._config.run.name)
         journal = Journal(bridge, subjects, "root", self._number, patience=None)
         began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)

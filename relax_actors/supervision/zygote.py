@@ -106,10 +106,10 @@ def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> N
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Show the command line of a started actor, for `ps` and for searches by command line.
         setproctitle.setproctitle(" ".join([sys.executable, "-m", ACTOR_MODULE, *arguments]))
-        from relax_actors.supervision import actor_process as host  # noqa: PLC0415 the actor's own
+        from relax_actors.supervision import actor_process  # noqa: PLC0415 preloaded by the zygote
 
         os.environ[STATUS_FD] = str(status)
-        host.main(arguments)
+        actor_process.main(arguments)
     except BaseException:  # noqa: BLE001 a fork must never return into the zygote's loop
         traceback.print_exc()
         sys.stderr.flush()
