@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from broker.connection import Address
+from broker.address import Address
 from broker.server import find_binary
 from relax_actors.cli.keys import Settings, make_keys
 from tests.support.running import TINY, wait_until
