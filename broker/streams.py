@@ -112,7 +112,8 @@ async def ensure_streams(connection: Connection, specs: list[StreamConfig], dead
         try:
             await connection.retry(ensure, f"create stream {spec.name}", deadline)
         except APIError as error:
-            msg = f"broker {connection.address.url} refuses stream {spec.name}: {error.description}"
+            url = connection.address.url
+            msg = f"broker {url} refuses stream {spec.name}: {error.description}; free space or lower broker.max_bytes"
             raise BrokerError(msg) from error
 
 

@@ -74,6 +74,7 @@ class Table:
         self.store = store
         self.author = author
         self.patience = PATIENCE
+        """Seconds that a write waits for room in the broker."""
         # Users with credentials may not send DIRECT.GET (see `broker.permissions`).
         self._direct = direct and connection.address.credentials is None
 

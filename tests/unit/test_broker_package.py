@@ -25,8 +25,8 @@ def test_public_name_is_importable(name: str) -> None:
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Bridge'; it exports Address, "):
-        broker.Bridge  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'Tabel'; it exports Address, "):
+        broker.Tabel  # noqa: B018
 
 
 @pytest.mark.parametrize("module", ["broker", "broker.process", "broker.errors", "broker.subjects", "broker.files"])
