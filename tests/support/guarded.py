@@ -44,7 +44,7 @@ class Guarded:
         return False
 
     def address(self, user: str) -> Address:
-        return Address(f"{self.scheme}://127.0.0.1:{self.port}", credentials=str(self.keys)).of(user)
+        return Address(f"{self.scheme}://127.0.0.1:{self.port}", credentials=str(self.keys)).for_user(user)
 
     def stop(self) -> None:
         if self.process is not None:
