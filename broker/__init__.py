@@ -1,4 +1,4 @@
-"""Durable table of write-once cells on NATS JetStream, with tensors by reference in a store beside it.
+"""Durable table of write-once cells on NATS JetStream, with large tensors in a store.
 
 Names are imported on first use (PEP 562), so `import broker` costs next to nothing. `broker.process`, which supervisors
 import, does not import NATS or NumPy.

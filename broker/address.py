@@ -67,7 +67,9 @@ class Address:
         return options
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """TLS context with the CA and, for mutual TLS, the certificate beside the credentials; None without TLS.
+        """TLS context for the server's CA; None without TLS.
+
+        For mutual TLS it contains `cert.pem` and `key.pem` from the folder of the credentials.
 
         Raises:
             BrokerError: the files are not certificates.

@@ -1,4 +1,4 @@
-"""TLS certificates: a private certificate authority, server certificates, and client certificates for mutual TLS."""
+"""TLS certificates of a private authority, for servers and (mutual TLS) for clients."""
 
 from __future__ import annotations
 

@@ -42,8 +42,9 @@ _TRANSIENT = (
 
 
 class _Client(Client):
-    """NATS client that survives subjects and headers that are not UTF-8, which any publisher can send.
+    """NATS client that survives subjects and headers that are not UTF-8.
 
+    Any publisher can send them, and nats-py would close the connection.
     If TLS is configured, it refuses a server without TLS.
     """
 
@@ -155,16 +156,18 @@ class Connection:
                 raise TimeoutError  # noqa: TRY301 reported with the error of the last attempt
             connecting.result()
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
-            text = last_error or f"{type(error).__name__}: {error}"
-            if _is_refusal(text):
-                msg = f"broker {self.address.url} refuses these credentials ({text}); fix broker.url or .credentials"
-                raise BrokerError(msg) from error
-            msg = (
-                f"broker {self.address.url} does not answer within {deadline:g} s ({text}); "
-                "start it, or set broker.url and its credentials"
-            )
-            raise BrokerUnreachableError(msg) from error
+            raise self._connect_error(last_error or f"{type(error).__name__}: {error}", deadline) from error
         self.js = self.nc.jetstream(timeout=ACK_TIMEOUT)
+
+    def _connect_error(self, text: str, deadline: float) -> BrokerError:
+        url = self.address.url
+        if _is_refusal(text):
+            return BrokerError(f"broker {url} refuses these credentials ({text}); fix broker.url or .credentials")
+        msg = (
+            f"broker {url} does not answer within {deadline:g} s ({text}); "
+            "start it, or set broker.url and its credentials"
+        )
+        return BrokerUnreachableError(msg)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine in the connection's loop. May be called from any thread."""

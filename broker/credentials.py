@@ -67,7 +67,7 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class OperatorKeys:
-    """Keys that sign the users of a server: of the operator, the account, and the system account."""
+    """Signing keys of a server's operator, account and system account."""
 
     operator: SigningKey
     account: SigningKey
@@ -144,10 +144,12 @@ class OperatorKeys:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Name of a user, and the inbox prefix it may subscribe to (None if unrestricted), read from a `.creds` file."""
+    """Claims of a `.creds` file."""
 
     name: str
+    """Name of the user."""
     inbox_prefix: str | None
+    """Prefix of the inboxes that the user may subscribe to; None if unrestricted."""
 
 
 def read_claims(path: Path) -> Claims:

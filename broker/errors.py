@@ -27,7 +27,7 @@ class CodecError(RelaxError):
 
 
 class SubjectError(RelaxError):
-    """A name that cannot be part of a subject, or a subject that does not name a cell of the run."""
+    """A name cannot be part of a subject, or a subject does not name a cell of the run."""
 
 
 class StoreError(RelaxError):

@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file with mode 0600 atomically: a process killed here leaves the old content or the new one."""
+    """Write a file atomically, with mode 0600.
+
+    A process killed here leaves the old content or the new one.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     # An earlier process with this pid may have left the file. Unlinking also avoids writing through a planted link.
     temporary.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ def _checksum(key: str, entry: dict[str, Any]) -> str:
 
 
 def _verified(key: str, value: Any) -> dict[str, Any]:
-    """Return an entry of counts whose checksum matches; empty if it is malformed or was written by another client."""
+    """Return an entry of counts if its checksum matches; empty if it is malformed or foreign."""
     if not isinstance(value, dict) or any(type(value.get(name, 0)) is not int for name in COUNTS):
         return {}
     return value if value.get("checksum") == _checksum(key, value) else {}
@@ -64,7 +64,7 @@ class RunState:
             bucket._direct = False  # noqa: SLF001 users may not send DIRECT.GET, see `broker.permissions`
 
     async def _entry(self, key: str) -> tuple[Any, int]:
-        """Return the decoded value of a key (None if absent or not JSON) and its revision (0 if absent)."""
+        """Return the value of a key (None if absent or not JSON) and its revision (0 if absent)."""
 
         async def get() -> tuple[Any, int]:
             try:
@@ -79,14 +79,15 @@ class RunState:
         return await self._connection.retry(get, f"read {key}")
 
     async def next_incarnation(self, role: str, n: int) -> int:
-        """Start a new incarnation of an actor and return its number; numbers begin at 1 and never repeat.
+        """Start a new incarnation of an actor and return its number.
 
-        A malformed entry is replaced by its KV revision, which is at least as large as any earlier count.
+        Numbers begin at 1 and never repeat. A malformed entry counts as its KV revision, which is at least as large as
+        any earlier count.
         """
         return await self._increment(f"incarnation.{role}.{n}", "count", {}, default=lambda revision: revision)
 
     async def incarnations(self, role: str, n: int) -> int:
-        """Return the number of incarnations of an actor so far, which is the number of the latest one."""
+        """Return the number of the latest incarnation of an actor; 0 if there was none."""
         key = f"incarnation.{role}.{n}"
         value, _ = await self._entry(key)
         return int(_verified(key, value).get("count", 0))
@@ -140,7 +141,10 @@ class RunState:
         return await self._connection.retry(subjects, f"list {kind} keys")
 
     async def _increment(self, key: str, name: str, extra: dict[str, Any], default: Callable[[int], int]) -> int:
-        """Add 1 to a count by compare-and-swap; `default` maps the revision of a malformed entry to its count."""
+        """Add 1 to a count by compare-and-swap.
+
+        `default` maps the revision of an absent or malformed entry to the count to start from.
+        """
 
         async def attempt() -> int:
             while True:

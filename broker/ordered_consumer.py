@@ -105,7 +105,10 @@ class OrderedConsumer:
         return True
 
     async def batches(self, limit: int = 256, tick: float = 5.0) -> AsyncIterator[list[Msg]]:
-        """Yield lists of at most `limit` messages in stream order; an empty list after `tick` seconds without any."""
+        """Yield lists of at most `limit` messages in stream order.
+
+        Yields an empty list after `tick` seconds without a message.
+        """
         while True:
             if self._pull is None:
                 self._pull = await self._open()

@@ -1,4 +1,4 @@
-"""Publish and subscribe permissions of a user, including the JetStream requests behind the table's operations.
+"""Publish and subscribe permissions of a user, including JetStream requests.
 
 The server does not check where the reply to a request goes: a user that may send a request can have the reply published
 on any subject. `DIRECT.GET` replies with the raw message and would allow writing arbitrary bytes to any cell, so it is
@@ -44,7 +44,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def inbox_prefix(run: str, user: str) -> str:
-    """Prefix of the subjects that a user receives replies on; no other user of the run may subscribe to it."""
+    """Prefix of a user's reply subjects; no other user of the run may subscribe to it."""
     return f"_INBOX_{run}_{check_name(user, 'user')}"
 
 

@@ -35,7 +35,7 @@ class Delivery(NamedTuple):
 
 
 async def nak_deliveries(connection: Connection, stream: str, consumer: str, deliveries: Iterable[Delivery]) -> None:
-    """Have the deliveries to a dead actor redelivered at once; acknowledged ones are not affected."""
+    """Have deliveries to a dead actor redelivered at once, except acknowledged ones."""
     for delivery in deliveries:
         await connection.nc.publish(f"$JS.ACK.{stream}.{consumer}.{'.'.join(map(str, delivery))}.0.0", b"-NAK")
 
@@ -175,7 +175,7 @@ class PullSubscription:
         return taken
 
     async def fetch_nowait(self, limit: int) -> list[Msg]:
-        """Return up to `limit` buffered messages without waiting, and request the rest for a later call.
+        """Return up to `limit` buffered messages without waiting, and request the rest.
 
         If a redelivered message is buffered, the list is empty: `fetch` returns redeliveries.
         """
@@ -187,7 +187,7 @@ class PullSubscription:
         return taken
 
     def is_requested(self, limit: int) -> bool:
-        """Whether `fetch_nowait(limit)` would return nothing and request nothing. May be called from any thread."""
+        """Whether `fetch_nowait(limit)` would return and request nothing. Thread-safe."""
         pending = not self._buffer and self._requested >= limit and time.monotonic() <= self._requested_until + _GRACE
         return self._woken or pending
 
@@ -198,7 +198,7 @@ class PullSubscription:
 
     @property
     def buffered(self) -> list[Msg]:
-        """Messages that arrived and were not fetched yet; their acknowledgement deadlines are running."""
+        """Messages that arrived and were not fetched yet; their `ack_wait` is running."""
         return list(self._buffer)
 
     def drain(self) -> list[Msg]:
@@ -208,7 +208,10 @@ class PullSubscription:
         return taken
 
     async def close(self) -> None:
-        """Unsubscribe, even while disconnected: nats-py would restore the subscription at every reconnect."""
+        """Unsubscribe.
+
+        Also done while disconnected, because nats-py restores subscriptions at every reconnect.
+        """
         with suppress(ValueError):
             self._connection.on_reconnect.remove(self._on_reconnect)
         if self._subscription is not None:

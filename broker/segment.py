@@ -58,7 +58,7 @@ class SegmentWriter:
         self._size = 0
 
     def place(self, array: Array) -> TensorRef | None:
-        """Add an array to the segment and return its reference; None if it is small enough to stay inline."""
+        """Add an array to the segment and return its reference; None if it stays inline."""
         if array.nbytes <= INLINE_BYTES:
             return None
         if array.dtype.byteorder == ">":

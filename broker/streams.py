@@ -1,4 +1,4 @@
-"""Configuration of a run's streams, consumers and KV bucket, and their creation on the server."""
+"""Configuration and creation of a run's streams, consumers and KV bucket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAME_IN_USE = 10058
 
 
 def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamConfig:
-    """Table stream: one message per subject; the server refuses a second one while the first exists."""
+    """Table stream: one message per subject, and the server refuses a second one."""
     return StreamConfig(
         name=subjects.table_stream,
         subjects=subjects.table_subjects(),
@@ -140,9 +140,10 @@ async def wait_for_stream(connection: Connection, name: str, deadline: float) ->
 
 
 async def ensure_bucket(connection: Connection, subjects: Subjects, replicas: int = 1) -> KeyValue:
-    """Open the run's KV bucket for leases (with a TTL each), incarnations and failure counts; create it if absent.
+    """Open the run's KV bucket for leases, incarnations and failure counts; create it if absent.
 
-    nats-py would create it with roll-ups allowed, and a user that may write one key could then purge all of them.
+    Each lease has its own TTL. nats-py would create the bucket with roll-ups allowed, and a user that may write one key
+    could then purge all of them.
     """
     config = StreamConfig(
         name=f"KV_{subjects.state_bucket}",

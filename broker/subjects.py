@@ -43,7 +43,7 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowId:
-    """Id of a row: (step, index) for training; (version, index) for evaluation, with kind `eval`."""
+    """Id of a row: (step, index) for training; (version, index) for kind `eval`."""
 
     step: int
     index: int
@@ -127,7 +127,7 @@ class Subjects:
         return f"{self.prefix}.{row}.*"
 
     def numbered(self, kind: str, number: int | str) -> str:
-        """Subject of a `batch`, `weights`, `checkpoint` or `evaluation` cell; `*` matches all numbers.
+        """Subject of a numbered cell (see `NUMBERED_KINDS`); `*` matches all numbers.
 
         Raises:
             SubjectError: `kind` is not one of `NUMBERED_KINDS`.

@@ -98,7 +98,9 @@ class Table:
         return data
 
     async def put_async(self, subject: str, data: bytes) -> bool:
-        """Write an encoded cell; False if the cell was already written. Waits up to `patience` seconds for room.
+        """Write an encoded cell; False if the cell was already written.
+
+        Waits up to `patience` seconds if the broker is full.
 
         Raises:
             BrokerFullError: the broker had no room for the cell during that time.
@@ -140,7 +142,7 @@ class Table:
         return self.connection.call(self.put_async(subject, self.encode(subject, value)), CALL_DEADLINE)
 
     def put_all(self, cells: Iterable[tuple[str, Any]]) -> list[bool]:
-        """Encode cells and write them concurrently, in no particular order; see `put` for the results."""
+        """Encode cells and write them concurrently, in no particular order; see `put`."""
         return self.put_encoded([(subject, self.encode(subject, value)) for subject, value in cells])
 
     def put_encoded(self, cells: list[tuple[str, bytes]]) -> list[bool]:
@@ -203,7 +205,7 @@ class Table:
         return decode_fields(open_envelope(data, self.store.reader(), subject=subject), expected)
 
     def read_envelope(self, data: bytes) -> Envelope:
-        """Decode the envelope of a cell, including its arrays in the store; see `read` for the errors."""
+        """Decode the envelope of a cell, including its arrays in the store; raises as `read`."""
         return open_envelope(data, self.store.reader())
 
     def fetch(self, subject: str, expected: type[T]) -> T | None:
@@ -213,7 +215,7 @@ class Table:
         return None if cell is None else self.read(cell.data, expected, subject=subject if numbered else None)
 
     def fetch_last(self, kind: str, expected: type[T]) -> T | None:
-        """Decode the last written numbered cell of a kind; None if there is none. Malformed cells are skipped."""
+        """Decode the last well-formed numbered cell of a kind; None if there is none."""
         return self.connection.call(self.fetch_last_async(kind, expected), CALL_DEADLINE)
 
     async def fetch_last_async(self, kind: str, expected: type[T]) -> T | None:
@@ -254,7 +256,7 @@ class Table:
                 return found
 
     def list_cells(self, filter_subject: str) -> list[CellId]:
-        """Return the ids of the cells that a filter matches; subjects that do not name a cell are skipped."""
+        """Return the ids of the cells that a filter matches; other subjects are skipped."""
         return self.connection.call(self.list_cells_async(filter_subject), CALL_DEADLINE)
 
     async def list_cells_async(self, filter_subject: str) -> list[CellId]:
@@ -272,7 +274,7 @@ class Table:
     def snapshot(
         self, filters: list[str], *, headers_only: bool = False, caught_up: bool = False
     ) -> list[tuple[CellId, Cell]]:
-        """Return all current cells of some columns in the order written; subjects that do not name a cell are skipped.
+        """Return all current cells of some columns in the order written; other subjects are skipped.
 
         Args:
             filters: subjects to read.
@@ -327,10 +329,7 @@ class Table:
         self.connection.call(work(), CALL_DEADLINE)
 
     def purge(self, filters: Iterable[str]) -> None:
-        """Remove all cells that the filters match.
-
-        Purged subjects accept writes again, so writers must not write rows below the floor.
-        """
+        """Remove the cells that filters match; their subjects then accept writes again."""
 
         async def purge_one(subject: str) -> None:
             async def request() -> bool:
