@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from broker.leases import RunState
-from broker.store import raise_it
+from broker.store import raise_error
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config
 from relax_actors.errors import FencedError, StoreFullError
@@ -47,7 +47,7 @@ class Context:
     stopping: Callable[[], bool] = field(default=lambda: False)
     progress: Callable[[], None] = field(default=lambda: None)
     report_waiting: Callable[[str], None] = field(default=lambda _: None)
-    wait_for_room: Callable[[StoreFullError], None] = raise_it
+    wait_for_room: Callable[[StoreFullError], None] = raise_error
     device_lock: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
@@ -63,7 +63,7 @@ class Context:
         Raises:
             FencedError: a later incarnation has started.
         """
-        newest = await self.state.lives(self.role, self.n)
+        newest = await self.state.incarnations(self.role, self.n)
         if newest > self.incarnation:
             msg = (
                 f"incarnation {newest} of {self.role}.{self.n} has started; this is incarnation {self.incarnation}, "
@@ -73,4 +73,4 @@ class Context:
 
     def raise_if_fenced(self) -> None:
         """Call `raise_if_fenced_async` from the role's thread."""
-        self.table.bridge.call(self.raise_if_fenced_async(), CALL_DEADLINE)
+        self.table.connection.call(self.raise_if_fenced_async(), CALL_DEADLINE)

@@ -11,10 +11,10 @@ from functools import partial
 import pykka
 from nats.aio.msg import Msg
 
-from broker.errors import SubjectError
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.subjects import CellId
 from broker.table import Cell
+from relax_actors.errors import SubjectError
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.mailbox import Mailbox, ask
 from relax_actors.runtime.stateful_role import StatefulRole
@@ -33,7 +33,7 @@ class FollowerPump:
         self.handled = 0
         self._looked = float("-inf")
         table = context.table
-        self._follower = Follower(table.bridge, table.subjects.table_stream, role.follows())
+        self._follower = OrderedConsumer(table.connection, table.subjects.table_stream, role.follows())
 
     def wake(self) -> None:
         """Make `run` check `stopping` now."""
@@ -85,7 +85,7 @@ class FollowerPump:
     async def _check_fence(self) -> None:
         """Raise `FencedError` if a later incarnation has started; skip the check if the broker does not answer."""
         with suppress(TimeoutError):
-            if self.context.table.bridge.nc.is_connected:
+            if self.context.table.connection.nc.is_connected:
                 await asyncio.wait_for(self.context.raise_if_fenced_async(), ANSWER_SECONDS)
                 self._looked = time.monotonic()
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from broker.errors import StoreError
 from broker.store import Store
 from broker.subjects import RowId
-from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreFullError
+from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreError, StoreFullError
 from relax_actors.messages import Dropped, DropReason
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.role import Drop, Role
@@ -129,7 +128,7 @@ class Handler:
         if isinstance(result, Drop):
             job.field, result = "dropped", Dropped(result.reason, result.detail)
         if job.field:
-            job.data = self._table.encode(self._table.cell(job.row, job.field), result)
+            job.data = self._table.encode(self._table.subject(job.row, job.field), result)
 
 
 def _no_more(most: int) -> Sequence[Row]:

@@ -17,12 +17,11 @@ import nats.errors
 import pykka
 from nats.aio.msg import Msg
 
-from broker.errors import RelaxError
-from broker.pull import StandingPull, comes_again
+from broker.pull import PullSubscription, is_redelivery
 from broker.streams import ensure_consumer, pool_spec
 from broker.subjects import CellId, RowId
 from broker.table import CALL_DEADLINE
-from relax_actors.errors import CodecError, RowError, SubjectError
+from relax_actors.errors import CodecError, RelaxError, RowError, SubjectError
 from relax_actors.messages import Checkpoint, Dropped, Quarantined
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.handler import BLAMELESS_ERRORS, Handler, Job
@@ -75,7 +74,7 @@ class PoolPump:
         self.table = context.table
         self.handled = 0
         self._floor = 0
-        self._pull: StandingPull | None = None
+        self._pull: PullSubscription | None = None
         self._fetched: list[Msg] = []
         self._handler = Handler(role, context)
         self._jobs: list[Job] = []
@@ -89,30 +88,35 @@ class PoolPump:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Pump until `stopping` is set; then finish the current rows and return the prefetched ones."""
-        bridge, subjects = self.table.bridge, self.table.subjects
+        connection, subjects = self.table.connection, self.table.subjects
         filters = [subjects.column(name, kind) for name in self._triggers for kind in self.role.kinds]
         # A redelivered cell may belong to a row below the floor, whose other cells are purged.
-        await bridge.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._on_checkpoint)
+        await connection.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._on_checkpoint)
         limit = max(1, self.role.row_limit())
         # An actor that shares a device takes no further rows in, so that it releases the device after its batch.
         shares_device = self.context.device_lock is not nullcontext
         while not stopping.is_set():
             spec = pool_spec(self.context.role, filters, self._ack_wait, max_ack_pending=max(1024, 8 * limit))
-            await ensure_consumer(bridge, subjects.table_stream, spec)
+            await ensure_consumer(connection, subjects.table_stream, spec)
             prefetch = self.role.prefetch
             credit = max(4, 2 * limit) if prefetch else limit
-            pull = StandingPull(
-                bridge, subjects.table_stream, self.context.role, credit, self.watch.record_delivery, ahead=prefetch
+            pull = PullSubscription(
+                connection,
+                subjects.table_stream,
+                self.context.role,
+                credit,
+                self.watch.record_delivery,
+                prefetch=prefetch,
             )
             await pull.start()
             self._pull = pull
             renewing = asyncio.create_task(self._renew(pull))
             try:
                 self.watch.start_waiting(self._idle_reason)
-                while not stopping.is_set() and not pull.gone:
-                    messages = await pull.next(limit, PATIENCE, self.role.batch_wait)
-                    redelivered = self._fetched = [message for message in messages if comes_again(message)]
-                    new = [message for message in messages if not comes_again(message)]
+                while not stopping.is_set() and not pull.consumer_lost:
+                    messages = await pull.fetch(limit, PATIENCE, self.role.batch_wait)
+                    redelivered = self._fetched = [message for message in messages if is_redelivery(message)]
+                    new = [message for message in messages if not is_redelivery(message)]
                     await self._process(new, accept_more=not (redelivered or shares_device))
                     # A redelivered row may have killed an actor; alone, it cannot blame its neighbours.
                     for message in redelivered:
@@ -138,10 +142,10 @@ class PoolPump:
     def _is_below_floor(self, row: RowId) -> bool:
         return row.kind == "group" and row.step < self._floor
 
-    async def _renew(self, pull: StandingPull) -> None:
+    async def _renew(self, pull: PullSubscription) -> None:
         while True:
             await asyncio.sleep(self._ack_wait / 3)
-            held = [job.message for job in self._jobs] + self._fetched + pull.waiting
+            held = [job.message for job in self._jobs] + self._fetched + pull.buffered
             for message in {id(message): message for message in held}.values():
                 await self._ignore_errors(message.in_progress())
 
@@ -189,22 +193,22 @@ class PoolPump:
         """Take up to `most` rows that arrived meanwhile, without waiting. Called in the role's thread."""
         pull = self._pull
         # Cheap test first: a generating role asks between any two tokens.
-        if pull is None or most < 1 or not self._accepts_more or pull.expects(most):
+        if pull is None or most < 1 or not self._accepts_more or pull.is_requested(most):
             return []
-        return self.table.bridge.call(self._take_more_async(pull, most), CALL_DEADLINE)
+        return self.table.connection.call(self._take_more_async(pull, most), CALL_DEADLINE)
 
-    async def _take_more_async(self, pull: StandingPull, most: int) -> list[Job]:
+    async def _take_more_async(self, pull: PullSubscription, most: int) -> list[Job]:
         # As in `run`: a redelivered row is handled alone, after all of these.
-        return await self._join_all(await pull.more(most))
+        return await self._join_all(await pull.fetch_nowait(most))
 
-    async def _return_prefetched(self, pull: StandingPull) -> None:
+    async def _return_prefetched(self, pull: PullSubscription) -> None:
         await pull.close()
         for message in pull.drain():
             await self._ignore_errors(message.nak())
 
     def _report_finished(self, jobs: list[Job]) -> None:
         """Write the results of finished jobs while others are handled. Called in the role's thread."""
-        self.table.bridge.loop.call_soon_threadsafe(self._schedule_finish, jobs)
+        self.table.connection.loop.call_soon_threadsafe(self._schedule_finish, jobs)
 
     def _schedule_finish(self, jobs: list[Job]) -> None:
         task = asyncio.create_task(self._finish_all(jobs))
@@ -230,7 +234,7 @@ class PoolPump:
             await self._ignore_errors(message.term())
             return None
         row = cell.row
-        again = comes_again(message)
+        again = is_redelivery(message)
         over = self._is_below_floor(row)
         if over and not again:
             self.context.journal.event("stray_cell", subject=message.subject, error="the rows of its step are gone")
@@ -240,7 +244,9 @@ class PoolPump:
         cells = {cell.field: message.data}
         others = [name for name in self._inputs if name != cell.field]
         done = [self.role.writes] if len(self._triggers) > 1 and self.role.writes else []
-        found = await asyncio.gather(*(self.table.get_async(self.table.cell(row, name)) for name in [*others, *done]))
+        found = await asyncio.gather(
+            *(self.table.get_async(self.table.subject(row, name)) for name in [*others, *done])
+        )
         missing = [name for name, other in zip(others, found, strict=False) if other is None]
         if missing or (done and found[-1] is not None):
             if early := sorted(IMPLIED.get(cell.field, set()) & set(missing)):
@@ -265,15 +271,15 @@ class PoolPump:
         """Whether to handle a redelivered row; a row that failed too often is quarantined."""
         ends = [self.role.writes] if self.role.writes else []
         ends += ["dropped", "quarantined"]
-        looked_up = [subject, *(self.table.cell(row, name) for name in ends)]
+        looked_up = [subject, *(self.table.subject(row, name) for name in ends)]
         itself, *ended = await asyncio.gather(*map(self.table.get_async, looked_up))
         # A row whose own cell is gone was purged with the floor or with an evaluated version.
         if itself is None or any(ended):
             return False
         failed = await self.context.state.failures(self.context.role, row)
         limits = self.context.config.supervision
-        if failed.count >= limits.max_failures or failed.outside >= limits.max_kills:
-            await self._quarantine(row, failed.count + failed.outside, failed.error, failed.traceback)
+        if failed.count >= limits.max_failures or failed.external_kills >= limits.max_kills:
+            await self._quarantine(row, failed.count + failed.external_kills, failed.error, failed.traceback)
             return False
         return True
 
@@ -282,7 +288,7 @@ class PoolPump:
             await self._handle_error(job, job.error)
             return
         if job.data is not None and not self._is_below_floor(job.row):
-            written = await self.table.put_async(self.table.cell(job.row, job.field), job.data)
+            written = await self.table.put_async(self.table.subject(job.row, job.field), job.data)
             if written and job.field == "dropped":
                 dropped = self.table.read(job.data, Dropped)
                 self.context.journal.event(
@@ -317,7 +323,7 @@ class PoolPump:
             await self._ignore_errors(job.message.nak(delay=RETRY_SECONDS * count))
 
     async def _quarantine(self, row: RowId, count: int, error: str, trace: str) -> None:
-        subject = self.table.cell(row, "quarantined")
+        subject = self.table.subject(row, "quarantined")
         cell = Quarantined(self.context.role, count, error[:2000], trace[-8000:])
         if await self.table.put_async(subject, self.table.encode(subject, cell)):
             self.context.journal.event("row_quarantined", row=str(row), deliveries=count, error=error, traceback=trace)

@@ -50,7 +50,7 @@ class Watchdog:
         context.progress = self.progress
         context.report_waiting = self.start_waiting
         # Waiting for the broker is no hang.
-        context.table.bridge.waiting = self.progress
+        context.table.connection.on_wait = self.progress
 
     def progress(self) -> None:
         """Record progress of the role."""

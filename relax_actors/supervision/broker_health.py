@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from broker.connection import Address
-from broker.server import Server, serves
+from broker.address import Address
+from broker.server import Server, is_jetstream_ready
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Blame
 
@@ -44,7 +44,7 @@ class BrokerHealth:
     def __call__(self) -> Verdict | None:
         """Return why the server must be killed now, or None."""
         now = time.monotonic()
-        if self._answered is None or serves(self._address):
+        if self._answered is None or is_jetstream_ready(self._address):
             self._answered, self._unanswered = now, 0
         else:
             self._unanswered += 1
@@ -62,7 +62,7 @@ class BrokerHealth:
         if free >= ROOM:
             self._report("")
             return Verdict("the broker could not write; restarted since there is room again", blame=Blame.NONE)
-        text = f"the broker cannot write: {folder} has {free >> 20} MiB free. Free space"
+        text = f"the broker cannot write: {folder} has {free >> 20} MiB free; free space"
         if waited > self._patience:
             return Verdict(f"{text}, then start the run again (waited {waited:.0f} s, store.patience)", final=True)
         self._report(f"{text} (waited {waited:.0f} s)")

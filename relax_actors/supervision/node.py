@@ -21,7 +21,8 @@ from pathlib import Path
 
 import nats.errors
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -117,13 +118,13 @@ class Node:
         self._config = config = folder.load_config()
         self._heartbeat = HeartbeatThread(BlackBox(folder.black_box("node")))
         self._heartbeat.start()
-        self._bridge = Bridge(Address.load(folder.address).of(NODE), "node", deadline=30.0)
+        self._connection = Connection(Address.load(folder.address).for_user(NODE), "node", deadline=30.0)
         self._assignment = node = Assignment.load(folder, config)
-        state = _run_state(self._bridge, config, folder)
-        self._leases = NodeLeases(self._bridge, state, node, max(2.0, config.supervision.heartbeat))
+        state = _run_state(self._connection, config, folder)
+        self._leases = NodeLeases(self._connection, state, node, max(2.0, config.supervision.heartbeat))
         self._leases.claim()
-        journal = Journal(self._bridge, Subjects(config.run.name), "node", node.number)
-        self._reporter = Reporter(folder, self._bridge, state, journal)
+        journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
+        self._reporter = Reporter(folder, self._connection, state, journal)
         self._environment = actor_environment(config)
         # Simulated engines import nothing slow, but there may be thousands of actors.
         self._forked = [role for role in node.roles if role in FORKED or config.simulate is not None]
@@ -155,7 +156,7 @@ class Node:
         with suppress(RelaxError, nats.errors.Error):
             self._leases.drop()
         self._zygote.close()
-        self._bridge.close()
+        self._connection.close()
         return 0 if report is None else self._gave_up(report)
 
     def _launch(self, child: str) -> Launch:
@@ -174,8 +175,8 @@ class Node:
 
         The next incarnation signs in with the credentials that are then on disk.
         """
-        if self._bridge.nc.is_closed:
-            url = self._bridge.address.url
+        if self._connection.nc.is_closed:
+            url = self._connection.address.url
             self._status.failed(f"broker {url} has closed the connection; check whether the credentials have expired")
             os._exit(EXIT_BLAMELESS)
         zygote = self._zygote.state() if self._forked else None
@@ -196,14 +197,14 @@ class Node:
         return EXIT_GAVE_UP
 
 
-def _run_state(bridge: Bridge, config: Config, folder: RunFolder) -> RunState:
+def _run_state(connection: Connection, config: Config, folder: RunFolder) -> RunState:
     """Return the run's state; with the embedded broker, create the streams and publish the run first."""
     if config.broker.url is None:
-        state = bridge.call(ensure_run_streams(bridge, config), 60)
-        bridge.call(publish_run(state, config, folder.import_path), 30)
+        state = connection.call(ensure_run_streams(connection, config), 60)
+        connection.call(publish_run(state, config, folder.import_path), 30)
         return state
-    bucket = bridge.call(ensure_bucket(bridge, Subjects(config.run.name), config.broker.replicas), 30)
-    return RunState(bridge, bucket)
+    bucket = connection.call(ensure_bucket(connection, Subjects(config.run.name), config.broker.replicas), 30)
+    return RunState(connection, bucket)
 
 
 def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], journal: Journal) -> Zygote:

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.leases import RunState
 from relax_actors.errors import ConfigError
 from relax_actors.supervision.assignment import SINGLE, Assignment
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 async def is_taken(state: RunState, node: Assignment) -> bool:
     """Whether another node holds this node's number."""
-    lease = await state.fetch(f"lease.node.{node.number}")
+    lease = await state.get(f"lease.node.{node.number}")
     return isinstance(lease, dict) and isinstance(lease.get("name"), str) and not is_of(lease, node.name, node.where)
 
 
@@ -37,20 +37,20 @@ class NodeLeases:
     `relax node` claims another number. Number 0 belongs to `relax up`.
 
     Args:
-        bridge: the connection.
+        connection: the connection to the broker.
         state: the run's state.
         node: the node that claims them.
         ttl: seconds after which a lease expires unless renewed.
     """
 
-    def __init__(self, bridge: Bridge, state: RunState, node: Assignment, ttl: float) -> None:
-        self._bridge, self._state, self._node, self._ttl = bridge, state, node, ttl
+    def __init__(self, connection: Connection, state: RunState, node: Assignment, ttl: float) -> None:
+        self._connection, self._state, self._node, self._ttl = connection, state, node, ttl
         self._roles = [role for role in node.roles if role in SINGLE]
         self._entry = {"node": node.number, "name": node.name, "where": node.where}
         self._role_renewals: dict[str, Future[None]] = {}
         self.node_renewal: Future[None] | None = None
         self.on_lost: Callable[[], object] = lambda: None
-        """Called in the bridge's thread when another node has taken a role over."""
+        """Called in the connection's thread when another node has taken a role over."""
 
     def claim(self) -> None:
         """Claim the roles; wait for the leases of a dead node to expire.
@@ -60,12 +60,12 @@ class NodeLeases:
         """
         end = time.monotonic() + self._ttl + OWNER_SECONDS
         for role in self._roles:
-            while not self._bridge.call(self._state.claim_lease("owner", role, self._entry, self._ttl), 30):
-                owner = self._bridge.call(self._state.leases(), 30).get(f"owner.{role}", {})
+            while not self._connection.call(self._state.acquire_lease("owner", role, self._entry, self._ttl), 30):
+                owner = self._connection.call(self._state.leases(), 30).get(f"owner.{role}", {})
                 if owner == self._entry:
                     break
                 if owner.keys() != self._entry.keys():  # written by no node, so it would never expire
-                    self._bridge.call(self._state.renew_lease("owner", role, self._entry, self._ttl), 30)
+                    self._connection.call(self._state.renew_lease("owner", role, self._entry, self._ttl), 30)
                     break
                 if time.monotonic() > end:
                     where = f"node {owner.get('node')} ({owner.get('name')})"
@@ -77,7 +77,7 @@ class NodeLeases:
         """Renew all leases; `lease` is the node's status, published with its number."""
         # While the broker is unreachable the previous renewal is still pending.
         if self.node_renewal is None or self.node_renewal.done():
-            self.node_renewal = self._bridge.submit(self._renew_node(lease))
+            self.node_renewal = self._connection.submit(self._renew_node(lease))
         self.renew_roles()
 
     async def _renew_node(self, lease: dict[str, Any]) -> None:
@@ -93,10 +93,10 @@ class NodeLeases:
         for role in self._roles:
             # While the broker is unreachable the previous renewal is still pending.
             if role not in self._role_renewals or self._role_renewals[role].done():
-                self._role_renewals[role] = self._bridge.submit(self._renew_role(role))
+                self._role_renewals[role] = self._connection.submit(self._renew_role(role))
 
     async def _renew_role(self, role: str) -> None:
-        if not await self._state.keep_lease("owner", role, self._entry, self._ttl):
+        if not await self._state.renew_held_lease("owner", role, self._entry, self._ttl):
             log.error("role_taken_over", role=role)
             self.on_lost()
 
@@ -105,8 +105,8 @@ class NodeLeases:
 
         async def number() -> None:
             if not await self._number_is_taken():
-                await self._state.drop_lease("node", self._node.number)
+                await self._state.release_lease("node", self._node.number)
 
-        self._bridge.call(number(), 3)
+        self._connection.call(number(), 3)
         for role in self._roles:
-            self._bridge.call(self._state.drop_lease("owner", role), 3)
+            self._connection.call(self._state.release_lease("owner", role), 3)

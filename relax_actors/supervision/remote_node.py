@@ -20,7 +20,8 @@ import nats.errors
 import structlog
 from nats.js.errors import NotFoundError
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -91,7 +92,7 @@ class RemoteNode:
         self._halt = threading.Event()
         self._tree: ProcessTree | None = None
         self._has_joined = False
-        self._bridge = Bridge(address.of(NODE), f"node {wanted.name}", deadline=30.0)
+        self._connection = Connection(address.for_user(NODE), f"node {wanted.name}", deadline=30.0)
 
     def stop(self) -> None:
         """Leave the run after the actors have finished their rows; callable from any thread and signal handlers."""
@@ -113,27 +114,27 @@ class RemoteNode:
                     return report
             return None
         finally:
-            self._bridge.close()
+            self._connection.close()
             self._lock.close()
 
     def _state(self) -> RunState:
         subjects = Subjects(self.wanted.run)
-        return RunState(self._bridge, self._bridge.call(ensure_bucket(self._bridge, subjects), 30))
+        return RunState(self._connection, self._connection.call(ensure_bucket(self._connection, subjects), 30))
 
     def _reconnect(self) -> RunState | None:
         """Sign in again if the broker has closed the connection; return the run's state, or None if it stays as it is.
 
         The broker closes the connection when credentials expire; the file may hold newer ones by now.
         """
-        if not self._bridge.nc.is_closed:
+        if not self._connection.nc.is_closed:
             return None
         try:
-            bridge = Bridge(self.address.of(NODE), f"node {self.wanted.name}", deadline=30.0)
+            connection = Connection(self.address.for_user(NODE), f"node {self.wanted.name}", deadline=30.0)
         except RelaxError as error:
             log.warning("not_signed_in", error=str(error))
             return None
-        self._bridge.close()
-        self._bridge = bridge
+        self._connection.close()
+        self._connection = connection
         return self._state()
 
     def _await_run(self) -> RunRecord | None:
@@ -141,8 +142,8 @@ class RemoteNode:
         waited = 0
         subjects = Subjects(self.wanted.run)
         while not self._halt.is_set():
-            if self._bridge.call(_bucket_exists(self._bridge, subjects), 60):
-                found = self._bridge.call(fetch_run_record(self._state()), 60)
+            if self._connection.call(_bucket_exists(self._connection, subjects), 60):
+                found = self._connection.call(fetch_run_record(self._state()), 60)
                 if found is not None and not found.finished:
                     return found
                 # The run may be about to continue with more steps or other settings.
@@ -166,7 +167,7 @@ class RemoteNode:
         self._tree = tree = ProcessTree(pools, self._launch, observer, config.supervision.heartbeat, periodic)
         if self._halt.is_set():
             return None
-        address = self.address.of(NODE)
+        address = self.address.for_user(NODE)
         observer.status_publisher = publisher = RootStatusPublisher(address, config, tree.states, node.number)
         publisher.start()
         over = threading.Event()
@@ -238,13 +239,13 @@ class RemoteNode:
         body = {"name": self.wanted.name, "where": here, "since": time.time()}
         end = time.monotonic() + ttl + OWNER_SECONDS
         while True:
-            leases = self._bridge.call(state.leases(), 30)
+            leases = self._connection.call(state.leases(), 30)
             held = {int(key[5:]): value for key, value in leases.items() if re.fullmatch(r"node\.\d+", key)}
             named = {n: lease for n, lease in held.items() if n > 0 and lease.get("name") == self.wanted.name}
             own = [n for n, lease in named.items() if is_of(lease, self.wanted.name, here)]
             if own:
                 # Renew the lease now: it could expire and be claimed before the node's process renews it.
-                self._bridge.call(state.renew_lease("node", own[0], body, ttl), 30)
+                self._connection.call(state.renew_lease("node", own[0], body, ttl), 30)
                 return own[0]
             if not named or self._halt.is_set():
                 break
@@ -257,7 +258,7 @@ class RemoteNode:
             # The lease of a dead node expires after some seconds.
             self._halt.wait(LOOK_SECONDS)
         for number in range(1, MOST_NODES):
-            if number not in held and self._bridge.call(state.claim_lease("node", number, body, ttl), 30):
+            if number not in held and self._connection.call(state.acquire_lease("node", number, body, ttl), 30):
                 return number
         msg = f"run {self.wanted.run} has {MOST_NODES} nodes already"
         raise ConfigError(msg)
@@ -270,8 +271,8 @@ class RemoteNode:
         """
         while not over.wait(LOOK_SECONDS):
             try:
-                found = self._bridge.call(fetch_run_record(state), 10)
-                taken = self._bridge.call(is_taken(state, node), 10)
+                found = self._connection.call(fetch_run_record(state), 10)
+                taken = self._connection.call(is_taken(state, node), 10)
             except (RelaxError, nats.errors.Error) as error:
                 log.debug("run_not_read", error=str(error))
                 state = self._reconnect() or state
@@ -299,14 +300,14 @@ def _supervisor(config: Config, node: Assignment) -> Supervisor:
     return Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
 
 
-async def _bucket_exists(bridge: Bridge, subjects: Subjects) -> bool:
+async def _bucket_exists(connection: Connection, subjects: Subjects) -> bool:
     """Whether the run's bucket exists."""
 
     async def exists() -> bool:
         try:
-            await bridge.js.stream_info(f"KV_{subjects.state_bucket}")
+            await connection.js.stream_info(f"KV_{subjects.state_bucket}")
         except NotFoundError:
             return False
         return True
 
-    return await bridge.persist(exists, f"look for run {subjects.run}", 30)
+    return await connection.retry(exists, f"look for run {subjects.run}", 30)

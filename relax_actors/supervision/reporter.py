@@ -6,10 +6,10 @@ import json
 import time
 from contextlib import suppress
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.files import write_private
 from broker.leases import RunState
-from broker.pull import give_back
+from broker.pull import nak_deliveries
 from broker.subjects import RowId
 from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.journal import Journal
@@ -21,8 +21,8 @@ from relax_actors.supervision.supervisor import GiveUp
 class Reporter:
     """Publishes what happens to the actors of a node, and counts deaths against the rows that were being handled."""
 
-    def __init__(self, folder: RunFolder, bridge: Bridge, state: RunState, journal: Journal) -> None:
-        self._folder, self._bridge, self._state, self._journal = folder, bridge, state, journal
+    def __init__(self, folder: RunFolder, connection: Connection, state: RunState, journal: Journal) -> None:
+        self._folder, self._connection, self._state, self._journal = folder, connection, state, journal
         self._stream = journal.subjects.table_stream
         self._details: dict[str, str] = {}
         self.failure: Failure | None = None
@@ -56,22 +56,22 @@ class Reporter:
         )
         # A death without blame, e.g. by a full disk, needs time to pass: the rows wait for their redelivery deadline.
         if outcome.blame is not Blame.NONE:
-            self._bridge.submit(self._settle(role, outcome, last))
+            self._connection.submit(self._settle(role, outcome, last))
 
     async def _settle(self, role: str, outcome: Exit, last: Snapshot) -> None:
         """Count a death against the rows that were being handled, then return the actor's deliveries to its pool."""
-        outside = outcome.blame is Blame.EXTERNAL
+        external = outcome.blame is Blame.EXTERNAL
         for text in last.rows:
             row = RowId.parse(text)
-            await self._state.count_failure(role, row, outcome.reason, outcome.detail, outside=outside)
-        await give_back(self._bridge, self._stream, role, last.deliveries)
+            await self._state.count_failure(role, row, outcome.reason, outcome.detail, external_kill=external)
+        await nak_deliveries(self._connection, self._stream, role, last.deliveries)
 
     def release_deliveries(self, child: str) -> None:
         """Return the deliveries of an actor that died with a previous supervisor to its pool."""
         box = BlackBox(self._folder.black_box(child))
         taken = box.read_with_deliveries().deliveries
         box.close()
-        self._bridge.submit(give_back(self._bridge, self._stream, split_child_id(child)[0], taken))
+        self._connection.submit(nak_deliveries(self._connection, self._stream, split_child_id(child)[0], taken))
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
         """Publish that a pool's supervisor gave up, and write the report."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket, ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
@@ -40,15 +40,15 @@ class RunRecord:
     mark: str = ""
 
 
-async def ensure_run_streams(bridge: Bridge, config: Config) -> RunState:
+async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
     """Create or update the run's table, log and bucket."""
     subjects, broker = Subjects(config.run.name), config.broker
     specs = [
         table_spec(subjects, broker.max_bytes, broker.replicas),
         log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas),
     ]
-    await ensure_streams(bridge, specs)
-    return RunState(bridge, await ensure_bucket(bridge, subjects, broker.replicas))
+    await ensure_streams(connection, specs)
+    return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas))
 
 
 async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:
@@ -61,7 +61,7 @@ async def publish_run(state: RunState, config: Config, import_path: str, *, fini
         before = _published(known)
         return asdict(RunRecord(body, import_path, finished, before.scaled if before is not None else {}, mark))
 
-    await state.change(RUN_KEY, publish)
+    await state.update(RUN_KEY, publish)
 
 
 def store_mark(store: Path, *, make: bool = True) -> str:
@@ -109,12 +109,12 @@ async def publish_scale(state: RunState, node: str, numbers: dict[str, int]) -> 
         return asdict(replace(found, scaled=scaled))
 
     # Read, change and write as one: the end of the run may be published at the same time.
-    await state.change(RUN_KEY, scale)
+    await state.update(RUN_KEY, scale)
 
 
 async def fetch_run_record(state: RunState) -> RunRecord | None:
     """Fetch the published run; None if there is none or the entry is malformed."""
-    return _published(await state.fetch(RUN_KEY))
+    return _published(await state.get(RUN_KEY))
 
 
 def _published(body: Any) -> RunRecord | None:

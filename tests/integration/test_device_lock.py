@@ -97,8 +97,8 @@ def test_long_wait_names_the_holder_counts_as_progress_and_ends_after_patience(
     assert len(progress) > 10
     subjects = context.table.subjects
     events = wait_until(
-        lambda: context.table.bridge.call(
-            context.table.bridge.js.get_last_msg(
+        lambda: context.table.connection.call(
+            context.table.connection.js.get_last_msg(
                 subjects.log_stream, f"{subjects.prefix}.event.rollout.0.waiting_for_device"
             ),
             10,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -36,15 +37,15 @@ from relax_actors.supervision.supervisor import GiveUp
 from tests.support.process_trees import HEAD, WAITS, Recorder, TreeThread, python
 from tests.support.running import TINY, wait_until
 
-MakeTable = Callable[[Bridge], object]
+MakeTable = Callable[[Connection], object]
 
 
 def test_report_that_cannot_be_written_reaches_the_root_by_the_status_pipe(
-    bridge: Bridge, subjects: Subjects, tmp_path: Path, make_table: MakeTable
+    connection: Connection, subjects: Subjects, tmp_path: Path, make_table: MakeTable
 ) -> None:
-    make_table(bridge)
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
-    reporter = Reporter(RunFolder(tmp_path / "nowhere"), bridge, state, Journal(bridge, subjects, "node", 0))
+    make_table(connection)
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
+    reporter = Reporter(RunFolder(tmp_path / "nowhere"), connection, state, Journal(connection, subjects, "node", 0))
     reporter.ended("rollout.3", Exit(normal=False, reason="exit code 70", detail="Traceback"), Snapshot(0.0))
     reporter.gave_up("rollout", GiveUp("rollout.3", "6 failures"))
     assert reporter.failure == Failure("rollout.3", "6 failures", "Traceback")
@@ -122,10 +123,10 @@ def test_surplus_actor_may_use_the_deadline_of_its_role_to_finish(seconds: float
     assert child.spec.drain == seconds + config.supervision.shutdown
 
 
-def test_node_that_lost_a_role_does_not_take_it_back(bridge: Bridge, subjects: Subjects) -> None:
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+def test_node_that_lost_a_role_does_not_take_it_back(connection: Connection, subjects: Subjects) -> None:
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
     away, other = (
-        NodeLeases(bridge, state, Assignment(n, name, {"trainer": None}), 2.0)
+        NodeLeases(connection, state, Assignment(n, name, {"trainer": None}), 2.0)
         for n, name in ((0, "away"), (1, "other"))
     )
     lost = threading.Event()
@@ -144,55 +145,57 @@ def test_node_that_lost_a_role_does_not_take_it_back(bridge: Bridge, subjects: S
     other.claim()
     away.renew_roles()
     assert lost.wait(10)
-    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other", "where": ""}
+    assert connection.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other", "where": ""}
 
 
-def test_malformed_claim_occupies_no_role_and_no_number(bridge: Bridge, subjects: Subjects) -> None:
+def test_malformed_claim_occupies_no_role_and_no_number(connection: Connection, subjects: Subjects) -> None:
     """Any client that may make requests can have a JSON answer written under any key."""
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
     junk = {"type": "io.nats.jetstream.api.v1.stream_info_response", "total": 0}
-    owned = NodeLeases(bridge, state, Assignment(1, "first", {"trainer": None}), 2.0)
+    owned = NodeLeases(connection, state, Assignment(1, "first", {"trainer": None}), 2.0)
     lost = threading.Event()
     owned.on_lost = lost.set
     for key in ("lease.owner.trainer", "lease.node.1"):
-        bridge.call(state.put(key, junk), 10)
+        connection.call(state.put(key, junk), 10)
     owned.claim()
-    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "first", "where": ""}
+    assert connection.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "first", "where": ""}
     for key in ("lease.owner.trainer", "lease.node.1"):
-        bridge.call(state.put(key, junk), 10)
+        connection.call(state.put(key, junk), 10)
     wait_until(
-        lambda: owned.renew({"name": "first"}) or "name" in bridge.call(state.leases(), 10)["node.1"], "its number"
+        lambda: owned.renew({"name": "first"}) or "name" in connection.call(state.leases(), 10)["node.1"], "its number"
     )
     entry = {"node": 1, "name": "first", "where": ""}
-    wait_until(lambda: bridge.call(state.leases(), 10).get("owner.trainer") == entry, "its role")
+    wait_until(lambda: connection.call(state.leases(), 10).get("owner.trainer") == entry, "its role")
     assert not lost.is_set()
 
 
-def test_node_that_lost_its_number_does_not_renew_the_lease(bridge: Bridge, subjects: Subjects) -> None:
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
-    away, other = (NodeLeases(bridge, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other"))
+def test_node_that_lost_its_number_does_not_renew_the_lease(connection: Connection, subjects: Subjects) -> None:
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
+    away, other = (
+        NodeLeases(connection, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other")
+    )
 
     def holder_after_renewal(owned: NodeLeases, name: str) -> str:
         owned.renew({"name": name})
         renewal = owned.node_renewal
         assert renewal is not None
         renewal.result(10)
-        return str(bridge.call(state.leases(), 10)["node.1"]["name"])
+        return str(connection.call(state.leases(), 10)["node.1"]["name"])
 
     assert holder_after_renewal(away, "away") == "away"
-    bridge.call(state.drop_lease("node", 1), 10)
+    connection.call(state.release_lease("node", 1), 10)
     assert holder_after_renewal(other, "other") == "other"
     assert holder_after_renewal(away, "away") == "other"
     away.drop()
-    assert bridge.call(state.leases(), 10)["node.1"] == {"name": "other", "where": ""}
+    assert connection.call(state.leases(), 10)["node.1"] == {"name": "other", "where": ""}
     other.drop()
-    assert "node.1" not in bridge.call(state.leases(), 10)
+    assert "node.1" not in connection.call(state.leases(), 10)
 
 
 def test_only_one_of_two_live_nodes_with_the_same_name_joins(
-    bridge: Bridge, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
     config = load_config(TINY, ["supervision.heartbeat=1"])
     monkeypatch.setattr(remote, "CLAIM_SECONDS", 1.0)
     monkeypatch.setattr(remote, "OWNER_SECONDS", 4.0)
@@ -202,7 +205,7 @@ def test_only_one_of_two_live_nodes_with_the_same_name_joins(
     ]
     first, second = (RemoteNode(address, one) for one in wanted)
     nodes = [Assignment(1, "twin", {"trainer": 1}, where(node.folder)) for node in (first, second)]
-    owned, other = (NodeLeases(bridge, state, node, 2.0) for node in nodes)
+    owned, other = (NodeLeases(connection, state, node, 2.0) for node in nodes)
     over = threading.Event()
     thread = threading.Thread(target=lambda: keep(owned, over, lambda: owned.renew({})))
     try:
@@ -221,20 +224,20 @@ def test_only_one_of_two_live_nodes_with_the_same_name_joins(
     finally:
         over.set()
         for node in (first, second):
-            node._bridge.close()
+            node._connection.close()
             node._lock.close()
 
 
 def test_another_folder_at_the_path_of_the_store_is_refused(
-    bridge: Bridge, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "STORE_SECONDS", 0.0)
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
     config = load_config(TINY, [f"run.name={subjects.run}", f"store.path={tmp_path / 'store'}"])
-    bridge.call(publish_run(state, config, ""), 10)
-    bridge.call(publish_scale(state, "far", {"rollout": 3}), 10)
-    bridge.call(publish_run(state, config, "", finished=True), 10)
-    found = bridge.call(fetch_run_record(state), 10)
+    connection.call(publish_run(state, config, ""), 10)
+    connection.call(publish_scale(state, "far", {"rollout": 3}), 10)
+    connection.call(publish_run(state, config, "", finished=True), 10)
+    found = connection.call(fetch_run_record(state), 10)
     assert found is not None
     assert found.mark == store_mark(tmp_path / "store") != ""
     assert found.scaled == {"far": {"rollout": 3}}
@@ -252,7 +255,7 @@ def test_another_folder_at_the_path_of_the_store_is_refused(
             else:
                 node._check_store(found)
         finally:
-            node._bridge.close()
+            node._connection.close()
             node._lock.close()
 
 
@@ -263,16 +266,16 @@ def test_passwords_are_removed_from_the_urls_of_a_cluster() -> None:
     assert address_of("nats://one:4222,nats://two:4222").user is None
 
 
-def test_concurrent_changes_are_all_kept(bridge: Bridge, subjects: Subjects) -> None:
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+def test_concurrent_changes_are_all_kept(connection: Connection, subjects: Subjects) -> None:
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
 
     async def add() -> None:
         await asyncio.gather(
-            *(state.change("run", lambda before: {"n": (before or {"n": 0})["n"] + 1}) for _ in range(8))
+            *(state.update("run", lambda before: {"n": (before or {"n": 0})["n"] + 1}) for _ in range(8))
         )
 
-    bridge.call(add(), 30)
-    assert bridge.call(state.fetch("run"), 10) == {"n": 8}
+    connection.call(add(), 30)
+    assert connection.call(state.get("run"), 10) == {"n": 8}
 
 
 def keep(owned: NodeLeases, over: threading.Event, renew: Callable[[], None] | None = None) -> None:
