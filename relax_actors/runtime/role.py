@@ -84,7 +84,10 @@ class Role:
         """
 
     def inputs(self) -> tuple[str, ...]:
-        """Return the columns to read: `reads`, unless options change them. Called once, after `setup`."""
+        """Return the columns to read: `reads`, unless options change them.
+
+        Called once after `setup`, and by `relax check` without `context` and `setup`, so it should use options only.
+        """
         return self.reads
 
     def handle(self, row: Row) -> Any:

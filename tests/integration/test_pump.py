@@ -32,6 +32,7 @@ from relax_actors.runtime import Context, More, Results, Role, Row, check_role
 from relax_actors.runtime.blackbox import MAX_DELIVERIES, BlackBox, Delivery
 from relax_actors.runtime.device_lock import DeviceLock
 from relax_actors.runtime.handler import Handler, Job
+from relax_actors.runtime.join import Join
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.mailbox import Mailbox
 from relax_actors.runtime.pump import PoolPump, Watchdog
@@ -93,7 +94,7 @@ def test_message_redelivered_after_its_row_was_purged_is_not_handled(table: Tabl
     table.purge([table.subjects.row(row)])
 
     async def join() -> list[Any]:
-        return await asyncio.gather(*map(pump._join, again))
+        return await asyncio.gather(*map(Join(pump.role, pump.context).join, again))
 
     jobs = {job.row for job in table.connection.call(join(), 20) if job is not None}
     assert jobs == {living}
@@ -168,24 +169,24 @@ def test_role_computes_only_while_it_holds_the_shared_device(table: Table, pump:
     device = tmp_path / "0.lock"
     role, row = Looks(), RowId(1, 0)
     role.device = device
-    pump.context.device_lock = turns = DeviceLock(device, pump.context, 5.0)
+    pump.context.device_lock = device_lock = DeviceLock(device, pump.context, 5.0)
     jobs = [Job(Msg(None, "a"), row, {"prompt": b""}) for _ in range(2)]  # type: ignore[arg-type]
     Handler(role, pump.context).run(jobs, lambda _: [], lambda _: None)
     found = [job.data for job in jobs]
     assert [plain_value(table.read_envelope(data)) for data in found if data is not None] == [False, False]
     assert is_free(device)
-    turns.close()
+    device_lock.close()
 
 
 def test_occupied_device_blames_no_row_and_is_waited_for_once(table: Table, pump: PoolPump, tmp_path: Path) -> None:
-    pump.context.device_lock = turns = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
+    pump.context.device_lock = device_lock = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
     other = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
     jobs = [Job(Msg(None, "a"), RowId(1, n), {"prompt": b""}) for n in range(3)]  # type: ignore[arg-type]
     with other():
-        pump._handler.run(jobs, lambda _: [], lambda _: None)
+        Handler(pump.role, pump.context).run(jobs, lambda _: [], lambda _: None)
     assert [type(job.error) for job in jobs] == [ActorError] * 3
     assert len({id(job.error) for job in jobs}) == 1
-    turns.close()
+    device_lock.close()
     other.close()
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_actors.runtime import COLUMNS
-from relax_actors.runtime.pump import trigger_columns
+from relax_actors.runtime.join import trigger_columns
 
 
 @pytest.mark.parametrize(
