@@ -13,8 +13,8 @@ from broker.errors import CodecError
 from broker.store import Store
 from broker.subjects import RowId
 from relax_actors.errors import ConfigError
-from relax_actors.messages import FinishReason, Reward, Trajectory
-from relax_actors.runtime import Role, Row, StatefulRole, check_role
+from relax_actors.messages import FinishReason, Prompt, Reward, Trajectory
+from relax_actors.runtime import COLUMNS, Role, Row, StatefulRole, check_role
 
 
 class LengthPenalty(Role):
@@ -206,3 +206,7 @@ def test_a_trajectory_is_cut_into_its_samples() -> None:
     assert [s.versions.tolist() for s in samples] == [[1, 1], [], [2, 2, 3]]
     assert [s.text for s in samples] == ["a", "b", "c"]
     assert [s.finish_reason for s in samples] == [FinishReason.STOP, FinishReason.ABORT, FinishReason.LENGTH]
+
+
+def test_prompt_is_a_column() -> None:
+    assert COLUMNS["prompt"] is Prompt
