@@ -16,7 +16,7 @@ from pathlib import Path
 from relax_actors.errors import ActorError
 from relax_actors.runtime.context import Context
 
-SAY_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.005
 
 
@@ -58,8 +58,8 @@ class DeviceLock:
             fcntl.flock(self._device, fcntl.LOCK_UN)
 
     def _wait(self, lock: int, began: float) -> None:
-        pause, said = FIRST_PAUSE, began
-        while not _taken(lock):
+        pause, reported_at = FIRST_PAUSE, began
+        while not _try_lock(lock):
             now = time.monotonic()
             if now - began > self._patience:
                 msg = (
@@ -67,8 +67,8 @@ class DeviceLock:
                     "raise placement.patience if it computes for that long"
                 )
                 raise ActorError(msg)
-            if now - said > SAY_SECONDS:
-                said = now
+            if now - reported_at > REPORT_SECONDS:
+                reported_at = now
                 seconds = round(now - began, 1)
                 self._context.journal.event(
                     "waiting_for_device", device=self._name, holder=self.holder, seconds=seconds
@@ -88,7 +88,7 @@ class DeviceLock:
         os.close(self._next)
 
 
-def _taken(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

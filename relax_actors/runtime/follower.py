@@ -31,33 +31,33 @@ class FollowerPump:
     def __init__(self, role: StatefulRole, context: Context, mailbox: pykka.ActorRef[Mailbox], watch: Watchdog) -> None:
         self.role, self.context, self.mailbox, self.watch = role, context, mailbox, watch
         self.handled = 0
-        self._looked = float("-inf")
+        self._fence_checked_at = float("-inf")
         table = context.table
-        self._follower = OrderedConsumer(table.connection, table.subjects.table_stream, role.follows())
+        self._consumer = OrderedConsumer(table.connection, table.subjects.table_stream, role.follows())
 
     def wake(self) -> None:
         """Make `run` check `stopping` now."""
-        self._follower.wake()
+        self._consumer.wake()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Feed the history to `recover`, then new cells to `on_cells`, until `stopping` is set."""
-        follower = self._follower
+        consumer = self._consumer
         history: list[tuple[CellId, Cell]] | None = []
         seen = 0
-        async for messages in follower.batches(tick=TICK):
+        async for messages in consumer.batches(tick=TICK):
             if stopping.is_set():
-                await follower.close()
+                await consumer.close()
                 return
             # The messages may belong to a later incarnation: an actor that was stopped by a signal and replaced has not
             # checked for a long time.
-            if time.monotonic() - self._looked > FENCE_SECONDS:
+            if time.monotonic() - self._fence_checked_at > FENCE_SECONDS:
                 await self._check_fence()
             cells = [self._cell(m) for m in messages]
             seen += len(cells)
             if history is not None:
                 history += cells
-                drained = messages[-1].metadata.num_pending == 0 if messages else follower.drained
-                if seen < (follower.backlog or 0) and not drained:
+                drained = messages[-1].metadata.num_pending == 0 if messages else consumer.drained
+                if seen < (consumer.backlog or 0) and not drained:
                     continue
                 cells, history = history, None
                 await self._run(partial(self.role.recover, cells))
@@ -87,7 +87,7 @@ class FollowerPump:
         with suppress(TimeoutError):
             if self.context.table.connection.nc.is_connected:
                 await asyncio.wait_for(self.context.raise_if_fenced_async(), ANSWER_SECONDS)
-                self._looked = time.monotonic()
+                self._fence_checked_at = time.monotonic()
 
     def _cell(self, message: Msg) -> tuple[CellId, Cell]:
         known = message.metadata

@@ -16,8 +16,8 @@ from relax_actors.runtime.mailbox import thread_stack
 from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
 
 MIB = 1 << 20
-LOOK_SECONDS = 1.0
-SAY_SECONDS = 10.0
+POLL_SECONDS = 1.0
+REPORT_SECONDS = 10.0
 
 
 class Watchdog:
@@ -111,7 +111,7 @@ class DiskSpaceWait:
 
     def __init__(self, context: Context, patience: float) -> None:
         self._context, self._patience = context, patience
-        self._began = self._asked = self._said = float("-inf")
+        self._began = self._asked = self._reported_at = float("-inf")
 
     def __call__(self, error: StoreFullError) -> None:
         """Wait for a moment before the caller's next try.
@@ -120,16 +120,16 @@ class DiskSpaceWait:
             StoreFullError: the disk has been full for `patience` seconds, or the actor was asked to stop.
         """
         now = time.monotonic()
-        if now - self._asked > 2 * LOOK_SECONDS + SAY_SECONDS:
+        if now - self._asked > 2 * POLL_SECONDS + REPORT_SECONDS:
             self._began = now
         self._asked = now
         if now - self._began > self._patience or self._context.stopping():
             raise error
-        if now - self._said > SAY_SECONDS:
-            self._said = now
+        if now - self._reported_at > REPORT_SECONDS:
+            self._reported_at = now
             self._context.journal.event("waiting_for_room", error=str(error), seconds=round(now - self._began, 1))
         self._context.progress()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def limit_memory(memory_limit_mib: int) -> None:

@@ -30,7 +30,7 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision import janitor
 from relax_actors.supervision.outcome import StatusPipe
 
-LOOK_SECONDS, ASK_SECONDS = 0.25, 5.0
+POLL_SECONDS, ASK_SECONDS = 0.25, 5.0
 SILENT_SECONDS = 60.0
 """A server whose HTTP process does not answer for so long is killed."""
 
@@ -84,7 +84,7 @@ class InferenceServerProcess:
             if now - beat >= self._beats:
                 beat = now
                 self._box.beat()
-            if now - asked >= (ASK_SECONDS if ready else LOOK_SECONDS):
+            if now - asked >= (ASK_SECONDS if ready else POLL_SECONDS):
                 if (answers if ready else generates)(self._record, self._answer):
                     answered = time.monotonic()
                     if not ready:
@@ -95,7 +95,7 @@ class InferenceServerProcess:
                     self._status.failed(f"the server has not answered for {SILENT_SECONDS:g} s")
                     return EXIT_CRASHED
                 asked = time.monotonic()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         self._record_path.unlink(missing_ok=True)
         return 0
 

@@ -12,11 +12,11 @@ import signal
 import sys
 import time
 
-LOOK_SECONDS, LOOK_MOST = 0.25, 1.0
+SCAN_SECONDS, MAX_SCAN_SECONDS = 0.25, 1.0
 """Seconds between two scans, at first and later. Segments created and leaked between two scans are missed."""
 END_SECONDS = 10.0
-MEMORY = "/dev/shm/"  # noqa: S108 where shared memory lies
-THEIRS = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108 where shared memory lies
+SEGMENT_PREFIXES = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
 
 
 def members(group: int) -> list[int]:
@@ -36,14 +36,14 @@ def members(group: int) -> list[int]:
 
 def segments(group: int) -> set[str]:
     """Find the shared-memory segments, of the kinds that inference servers create, that a group's processes use."""
-    kept = {entry.inode(): entry.path for entry in os.scandir(MEMORY) if entry.name.startswith(THEIRS)}
+    kept = {entry.inode(): entry.path for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(SEGMENT_PREFIXES)}
     found = set()
     for pid in members(group):
         try:
             open_files = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
             with open(f"/proc/{pid}/maps") as file:
                 # A semaphore is mapped under a name that no longer exists, so compare inode numbers.
-                mapped = [kept.get(int(line.split(None, 5)[4])) for line in file if MEMORY in line]
+                mapped = [kept.get(int(line.split(None, 5)[4])) for line in file if SHARED_MEMORY in line]
         except OSError:
             continue
         used = {*open_files, *mapped}
@@ -54,10 +54,10 @@ def segments(group: int) -> set[str]:
 def main() -> None:
     """Wait for the keeper's end, then clean up."""
     pipe, group, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    left, pause = set(), LOOK_SECONDS
+    left, pause = set(), SCAN_SECONDS
     while not select.select([pipe], [], [], pause)[0]:
         left |= segments(group)
-        pause = min(LOOK_MOST, 1.1 * pause)
+        pause = min(MAX_SCAN_SECONDS, 1.1 * pause)
     left |= segments(group)
     end = time.monotonic() + END_SECONDS
     while members(group) and time.monotonic() < end:

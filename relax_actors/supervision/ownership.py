@@ -15,7 +15,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.supervision.assignment import SINGLE, Assignment
 
 OWNER_SECONDS = 5.0
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 log = structlog.get_logger()
 
 
@@ -71,7 +71,7 @@ class NodeLeases:
                     where = f"node {owner.get('node')} ({owner.get('name')})"
                     msg = f"{role} runs on {where} already, and a run has only one; start this node without {role}"
                     raise ConfigError(msg)
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def renew(self, lease: dict[str, Any]) -> None:
         """Renew all leases; `lease` is the node's status, published with its number."""

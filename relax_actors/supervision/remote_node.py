@@ -43,7 +43,7 @@ from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
 MOST_NODES = 10_000
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 CLAIM_SECONDS = 20.0
 STORE_SECONDS = 10.0
 END_SECONDS = 5.0
@@ -147,7 +147,7 @@ class RemoteNode:
                 if found is not None and not found.finished:
                     return found
                 # The run may be about to continue with more steps or other settings.
-                over = self._has_joined or waited * LOOK_SECONDS > CLAIM_SECONDS
+                over = self._has_joined or waited * POLL_SECONDS > CLAIM_SECONDS
                 if found is not None and over and not self.wanted.wait_for_restart:
                     log.info("run_is_over", run=self.wanted.run)
                     return None
@@ -155,7 +155,7 @@ class RemoteNode:
                 log.info("waiting_for_run", run=self.wanted.run, broker=self.address.url)
             waited += 1
             self.folder.touch_lock()
-            self._halt.wait(LOOK_SECONDS)
+            self._halt.wait(POLL_SECONDS)
         return None
 
     def _run_node(self, found: RunRecord) -> GiveUp | None:
@@ -213,7 +213,7 @@ class RemoteNode:
                 )
                 raise ConfigError(msg)
             # On a network file system a new file may be visible only after a while.
-            self._halt.wait(LOOK_SECONDS)
+            self._halt.wait(POLL_SECONDS)
 
     def _launch(self, _child: str) -> Launch:
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
@@ -256,7 +256,7 @@ class RemoteNode:
                 )
                 raise ConfigError(msg)
             # The lease of a dead node expires after some seconds.
-            self._halt.wait(LOOK_SECONDS)
+            self._halt.wait(POLL_SECONDS)
         for number in range(1, MOST_NODES):
             if number not in held and self._connection.call(state.acquire_lease("node", number, body, ttl), 30):
                 return number
@@ -269,7 +269,7 @@ class RemoteNode:
         """Follow the published run: stop the node's process when the run is over, its settings change or the number is
         lost; pass on the number of actors per role.
         """
-        while not over.wait(LOOK_SECONDS):
+        while not over.wait(POLL_SECONDS):
             try:
                 found = self._connection.call(fetch_run_record(state), 10)
                 taken = self._connection.call(is_taken(state, node), 10)

@@ -34,7 +34,7 @@ from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
-MAY_CHANGE = (
+CHANGEABLE = (
     "run.steps",
     "run.folder",
     "data.path",
@@ -136,7 +136,7 @@ class Root:
                     "Set another run.name"
                 )
                 raise ConfigError(msg)
-            changed = [key for key in changed if not key.startswith(MAY_CHANGE) and not key.endswith(".replicas")]
+            changed = [key for key in changed if not key.startswith(CHANGEABLE) and not key.endswith(".replicas")]
             if changed:
                 msg = (
                     f"run folder {self.folder.root} holds a run with other settings: {', '.join(changed)}. "

@@ -26,8 +26,8 @@ from relax_actors.supervision.zygote import MAX_MESSAGE, PRELOADED
 
 REPLY_SECONDS = 10.0
 """Deadline for an answer of a zygote that has imported its modules; forking takes milliseconds."""
-SAY_SECONDS = 10.0
-LOOK_SECONDS = 1.5
+REPORT_SECONDS = 10.0
+CHECK_SECONDS = 1.5
 """Upper bound for the time between two health checks."""
 log = structlog.get_logger()
 
@@ -143,7 +143,7 @@ class Zygote:
         start_deadline: seconds to import in.
         heartbeat: seconds without a sign of life after which it is killed.
         modules: modules to import.
-        on_importing: called every `SAY_SECONDS` with the seconds that the import has taken so far.
+        on_importing: called every `REPORT_SECONDS` with the seconds that the import has taken so far.
     """
 
     def __init__(
@@ -160,7 +160,11 @@ class Zygote:
         self._log, self._path, self._environment, self._modules = log, box, environment, modules
         self._box = BlackBox(box)
         self._start_deadline, self._heartbeat, self._on_importing = start_deadline, heartbeat, on_importing
-        self._pauses, self._resumed_at, self._said = PauseDetector(LOOK_SECONDS + tolerated_delay(heartbeat)), 0.0, 0.0
+        self._pauses, self._resumed_at, self._reported_at = (
+            PauseDetector(CHECK_SECONDS + tolerated_delay(heartbeat)),
+            0.0,
+            0.0,
+        )
         self._current: ZygoteProcess | None = None
         self._verdict = ""
         self._starts = 0
@@ -177,7 +181,7 @@ class Zygote:
         self._starts += 1
         self._verdict = ""
         self._current = ZygoteProcess(self._starts, process, own)
-        self._said = self._current.began
+        self._reported_at = self._current.began
 
     def ready(self) -> bool:
         """Whether the zygote can fork; starts one if there is none.
@@ -238,8 +242,8 @@ class Zygote:
             importing = now - max(process.began, self._resumed_at)
             if importing > self._start_deadline:
                 self._kill(process, f"not ready within {importing:.0f} s, supervision.start_deadline")
-            elif now - self._said > SAY_SECONDS:
-                self._said = now
+            elif now - self._reported_at > REPORT_SECONDS:
+                self._reported_at = now
                 self._on_importing(round(now - process.began, 1))
         elif (silent := now - max(self._box.read().beat, process.ready_at, self._resumed_at)) > self._heartbeat:
             self._kill(process, f"no sign of life for {silent:.1f} s, supervision.heartbeat")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.errors import ActorError
-from relax_actors.runtime import device_lock as turns
+from relax_actors.runtime import device_lock as device_lock
 from relax_actors.runtime.device_lock import DeviceLock
 from tests.integration.conftest import MakeContext
 from tests.support.running import wait_until
@@ -83,7 +83,7 @@ def test_killed_holder_releases_the_device_at_once(tmp_path: Path, make_context:
 def test_long_wait_names_the_holder_counts_as_progress_and_ends_after_patience(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "SAY_SECONDS", 0.1)
+    monkeypatch.setattr(device_lock, "REPORT_SECONDS", 0.1)
     context = make_context("rollout")
     progress: list[None] = []
     context.progress = lambda: progress.append(None)
