@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.errors import ActorError
-from relax_actors.runtime import device_lock as device_lock
+from relax_actors.runtime import device_lock
 from relax_actors.runtime.device_lock import DeviceLock
 from tests.integration.conftest import MakeContext
 from tests.support.running import wait_until
