@@ -27,7 +27,7 @@ from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import make_role
 from relax_actors.roles.rollout import stop_id
 from relax_actors.roles.scoring import Scorer
-from relax_actors.runtime.role import COLUMNS, Role
+from relax_actors.runtime import COLUMNS, Role
 
 SAMPLED_ROWS = 200
 """Rows of a data source that are read."""

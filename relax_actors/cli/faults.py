@@ -81,19 +81,19 @@ def inject(run: str, fault: Fault, schedule: Schedule) -> int:
         if not at.live:
             msg = f"run {at.config.run.name} is not up; start it with `relax up`"
             raise ConfigError(msg)
-        scene = Scene(at, Journal(at.table.bridge, at.table.subjects, "chaos", 0), source)
+        scene = Scene(at, Journal(at.table.connection, at.table.subjects, "chaos", 0), source)
         done = 0
         for _ in range(schedule.count):
             time.sleep(source.uniform(0.5, 1.5) * schedule.every)
             end = time.monotonic() + WAIT_SECONDS
-            while not (hit := fault(scene)) and time.monotonic() < end and not at.folder.finished.exists():
+            while not (hit := fault(scene)) and time.monotonic() < end and not at.folder.summary.exists():
                 time.sleep(0.2)
             if not hit:
                 break
             done += 1
         # The event of a killed broker is stored once the broker is back, unless the run ends before.
         end = time.monotonic() + WAIT_SECONDS
-        while not scene.journal.settle(0.2) and time.monotonic() < end and not at.folder.finished.exists():
+        while not scene.journal.flush(0.2) and time.monotonic() < end and not at.folder.summary.exists():
             pass
         return done
 
@@ -206,7 +206,9 @@ def _check_target(at: Connected, target: str) -> None:
         msg = f"{target!r} is no target of chaos; choose one of {', '.join(names)}, or <role>/<number>"
         raise ConfigError(msg)
     if role == BROKER and at.config.broker.url is not None:
-        msg = f"broker {at.table.bridge.address.url} was not started by this run; chaos signals embedded brokers only"
+        msg = (
+            f"broker {at.table.connection.address.url} was not started by this run; chaos signals embedded brokers only"
+        )
         raise ConfigError(msg)
 
 
@@ -218,7 +220,7 @@ def _processes(at: Connected, target: str) -> Iterator[tuple[str, int]]:
             if _COMMANDS[role] in command and f"{at.folder.root}{f' {n} ' if n else ''}" in command:
                 yield role, pid
         return
-    leases = at.table.bridge.call(at.state.leases(), LEASE_SECONDS)
+    leases = at.table.connection.call(at.state.leases(), LEASE_SECONDS)
     alive = dict(_command_lines())
     for name, lease in leases.items():
         own, _, number = name.rpartition(".")

@@ -73,8 +73,8 @@ def train(
         return 0 if interrupted and not must_finish else 1
     summary, curves = watcher.result
     summary = replace(summary, seconds_to_first_step=watcher.seconds_to_first_step)
-    _plot(curves, folder.picture, f"{config.run.name}: reward by step")
-    write_private(folder.finished, json.dumps(summary.json(), indent=1))
+    _plot(curves, folder.reward_plot, f"{config.run.name}: reward by step")
+    write_private(folder.summary, json.dumps(summary.json(), indent=1))
     _show(console, summary, folder, as_json=as_json)
     return 0
 
@@ -125,9 +125,9 @@ def explain(console: Console, failure: Failure, folder: RunFolder) -> None:
 
 def _earlier_result(folder: RunFolder, config: Config) -> Summary | None:
     """Return the result of a run that was finished before; None if it has further steps to do."""
-    if not folder.finished.exists():
+    if not folder.summary.exists():
         return None
-    summary = Summary(**json.loads(folder.finished.read_text()))
+    summary = Summary(**json.loads(folder.summary.read_text()))
     return summary if summary.steps >= config.run.steps else None
 
 
@@ -161,7 +161,7 @@ def _show(console: Console, summary: Summary, folder: RunFolder, *, as_json: boo
     for name, value in summary.json().items():
         if value is not None and name != "run":
             table.add_row(name.replace("_", " "), str(round(value, 4) if isinstance(value, float) else value))
-    table.add_row("reward curve", _relative(folder.picture))
+    table.add_row("reward curve", _relative(folder.reward_plot))
     table.add_row("model", _relative(folder.model))
     console.print(table)
     if as_json:

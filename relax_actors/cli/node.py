@@ -15,8 +15,8 @@ import typer
 from relax_actors.cli.options import CertificateAuthority, Credentials, Overrides
 
 if TYPE_CHECKING:
-    from broker.connection import Address
-    from relax_actors.supervision.remote_node import Wanted
+    from broker.address import Address
+    from relax_actors.supervision.remote_node import NodeRequest
 
 
 def node(
@@ -42,26 +42,26 @@ def node(
     """
     from relax_actors.monitoring.connection import run_of_credentials
     from relax_actors.roles.permissions import NODE
-    from relax_actors.supervision.remote_node import Wanted
+    from relax_actors.supervision.remote_node import NodeRequest
     from relax_actors.supervision.root import address_of
 
     address = address_of(broker, credentials, ca)
-    found = run_of_credentials(address.of(NODE), run)
+    found = run_of_credentials(address.for_user(NODE), run)
     path = Path(str(store).replace("{run}", found))
     root = path.resolve().parent if folder is None else Path(str(folder).replace("{run}", found))
     name = name or os.uname().nodename
     work = work or Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / f"{found}.{name}"
-    wanted = Wanted(found, name, role, path, root, work, code, tuple(settings or []), stay)
+    wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay)
     raise typer.Exit(_run_node(address, wanted))
 
 
-def _run_node(address: Address, wanted: Wanted) -> int:
+def _run_node(address: Address, wanted: NodeRequest) -> int:
     """Run a node until it leaves; a first signal drains its actors, a second ends them."""
     from relax_actors.runtime import logs
-    from relax_actors.supervision.remote_node import Remote
+    from relax_actors.supervision.remote_node import RemoteNode
 
     logs.configure()
-    remote = Remote(address, wanted)
+    remote = RemoteNode(address, wanted)
     asked = threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
@@ -76,5 +76,5 @@ def _run_node(address: Address, wanted: Wanted) -> int:
     report = remote.run()
     if report is None:
         return 0
-    sys.stderr.write(f"relax node: {report.child}: {report.reason}; its logs are in {wanted.work}/logs\n")
+    sys.stderr.write(f"relax node: {report.child}: {report.reason}; its logs are in {wanted.work_folder}/logs\n")
     return 1

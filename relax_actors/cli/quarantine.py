@@ -55,7 +55,7 @@ def show_row(run: RunName, row: Annotated[str, typer.Argument(help="Row, e.g. gr
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.quarantine import quarantined_row, row_cells
     from relax_actors.monitoring.render import printable
-    from relax_actors.runtime.role import COLUMNS
+    from relax_actors.runtime import COLUMNS
 
     with connected(run) as at:
         found, cell = quarantined_row(at, row)

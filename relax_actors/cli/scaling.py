@@ -46,9 +46,9 @@ def scale_roles(run: str, settings: list[str], node: str | None = None) -> dict[
             for role, count in wanted.items():
                 section = body["roles"] if role in body["roles"] else body
                 section[role]["replicas"] = count
-            at.folder.change_config(validate(body, "relax scale"))
+            at.folder.replace_config(validate(body, "relax scale"))
         else:
-            at.table.bridge.call(publish_scale(at.state, name, wanted), 30)
+            at.table.connection.call(publish_scale(at.state, name, wanted), 30)
         timeout = READY_SECONDS + max(section_of(at.config, role).deadline for role in wanted)
         end = time.monotonic() + timeout
         while (found := _ready(at, number, wanted)) != wanted:
@@ -74,7 +74,7 @@ def _parse(config: Config, setting: str) -> tuple[str, int]:
 def _nodes(at: Connected) -> dict[int, tuple[str, set[str]]]:
     """Return name and roles of each node by number; always with node 0, that of `relax up`."""
     found: dict[int, tuple[str, set[str]]] = {}
-    for key, lease in at.table.bridge.call(at.state.leases(), 10).items():
+    for key, lease in at.table.connection.call(at.state.leases(), 10).items():
         kind, _, number = key.partition(".")
         if kind == "node" and number.isdigit():
             found[int(number)] = (
@@ -109,7 +109,7 @@ def _ready(at: Connected, node: int, roles: dict[str, int]) -> dict[str, int]:
 
     An actor that starts or stops adds more than the total, so that the count differs from any wanted number.
     """
-    children = children_of(at.table.bridge.call(at.state.leases(), 10).get(f"node.{node}", {}))
+    children = children_of(at.table.connection.call(at.state.leases(), 10).get(f"node.{node}", {}))
     found = dict.fromkeys(roles, 0)
     for name, child in children.items():
         role = name.rpartition(".")[0]

@@ -19,7 +19,7 @@ def status(run: RunName, json: AsJson = False) -> None:
 
     with connected(run) as at:
         ledger = read_ledger(at.table, at.config)
-        leases = at.table.bridge.call(at.state.leases(), 10)
+        leases = at.table.connection.call(at.state.leases(), 10)
     last = ledger.batches[max(ledger.batches)] if ledger.batches else None
     body = {
         "run": at.config.run.name,

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.connection import Address, Bridge
-from broker.credentials import claims_of
+from broker.address import Address
+from broker.connection import Connection
+from broker.credentials import read_claims
 from broker.leases import RunState
-from broker.server import Server, ServerSettings, answers
+from broker.server import Server, ServerSettings, is_listening
 from broker.store import Store
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects, check_name
@@ -68,7 +69,7 @@ def connected(run: str) -> Iterator[Connected]:
     folder = find(run)
     config = folder.load_config()
     address = Address.load(folder.address)
-    live = config.broker.url is not None or answers(address)
+    live = config.broker.url is not None or is_listening(address)
     store = Store(config.store_path)
     server = lock = None
     if not live:
@@ -77,14 +78,16 @@ def connected(run: str) -> Iterator[Connected]:
         server = Server(folder.broker, limits)
         address = server.start()
     try:
-        bridge = Bridge(address.of(OPERATOR), "reader", REACH_SECONDS)
+        connection = Connection(address.for_user(OPERATOR), "reader", REACH_SECONDS)
         try:
             subjects = Subjects(config.run.name)
-            table = Table(bridge, subjects, store, "reader", direct=config.broker.replicas == 1)
-            state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, config.broker.replicas), 30))
+            table = Table(connection, subjects, store, "reader", direct=config.broker.replicas == 1)
+            state = RunState(
+                connection, connection.call(ensure_bucket(connection, subjects, config.broker.replicas), 30)
+            )
             yield Connected(folder, config, table, state, live)
         finally:
-            bridge.close()
+            connection.close()
     finally:
         if server is not None:
             server.stop()
@@ -105,13 +108,13 @@ def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path 
         ConfigError: neither run nor broker is given, or the name of the run is unknown.
     """
     if url is not None:
-        address = address_of(url, credentials, ca).of(OBSERVER)
+        address = address_of(url, credentials, ca).for_user(OBSERVER)
         return run_of_credentials(address, run), address
     if run is None:
         msg = "name the run or its broker: relax monitor RUN, or --broker nats://host:port"
         raise ConfigError(msg)
     folder = find(run)
-    return folder.load_config().run.name, Address.load(folder.address).of(OBSERVER)
+    return folder.load_config().run.name, Address.load(folder.address).for_user(OBSERVER)
 
 
 def run_of_credentials(address: Address, run: str | None) -> str:
@@ -122,7 +125,7 @@ def run_of_credentials(address: Address, run: str | None) -> str:
         SubjectError: the name cannot be part of a subject.
     """
     if run is None and address.credentials:
-        run = claims_of(Path(address.credentials)).name.partition(".")[0]
+        run = read_claims(Path(address.credentials)).name.partition(".")[0]
     if run is None:
         msg = f"the run of broker {address.url} is unknown; give its name, or credentials written by `relax keys`"
         raise ConfigError(msg)

@@ -27,7 +27,7 @@ def quarantined_row(at: Connected, text: str) -> tuple[RowId, Quarantined]:
         ConfigError: the row is not quarantined.
     """
     row = RowId.parse(text)
-    cell = at.table.get(at.table.cell(row, "quarantined"))
+    cell = at.table.get(at.table.subject(row, "quarantined"))
     if cell is None:
         msg = (
             f"{row} is not quarantined in run {at.config.run.name}; `relax quarantine list RUN` lists the rows that are"
@@ -60,7 +60,7 @@ def requeue(at: Connected, names: list[str], *, everything: bool) -> int:
     Raises:
         ConfigError: the run is finished, a row is not quarantined, or no row was named.
     """
-    if at.folder.finished.exists():
+    if at.folder.summary.exists():
         msg = f"run {at.config.run.name} is finished; raise run.steps and `relax up` it to train more rows"
         raise ConfigError(msg)
     rows = [row for row, _ in quarantined_rows(at.table)] if everything else [quarantined_row(at, n)[0] for n in names]
@@ -68,13 +68,13 @@ def requeue(at: Connected, names: list[str], *, everything: bool) -> int:
         msg = "name rows to requeue, e.g. group.12.3, or give --all; `relax quarantine list RUN` lists them"
         raise ConfigError(msg)
     cell = Requeued(time.time())
-    return sum(at.table.put_all((at.table.cell(row, "requeued"), cell) for row in rows if row.kind == "group"))
+    return sum(at.table.put_all((at.table.subject(row, "requeued"), cell) for row in rows if row.kind == "group"))
 
 
 def row_cells(table: Table, row: RowId, columns: list[str]) -> dict[str, str]:
     """Return the fields of a row's cells by column, each as one line of text."""
     names = [name for name in columns if name != "quarantined"]
-    cells = table.get_all(table.cell(row, name) for name in names)
+    cells = table.get_all(table.subject(row, name) for name in names)
     return {name: fields_of(cell.data) for name, cell in zip(names, cells, strict=True) if cell is not None}
 
 

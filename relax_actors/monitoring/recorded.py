@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config
 from relax_actors.config.simulate import Distribution
@@ -30,7 +30,7 @@ def read_metrics(table: Table, role: str, kind: str | None = None) -> list[dict[
     """
 
     async def read() -> list[dict[str, Any]]:
-        follower = Follower(table.bridge, table.subjects.log_stream, [table.subjects.metric(role, "*")])
+        follower = OrderedConsumer(table.connection, table.subjects.log_stream, [table.subjects.metric(role, "*")])
         found: list[dict[str, Any]] = []
         try:
             async for messages in follower.batches(tick=0.5):
@@ -41,7 +41,7 @@ def read_metrics(table: Table, role: str, kind: str | None = None) -> list[dict[
             await follower.close()
         return found
 
-    return [body for body in table.bridge.call(read(), CALL_DEADLINE) if body.get("kind") == kind]
+    return [body for body in table.connection.call(read(), CALL_DEADLINE) if body.get("kind") == kind]
 
 
 def with_recorded(config: Config) -> Config:

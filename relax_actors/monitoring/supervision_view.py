@@ -15,14 +15,14 @@ from relax_actors.roles import replicas, role_names
 
 def supervision_tree(at: Connected) -> Tree:
     """Build the tree of broker, nodes, pools and actors from the leases of a run."""
-    leases = at.table.bridge.call(at.state.leases(), 10)
+    leases = at.table.connection.call(at.state.leases(), 10)
     nodes = {key[5:]: leases.pop(key) for key in sorted(leases, key=_order) if key.startswith("node.")}
     roots = {key[5:]: children_of(leases.pop(key)) for key in list(leases) if key.startswith("root.")}
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
     if at.config.broker.url is None:
         root.add(f"broker, embedded {_state(roots.get('0', {}).get('broker') if at.live else None)}")
     else:
-        root.add(escape(f"broker {at.table.bridge.address.url}"))
+        root.add(escape(f"broker {at.table.connection.address.url}"))
     for n in nodes or ["0"]:
         state = roots.get(n, {}).get("node") if at.live else None
         _add_actors(_add_node(root, n, nodes.get(n, {}), state), at.config, nodes.get(n, {}), leases)

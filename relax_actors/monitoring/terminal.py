@@ -15,7 +15,8 @@ from nats.aio.msg import Msg
 from rich.console import Console
 from rich.live import Live
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.subjects import Subjects
 from relax_actors.monitoring.live_view import Progress
 from relax_actors.monitoring.sinks import LogMessage, Sink
@@ -44,7 +45,7 @@ def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> N
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: halt.set())
     received: queue.SimpleQueue[Msg] = queue.SimpleQueue()
-    bridge = Bridge(address, "monitor", deadline=REACH_SECONDS)
+    connection = Connection(address, "monitor", deadline=REACH_SECONDS)
 
     async def subscribe() -> None:
         async def on_message(message: Msg) -> None:
@@ -52,11 +53,11 @@ def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> N
                 received.put(message)
 
         for subject in Subjects(run).log_subjects():
-            await bridge.nc.subscribe(subject, cb=on_message)
+            await connection.nc.subscribe(subject, cb=on_message)
 
     taken = 0
     try:
-        bridge.call(subscribe(), REACH_SECONDS)
+        connection.call(subscribe(), REACH_SECONDS)
         with _Display(console, progress) as display:
             while not (halt.is_set() or progress.finished or (count and taken >= count)):
                 taken += _process(received, progress, sinks)
@@ -64,7 +65,7 @@ def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> N
     finally:
         for sink in sinks:
             sink.close()
-        bridge.close()
+        connection.close()
 
 
 class _Display:

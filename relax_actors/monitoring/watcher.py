@@ -10,9 +10,9 @@ import structlog
 from rich.console import Console
 from rich.live import Live
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.leases import RunState
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import Subjects
@@ -62,27 +62,27 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         """Watch until the run is finished or `halt` is set; after any error, connect again."""
         while not self.halt.is_set() and not self.finished:
-            bridge: Bridge | None = None
+            connection: Connection | None = None
             try:
-                bridge = Bridge(self._root.address.of(OPERATOR), "watcher", deadline=WAIT_SECONDS)
-                self._watch(bridge)
+                connection = Connection(self._root.address.for_user(OPERATOR), "watcher", deadline=WAIT_SECONDS)
+                self._watch(connection)
             except Exception as error:  # noqa: BLE001 without this thread the run would never end
                 log.warning("watcher_failed", error=f"{type(error).__name__}: {error}")
                 self.halt.wait(1.0)
             finally:
-                if bridge is not None:
-                    bridge.close()
+                if connection is not None:
+                    connection.close()
         if self.finished:
             self._root.tree.stop()
 
-    def _watch(self, bridge: Bridge) -> None:
+    def _watch(self, connection: Connection) -> None:
         config = self._root.config
         subjects = Subjects(config.run.name)
-        table = Table(bridge, subjects, Store(config.store_path), "watcher", direct=config.broker.replicas == 1)
-        bridge.call(wait_for_stream(bridge, subjects.log_stream, WAIT_SECONDS), WAIT_SECONDS + 1)
-        journal = Journal(bridge, subjects, "run", 0)
+        table = Table(connection, subjects, Store(config.store_path), "watcher", direct=config.broker.replicas == 1)
+        connection.call(wait_for_stream(connection, subjects.log_stream, WAIT_SECONDS), WAIT_SECONDS + 1)
+        journal = Journal(connection, subjects, "run", 0)
         self.progress = Progress(config.run.name, config.run.steps)
-        following = bridge.submit(self._follow(bridge, subjects))
+        following = connection.submit(self._follow(connection, subjects))
         display = Live(self.progress, console=self._console, refresh_per_second=4) if self._live else None
         printed = checked = time.monotonic()
         check: _FinishCheck | None = None
@@ -91,7 +91,7 @@ class Watcher(threading.Thread):
                 if following.done():
                     following.result()
                 now = time.monotonic()
-                self._update_notice(bridge, now)
+                self._update_notice(connection, now)
                 if display:
                     display.update(self.progress)
                 elif self._lines and now - printed > LINE_SECONDS:
@@ -107,30 +107,30 @@ class Watcher(threading.Thread):
                     check.start()
                 if check is not None and not check.is_alive():
                     if check.finished:
-                        self._finish(bridge, table, now - self._start_time)
+                        self._finish(connection, table, now - self._start_time)
                     check = None
         following.cancel()
 
-    def _finish(self, bridge: Bridge, table: Table, seconds: float) -> None:
+    def _finish(self, connection: Connection, table: Table, seconds: float) -> None:
         """Read the result, and publish that the run is finished, so that other nodes end too."""
         config, subjects = self._root.config, table.subjects
         self.result = summarise(table, config, seconds=seconds, restarts=self.progress.restarts)
-        bucket = bridge.call(ensure_bucket(bridge, subjects, config.broker.replicas), CHECK_SECONDS)
-        publication = publish_run(RunState(bridge, bucket), config, self._root.import_path, finished=True)
-        bridge.call(publication, CHECK_SECONDS)
-        Journal(bridge, subjects, "run", 0).event("finished", steps=config.run.steps)
+        bucket = connection.call(ensure_bucket(connection, subjects, config.broker.replicas), CHECK_SECONDS)
+        publication = publish_run(RunState(connection, bucket), config, self._root.import_path, finished=True)
+        connection.call(publication, CHECK_SECONDS)
+        Journal(connection, subjects, "run", 0).event("finished", steps=config.run.steps)
         self.finished = True
 
-    def _update_notice(self, bridge: Bridge, now: float) -> None:
+    def _update_notice(self, connection: Connection, now: float) -> None:
         """Show what the whole run waits for, if it does."""
-        if bridge.nc.is_connected:
+        if connection.nc.is_connected:
             self._connected = now
         away = now - self._connected
-        broker = f"broker {bridge.address.url} has not answered for {away:.0f} s" if away > AWAY_SECONDS else ""
+        broker = f"broker {connection.address.url} has not answered for {away:.0f} s" if away > AWAY_SECONDS else ""
         self.progress.notice = self._root.notice or broker
 
-    async def _follow(self, bridge: Bridge, subjects: Subjects) -> None:
-        follower = Follower(bridge, subjects.log_stream, subjects.log_subjects())
+    async def _follow(self, connection: Connection, subjects: Subjects) -> None:
+        follower = OrderedConsumer(connection, subjects.log_stream, subjects.log_subjects())
         async for messages in follower.batches():
             for message in messages:
                 self.progress.take(message.subject, message.data)

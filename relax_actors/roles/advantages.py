@@ -12,7 +12,7 @@ from relax_actors.algorithms.estimators import Estimator, load_estimator
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, DropReason, Reward
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.runtime.role import Drop, Role, Row
+from relax_actors.runtime import Drop, Role, Row
 
 
 class Advantages(Role):

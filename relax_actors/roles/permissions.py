@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from broker.permissions import (
     Permissions,
+    allow_durable_consumer,
+    allow_ordered_consumers,
+    allow_read,
+    allow_removal,
+    allow_stream_changes,
+    bucket_key,
     bucket_stream,
-    following,
-    inbox,
-    key,
-    making,
-    reading,
-    removing,
-    sharing,
+    inbox_prefix,
 )
 from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
@@ -44,13 +44,13 @@ def permissions(config: Config, user: str) -> Permissions:
         ConfigError: a stateful role does not state in its spec what it writes.
     """
     subjects = Subjects(config.run.name)
-    answers = Permissions((), (f"{inbox(config.run.name, user)}.>",))
+    answers = Permissions((), (f"{inbox_prefix(config.run.name, user)}.>",))
     if user == OPERATOR:
         return answers | _operator(subjects)
     if user == NODE:
         return answers | _node(subjects)
     if user == OBSERVER:
-        leases = key(subjects, "lease.>")
+        leases = bucket_key(subjects, "lease.>")
         return Permissions((), (*answers.subscribe, f"{subjects.prefix}.>", leases))
     return answers | _role(config, subjects, user)
 
@@ -65,25 +65,25 @@ def _operator(subjects: Subjects) -> Permissions:
     own = (
         "$JS.API.INFO",
         f"{subjects.prefix}.>",
-        key(subjects, ">"),
+        bucket_key(subjects, ">"),
         f"$JS.ACK.{table}.>",
         f"$JS.API.STREAM.DELETE.{table}",
     )
     return (
-        Permissions(own, (f"{subjects.prefix}.>", key(subjects, ">")))
-        | reading(*streams)
-        | following(*streams)
-        | removing(*streams)
-        | making(*streams)
+        Permissions(own, (f"{subjects.prefix}.>", bucket_key(subjects, ">")))
+        | allow_read(*streams)
+        | allow_ordered_consumers(*streams)
+        | allow_removal(*streams)
+        | allow_stream_changes(*streams)
     )
 
 
 def _node(subjects: Subjects) -> Permissions:
     """Publish events, count failures, return rows of dead actors; write no cell."""
     table, log, bucket = _streams(subjects)
-    keys = tuple(key(subjects, f"{kind}.>") for kind in ("failure", "lease.node", "lease.root", "lease.owner"))
+    keys = tuple(bucket_key(subjects, f"{kind}.>") for kind in ("failure", "lease.node", "lease.root", "lease.owner"))
     published = (subjects.event("*", "*", "*"), *keys, f"$JS.ACK.{table}.>")
-    return Permissions(published) | reading(table, log, bucket)
+    return Permissions(published) | allow_read(table, log, bucket)
 
 
 def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
@@ -99,11 +99,11 @@ def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
     published = [
         subjects.event(role, "*", "*"),
         subjects.metric(role, "*"),
-        *(key(subjects, name) for name in keys),
+        *(bucket_key(subjects, name) for name in keys),
         *(subjects.column(name, kind) for kind in ROW_KINDS if kind in spec.kinds for name in spec.writes),
         *(subjects.numbered(kind, "*") for kind in spec.numbered),
     ]
     subscribed = tuple(subjects.numbered(kind, "*") for kind in ("weights", "checkpoint"))
-    rows = following(table) if spec.single else sharing(table, role)
-    removes = removing(table, bucket) if spec.removes else Permissions()
-    return Permissions(tuple(published), subscribed) | reading(table, bucket) | rows | removes
+    rows = allow_ordered_consumers(table) if spec.single else allow_durable_consumer(table, role)
+    removes = allow_removal(table, bucket) if spec.removes else Permissions()
+    return Permissions(tuple(published), subscribed) | allow_read(table, bucket) | rows | removes

@@ -21,7 +21,7 @@ from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.catalog import SCORING_ENGINES
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.runtime.role import Role, Row
+from relax_actors.runtime import Role, Row
 from relax_actors.training.step_rows import Limits, experts_of
 from relax_actors.weights.stager import Stager
 
@@ -33,7 +33,7 @@ class Scorer(Role):
     """
 
     reads: ClassVar = ("trajectory",)
-    linger = 0.003
+    batch_wait = 0.003
 
     device: str = "auto"
     backend: str = "torch"
@@ -52,7 +52,7 @@ class Scorer(Role):
         }
         return super().options() | own
 
-    def together(self) -> int:
+    def row_limit(self) -> int:
         """Rows scored at once."""
         return 1 if self.context.config.run.deterministic else self.max_concurrent_rows
 

@@ -11,7 +11,7 @@ from relax_actors.data.model_folder import measure
 from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine, TrainingEngine
 from relax_actors.errors import ConfigError
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 from relax_actors.simulation.devices import Devices
 from relax_actors.simulation.inference import SimulatedInference
 from relax_actors.simulation.training import SimulatedTraining

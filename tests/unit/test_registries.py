@@ -22,7 +22,7 @@ from relax_actors.registry.catalog import ALL, INFERENCE_ENGINES, ROLES
 from relax_actors.rewards import load_reward
 from relax_actors.roles import built_in_spec, make_role, role_names, spec_of
 from relax_actors.roles.permissions import permissions
-from relax_actors.runtime.role import StatefulRole
+from relax_actors.runtime import StatefulRole
 from relax_actors.supervision.assignment import parse, whole
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"

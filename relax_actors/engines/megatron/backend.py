@@ -12,7 +12,7 @@ from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.megatron import architecture, layout, presence
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.errors import ConfigError
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 
 
 class MegatronTrainingBackend:

@@ -14,7 +14,7 @@ from relax_actors.config import Config
 from relax_actors.engines.protocols.inference import InferenceEngine
 from relax_actors.engines.protocols.scoring import ScoringEngine
 from relax_actors.engines.protocols.training import TrainingEngine
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 
 
 class InferenceBackend(Protocol):

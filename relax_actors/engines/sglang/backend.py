@@ -12,7 +12,7 @@ from relax_actors.engines.protocols import InferenceEngine
 from relax_actors.engines.sglang import presence
 from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.errors import ConfigError
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 
 SERVER_BYTES = 1700 << 20
 """Memory of a server besides its model."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from relax_actors.config import Config
 from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 
 
 class TransformersBackend:
