@@ -1,4 +1,4 @@
-"""A configuration is read strictly, and every refusal names the file, the key and a way out."""
+"""Reading a configuration: strict validation, and errors that name the file, the key and the remedy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_demo_loads() -> None:
     assert role_names(config) == ["reward", "advantages", "evaluator", "prompts", "rollout", "trainer"]
 
 
-def test_a_small_file_is_enough_and_defaults_fill_the_rest(write: Write) -> None:
+def test_defaults_complete_a_minimal_file(write: Write) -> None:
     config = load_config(write())
     assert config.folder == Path("runs/run")
     assert config.store_path == Path("runs/run/store")
@@ -69,13 +69,13 @@ def test_a_small_file_is_enough_and_defaults_fill_the_rest(write: Write) -> None
     assert config.eval is None
 
 
-def test_a_configuration_survives_being_saved(write: Write) -> None:
+def test_a_saved_configuration_loads_unchanged(write: Write) -> None:
     for path in (DEMO, write('[roles.own]\nactor = "a.B"\nbudget = 3\n')):
         config = load_config(path)
         assert validate(config.model_dump(mode="json"), "saved") == config
 
 
-def test_a_configuration_does_not_change(write: Write) -> None:
+def test_a_configuration_is_immutable(write: Write) -> None:
     config = load_config(write())
     with pytest.raises(ValidationError, match="frozen"):
         config.run.steps = 3
@@ -92,7 +92,7 @@ def test_a_configuration_does_not_change(write: Write) -> None:
         ("[staleness]\nzzz = 4\n", "staleness.zzz", "known here: max, policy"),
     ],
 )
-def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str, remedy: str) -> None:
+def test_an_unknown_key_suggests_a_close_one(write: Write, more: str, key: str, remedy: str) -> None:
     path = write(more)
     assert refusal(path) == f"{path}: {key}: unknown key; {remedy}"
 
@@ -136,7 +136,9 @@ def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str
         ("prompts.replicas=2", None, "prompts.replicas must be 1: one actor owns the admission of rows"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_allowed(write: Write, override: str, key: str | None, remedy: str) -> None:
+def test_a_wrong_value_is_refused_with_the_allowed_values(
+    write: Write, override: str, key: str | None, remedy: str
+) -> None:
     path = write()
     text = refusal(path, override)
     assert remedy in text
@@ -144,7 +146,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(write: Write, override: str
         assert text.startswith(f"{path}: {key}")
 
 
-def test_every_mistake_gets_a_line(write: Write) -> None:
+def test_each_mistake_is_reported_on_its_own_line(write: Write) -> None:
     lines = refusal(write(), "run.steps=x", "rollout.sampels=3", "staleness.max=-1").splitlines()
     assert len(lines) == 3
 
@@ -173,12 +175,12 @@ def test_every_mistake_gets_a_line(write: Write) -> None:
         ),
     ],
 )
-def test_what_is_missing_or_contradicts_itself_is_named(write: Write, text: str, key: str, remedy: str) -> None:
+def test_missing_and_contradictory_keys_are_named(write: Write, text: str, key: str, remedy: str) -> None:
     path = write(text=text)
     assert any(line.startswith(f"{path}: {key}:") and remedy in line for line in refusal(path).splitlines())
 
 
-def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     assert "give the path of a TOML file" in refusal(tmp_path / "none.toml")
     assert str(tmp_path) in refusal(tmp_path)
     broken = tmp_path / "broken.toml"
@@ -188,7 +190,7 @@ def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
     assert refusal(broken).startswith(f"{broken} cannot be read as TOML: ")
 
 
-def test_overrides_are_toml_values_and_else_strings(write: Write) -> None:
+def test_overrides_are_toml_values_or_plain_strings(write: Write) -> None:
     config = load_config(
         write(),
         [
@@ -267,12 +269,12 @@ def test_modules_beside_the_file_can_be_named(write: Write, tmp_path: Path) -> N
     assert role_names(config) == ["reward", "own", "advantages", "prompts", "rollout", "trainer"]
 
 
-def test_a_role_that_is_not_there_is_refused_with_those_there_are(write: Write) -> None:
+def test_an_unknown_role_is_refused_with_the_list_of_roles(write: Write) -> None:
     with pytest.raises(ConfigError, match="no role 'judge' in run run; its roles are reward, advantages"):
         role_class(load_config(write()), "judge")
 
 
-def test_a_deterministic_run_handles_rows_on_their_own(write: Write) -> None:
+def test_a_deterministic_run_generates_one_prompt_at_a_time(write: Write) -> None:
     assert load_config(write(), ["rollout.max_concurrent_prompts=8"]).rollout.max_concurrent_prompts == 8
     config = load_config(
         write(), ["rollout.max_concurrent_prompts=8", "run.deterministic=true", "rollout.group_size=5"]
@@ -282,7 +284,7 @@ def test_a_deterministic_run_handles_rows_on_their_own(write: Write) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ROLES.built_in if built_in_spec(name).section != "roles"])
-def test_a_built_in_name_is_refused_for_an_own_role(write: Write, name: str) -> None:
+def test_a_role_of_the_user_cannot_have_the_name_of_a_built_in_role(write: Write, name: str) -> None:
     path = write(f'[roles.{name}]\nactor = "a.B"\n')
     assert re.search(
         rf"{re.escape(str(path))}: roles\.{name}: '{name}' is built in; choose another name", refusal(path)
@@ -290,26 +292,26 @@ def test_a_built_in_name_is_refused_for_an_own_role(write: Write, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["a.b", "a b", "*"])
-def test_a_role_name_that_can_be_no_column_is_refused(write: Write, name: str) -> None:
+def test_a_role_name_that_cannot_be_part_of_a_subject_is_refused(write: Write, name: str) -> None:
     path = write(f'[roles."{name}"]\nactor = "a.B"\n')
     assert f"{path}: role name '{name}' cannot be part of a subject" in refusal(path)
 
 
-def test_every_section_of_a_role_has_replicas_and_a_deadline() -> None:
+def test_every_role_has_replicas_and_a_deadline() -> None:
     config = load_config(DEMO)
     for name in role_names(config):
         assert replicas(config, name) >= 1
         assert section_of(config, name).deadline > 0
 
 
-def test_the_whole_tree_is_validated_at_once() -> None:
+def test_a_tree_is_validated_under_the_name_of_its_source() -> None:
     with pytest.raises(ConfigError, match="somewhere: model: is missing; add it"):
         validate({}, "somewhere")
     assert isinstance(validate({"model": {"path": "m"}, "data": {"kind": "jsonl"}}, "x"), Config)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", "::1", "localhost"])  # noqa: S104 refused
-def test_an_address_that_others_cannot_connect_to_is_refused(write: Write, listen: str) -> None:
+def test_a_listen_address_that_is_not_reachable_is_refused(write: Write, listen: str) -> None:
     text = refusal(write(), "weights.transport=torch", f"weights.listen={listen}")
     assert f"weights.listen = '{listen}' is not an IPv4 address that other machines can connect to" in text
 
@@ -322,13 +324,13 @@ def test_simulated_engines_have_no_weights_to_send() -> None:
         load_config(simulated, ["weights.transport=torch"])
 
 
-def test_a_group_of_ranks_sends_no_weights_from_memory() -> None:
+def test_ranks_of_megatron_cannot_send_weights_from_memory() -> None:
     wide = ["trainer.backend=megatron", "trainer.megatron.ranks=2", "weights.transport=torch"]
     (error,) = examine(load_config(DEMO, wide)).errors
     assert "the weights are in the processes of the ranks; set weights.transport" in error
 
 
-def test_weights_from_memory_survive_being_saved_and_count_as_memory(write: Write) -> None:
+def test_the_memory_transport_is_saved_and_counted_as_memory(write: Write) -> None:
     for more in ((), ("weights.listen=10.0.0.1", "weights.patience=3")):
         config = load_config(DEMO, ["weights.transport=torch", *more])
         assert validate(config.model_dump(mode="json"), "saved") == config
@@ -351,7 +353,7 @@ def with_roles(*names: str, **algorithm: object) -> list[str]:
     return [f"roles.{name}.replicas=1" for name in names] + [f"algorithm.{k}={v}" for k, v in algorithm.items()]
 
 
-def test_roles_that_score_need_no_actor_and_start_after_what_needs_no_torch() -> None:
+def test_scoring_roles_need_no_actor_and_start_after_light_roles() -> None:
     config = load_config(DEMO, [*with_roles("actor_fwd", "reference"), "roles.reference.max_concurrent_rows=3"])
     order = ["reward", "advantages", "evaluator", "prompts", "rollout", "reference", "actor_fwd", "trainer"]
     assert role_names(config) == order
@@ -363,7 +365,7 @@ def test_roles_that_score_need_no_actor_and_start_after_what_needs_no_torch() ->
         make_role(load_config(DEMO, ["roles.reference.max_concurrent_rows=0"]), "reference")
 
 
-def test_another_role_still_needs_its_actor(write: Write) -> None:
+def test_an_unregistered_role_needs_an_actor(write: Write) -> None:
     assert "roles.own.actor: is missing; add it" in refusal(write("[roles.own]\nreplicas = 1\n"))
 
 
@@ -396,13 +398,13 @@ def test_a_placement_that_contradicts_the_algorithm_is_refused(overrides: list[s
         (["placement.colocate=[['rollout','trainer']]"], "one actor at a time: rollout (1), trainer (1)"),
     ],
 )
-def test_the_check_says_who_computes_which_log_probs_and_where(overrides: list[str], note: str) -> None:
+def test_the_check_notes_which_role_computes_log_probs(overrides: list[str], note: str) -> None:
     findings = examine(load_config(DEMO, overrides))
     assert findings.errors == ()
     assert any(note in found for found in findings.notes)
 
 
-def test_a_role_that_scores_by_megatron_needs_it_installed() -> None:
+def test_a_scoring_role_with_megatron_needs_it_installed() -> None:
     overrides = ["roles.reference.backend=megatron", "algorithm.kl_coefficient=0.1"]
     errors = examine(load_config(DEMO, overrides)).errors
     try:
@@ -419,7 +421,7 @@ def test_a_role_that_scores_by_megatron_needs_it_installed() -> None:
         make_role(load_config(DEMO, ["roles.reference.backend=sglang"]), "reference")
 
 
-def test_sglang_is_given_weights_of_known_models_with_experts_only() -> None:
+def test_sglang_supports_only_known_models_with_experts() -> None:
     elsewhere = ["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"]
     moe = ["num_experts=8", "num_local_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=32"]
     overrides = [*elsewhere, *(f"model.architecture.{setting}" for setting in moe)]
@@ -452,7 +454,7 @@ def test_router_replay_needs_a_model_with_experts() -> None:
     assert any("recorded and replayed: 6 bytes a token" in note for note in findings.notes)
 
 
-def test_a_module_beside_the_configuration_hides_no_installed_one(write: Write, tmp_path: Path) -> None:
+def test_a_module_beside_the_configuration_does_not_shadow_an_installed_one(write: Write, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError('this is not the one that is meant')")
     (tmp_path / "beside_it.py").write_text("import json; here = json.dumps(1)")
     code = (
@@ -464,7 +466,7 @@ def test_a_module_beside_the_configuration_hides_no_installed_one(write: Write, 
     assert str(tmp_path) not in found.stdout
 
 
-def test_log_probs_that_a_role_of_the_users_reads_are_not_idle(write: Write, tmp_path: Path) -> None:
+def test_log_probs_that_a_custom_role_reads_are_accepted(write: Write, tmp_path: Path) -> None:
     (tmp_path / "reads_the_reference.py").write_text(
         "from relax_actors import Role\nclass Own(Role):\n    reads = ('reference',)\n    writes = 'own'\n"
         "    def handle(self, row):\n        return 1\n"
@@ -482,11 +484,11 @@ def test_log_probs_that_a_role_of_the_users_reads_are_not_idle(write: Write, tmp
         ("[['trainer', 'prompts']]", "names 'prompts'; the roles of this run that compute"),
     ],
 )
-def test_groups_that_take_turns_are_roles_of_the_run_each_once(write: Write, groups: str, error: str) -> None:
+def test_colocated_groups_name_roles_of_the_run_once(write: Write, groups: str, error: str) -> None:
     assert error in refusal(write(), f"placement.colocate={groups}")
 
 
-def test_only_a_trainer_without_the_role_keeps_a_reference() -> None:
+def test_the_trainer_keeps_a_reference_only_without_the_role() -> None:
     assert load_config(DEMO, with_roles(kl_coefficient=0.1)).computes_reference
     assert not load_config(DEMO, with_roles("reference", kl_coefficient=0.1)).computes_reference
     assert not load_config(DEMO).computes_reference
