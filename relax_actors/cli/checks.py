@@ -24,7 +24,7 @@ from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL
 from relax_actors.rewards import load_reward, load_rewards
-from relax_actors.roles import make_role
+from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
 from relax_actors.roles.rollout import stop_id
 from relax_actors.roles.scoring import Scorer
 from relax_actors.runtime import COLUMNS, Role
@@ -103,17 +103,23 @@ def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
 
 
 def check_roles(config: Config) -> Iterator[str]:
-    """Check that roles import and that every column that is read has exactly one writer."""
+    """Check that roles import, that no two write the same cells, and that every column that is read has a writer."""
     writers: dict[str, str] = dict.fromkeys(COLUMNS, "a built-in role")
+    built_in = {name: built_in_spec(name) for name in role_names(config) if name not in config.roles}
+    numbered = {kind: name for name, spec in built_in.items() for kind in spec.numbered}
     roles: dict[str, Role] = {}
     for name in config.roles:
-        role = make_role(config, name)
-        roles[name] = role
-        if role.writes in writers:
-            msg = f"roles.{name} writes column {role.writes!r}, which {writers[role.writes]} writes; choose another"
+        roles[name], spec = make_role(config, name), spec_of(config, name)
+        for column in (column for column in spec.writes if column not in FAILURES):
+            if column in writers:
+                msg = f"roles.{name} writes column {column!r}, which {writers[column]} writes; choose another"
+                raise ConfigError(msg)
+            writers[column] = f"roles.{name}"
+        if taken := [kind for kind in spec.numbered if kind in numbered]:
+            msg = (
+                f"roles.{name} writes {taken[0]!r} cells, which the role {numbered[taken[0]]} writes; leave it to that"
+            )
             raise ConfigError(msg)
-        if role.writes:
-            writers[role.writes] = f"roles.{name}"
     for name, role in roles.items():
         for column in role.reads:
             if column not in writers:

@@ -1,6 +1,7 @@
 """The roles of the training loop, one file each, and the functions that find a run's roles by name."""
 
 from relax_actors.roles.registry import (
+    FAILURES,
     built_in_spec,
     make_role,
     own_single_roles,
@@ -12,6 +13,7 @@ from relax_actors.roles.registry import (
 )
 
 __all__ = [
+    "FAILURES",
     "built_in_spec",
     "make_role",
     "own_single_roles",

@@ -50,6 +50,9 @@ class Judge(Role):
 class Archivist(StatefulRole):
     spec = RoleSpec(writes=("archived",), numbered=("evaluation",))
 
+class Usurper(StatefulRole):
+    spec = RoleSpec(writes=("trajectory",))
+
 class Silent(StatefulRole):
     pass
 
@@ -209,6 +212,25 @@ def test_a_stateful_role_of_the_user_gets_the_permissions_that_its_spec_states(i
     with pytest.raises(ConfigError, match="keeper owns state and has one actor"):
         parse(config, 1, "far", ["keeper=2"])
     assert parse(config, 1, "far", ["keeper"]).actors(config, "keeper") == ["keeper.0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Usurper", "roles.own writes column 'trajectory', which a built-in role writes"),
+        ("Archivist", "roles.own writes 'evaluation' cells, which the role evaluator writes"),
+    ],
+)
+def test_a_stateful_role_cannot_write_the_cells_of_another_role(install: Install, name: str, said: str) -> None:
+    install("acme_roles", "")
+    (error,) = examine(load_config(DEMO, [f"roles.own.actor=acme_roles.{name}"])).errors
+    assert said in error
+
+
+def test_a_stateful_role_has_one_actor(install: Install) -> None:
+    install("acme_roles", "")
+    config = load_config(DEMO, ["roles.own.actor=acme_roles.Silent", "roles.own.replicas=2"])
+    assert examine(config).errors == ("roles.own.replicas = 2: the role owns state and has one actor; set 1",)
 
 
 def test_a_stateful_role_without_a_spec_gets_no_credentials(install: Install) -> None:
