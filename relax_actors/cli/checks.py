@@ -116,9 +116,11 @@ def check_roles(config: Config) -> Iterator[str]:
                 raise ConfigError(msg)
             writers[column] = f"roles.{name}"
         if taken := [kind for kind in spec.numbered if kind in numbered]:
-            msg = (
-                f"roles.{name} writes {taken[0]!r} cells, which the role {numbered[taken[0]]} writes; leave it to that"
-            )
+            owner = numbered[taken[0]]
+            msg = f"roles.{name} writes {taken[0]!r} cells, which the role {owner} writes; remove them from its spec"
+            raise ConfigError(msg)
+        if spec.single and config.roles[name].replicas != 1:
+            msg = f"roles.{name}.replicas = {config.roles[name].replicas}: the role owns state and has one actor; set 1"
             raise ConfigError(msg)
     for name, role in roles.items():
         for column in role.reads:
