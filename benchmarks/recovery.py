@@ -93,7 +93,7 @@ def preload(run: LiveRun) -> float:
 
 def lives(run: LiveRun) -> dict[str, int]:
     """The present incarnation of every role."""
-    found = run.bridge.call(run.state.leases(), 30)
+    found = run.connection.call(run.state.leases(), 30)
     return {role: int(found[f"{role}.0"]["incarnation"]) for role in ROLES if f"{role}.0" in found}
 
 

@@ -40,7 +40,7 @@ def chaos(run: str, fault: Callable[[faults.Scene], bool], schedule: Schedule) -
         if not at.live:
             msg = f"run {at.config.run.name} is not up; `relax up` it first"
             raise ConfigError(msg)
-        scene = faults.Scene(at, Journal(at.table.bridge, at.table.subjects, "chaos", 0), source)
+        scene = faults.Scene(at, Journal(at.table.connection, at.table.subjects, "chaos", 0), source)
         done = 0
         for _ in range(schedule.count):
             time.sleep(source.uniform(0.5, 1.5) * schedule.every)

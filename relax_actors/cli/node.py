@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.credentials import claims_of
+from broker.credentials import read_claims
 from broker.subjects import check_name
 from relax_actors.errors import ConfigError
 from relax_actors.roles.permissions import NODE
@@ -43,8 +43,8 @@ def join(
     """
     logs.configure()
     address = address_of(place.url, place.credentials, place.ca)
-    own = address.of(NODE).credentials
-    run = place.run or (claims_of(Path(own)).name.partition(".")[0] if own else None)
+    own = address.for_user(NODE).credentials
+    run = place.run or (read_claims(Path(own)).name.partition(".")[0] if own else None)
     if run is None:
         msg = "say which run, by --run, or by --credentials of its own"
         raise ConfigError(msg)

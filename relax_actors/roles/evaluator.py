@@ -112,12 +112,12 @@ class Evaluator(StatefulRole):
         """Remove the rows of versions that are summed up, all but the last, and what was written to them late."""
         table, state = self.context.table, self.context.state
         gone = self._done - {max(self._done, default=0)}
-        there = {cell.step for cell in table.cells(f"{table.subjects.prefix}.eval.>")}
+        there = {cell.step for cell in table.list_cells(f"{table.subjects.prefix}.eval.>")}
         table.purge(f"{table.subjects.prefix}.eval.{version}.>" for version in sorted(gone & there))
-        for name in table.store.names("eval"):
+        for name in table.store.list_names("eval"):
             if name.isdigit() and int(name) in gone:
                 table.store.remove(f"eval/{name}")
-        table.bridge.call(state.forget_failures(lambda row: row.kind == "eval" and row.step in gone), CALL_DEADLINE)
+        table.connection.call(state.forget_failures(lambda row: row.kind == "eval" and row.step in gone), CALL_DEADLINE)
 
     def _ask(self, version: int) -> None:
         rows = [RowId(version, index, "eval") for index in range(self._rows)]

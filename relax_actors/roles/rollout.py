@@ -10,11 +10,10 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from broker.errors import StoreError
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
-from relax_actors.errors import ConfigError, RelaxError, RowError
+from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import shared_prompt
 from relax_actors.runtime.role import Context, More, Results, Role, Row

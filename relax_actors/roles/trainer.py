@@ -13,11 +13,10 @@ from contextlib import suppress
 
 import numpy as np
 
-from broker.errors import RelaxError
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors.engines.protocols import TrainingEngine
-from relax_actors.errors import ConfigError, FencedError
+from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
@@ -206,7 +205,7 @@ class Trainer(StatefulRole):
         """Take a row out of its step; PromptSource replaces it."""
         table, journal = self.context.table, self.context.journal
         field = "dropped" if isinstance(cell, Dropped) else "quarantined"
-        table.put(table.cell(row, field), cell)
+        table.put(table.subject(row, field), cell)
         if isinstance(cell, Dropped):
             journal.event("row_dropped", row=str(row), reason=cell.reason, detail=cell.detail)
         else:

@@ -8,10 +8,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from broker.codec import Array, plain_value
-from broker.errors import StoreError
 from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
-from relax_actors.errors import BrokerError, CodecError, RelaxError
+from relax_actors.errors import BrokerError, CodecError, RelaxError, StoreError
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Trajectory, Weights
 from relax_actors.runtime.role import Context
 
@@ -100,7 +99,7 @@ def read_logprobs(
         if isinstance(trajectory, RelaxError):
             raise trajectory
         try:
-            array = np.asarray(plain_value(table.open(data)), np.float32)
+            array = np.asarray(plain_value(table.read_envelope(data)), np.float32)
         except (CodecError, TypeError, ValueError) as error:
             msg = f"column {name}: {error}"
             raise CodecError(msg) from error
@@ -115,7 +114,7 @@ def read_logprobs(
 
 def _read(table: Table, rows: Sequence[RowId], name: str, read: Callable[[int, bytes], T]) -> list[T | RelaxError]:
     found: list[T | RelaxError] = []
-    for n, cell in enumerate(table.get_all(table.cell(row, name) for row in rows)):
+    for n, cell in enumerate(table.get_all(table.subject(row, name) for row in rows)):
         try:
             if cell is None:
                 msg = f"cell {rows[n]}.{name} is gone"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import xxhash
 
-from broker.errors import StoreError, StoreFullError
-from broker.store import raise_it, with_room
+from broker.store import raise_error, retry_when_full
+from relax_actors.errors import StoreError, StoreFullError
 
 DIGESTS = "digests.json"
 """File of a checkpoint: xxh3-128 of each other one, by its path."""
@@ -21,13 +21,13 @@ _RENAME_EXCHANGE, _HERE = 2, -100
 _NAME = re.compile(r"(?P<unfinished>\.)?(?P<version>\d+)\.(?P<incarnation>\d+)(?(unfinished)\.\d+\.tmp)")
 
 
-def write(folder: Path, save: Callable[[Path], None], when_full: Callable[[StoreFullError], None] = raise_it) -> None:
+def write(folder: Path, save: Callable[[Path], None], on_full: Callable[[StoreFullError], None] = raise_error) -> None:
     """Let `save` fill a folder and make it appear at `folder`, whole and durable; an older one there is replaced.
 
     Raises:
-        StoreFullError: no space left, and `when_full` gave up.
+        StoreFullError: no space left, and `on_full` gave up.
     """
-    with_room(lambda: _write(folder, save), folder.parent, f"{folder.parent.name}/{folder.name}", when_full)
+    retry_when_full(lambda: _write(folder, save), folder.parent, f"{folder.parent.name}/{folder.name}", on_full)
 
 
 def _write(folder: Path, save: Callable[[Path], None]) -> None:

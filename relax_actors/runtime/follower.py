@@ -11,10 +11,10 @@ from functools import partial
 import pykka
 from nats.aio.msg import Msg
 
-from broker.errors import SubjectError
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.subjects import CellId
 from broker.table import Cell
+from relax_actors.errors import SubjectError
 from relax_actors.runtime.mailbox import Mailbox, ask
 from relax_actors.runtime.role import Context, StatefulRole
 from relax_actors.runtime.watchdog import Watch
@@ -32,7 +32,7 @@ class FollowPump:
         self.handled = 0
         self._looked = float("-inf")
         table = context.table
-        self._follower = Follower(table.bridge, table.subjects.table_stream, role.follows())
+        self._follower = OrderedConsumer(table.connection, table.subjects.table_stream, role.follows())
 
     def wake(self) -> None:
         """Look at `stopping` now."""
@@ -84,7 +84,7 @@ class FollowPump:
     async def _give_way(self) -> None:
         """End by `FencedError` if a later life of the actor has begun; a broker that does not answer says nothing."""
         with suppress(TimeoutError):
-            if self.context.table.bridge.nc.is_connected:
+            if self.context.table.connection.nc.is_connected:
                 await asyncio.wait_for(self.context.give_way_async(), ANSWER_SECONDS)
                 self._looked = time.monotonic()
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from broker.errors import StoreError
 from broker.store import Store
 from broker.subjects import RowId
-from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreFullError
+from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreError, StoreFullError
 from relax_actors.messages import Dropped, DropReason
 from relax_actors.runtime.role import Context, Drop, Role, Row
 
@@ -120,7 +119,7 @@ class Handler:
         if isinstance(result, Drop):
             job.field, result = "dropped", Dropped(result.reason, result.detail)
         if job.field:
-            job.data = self._table.encode(self._table.cell(job.row, job.field), result)
+            job.data = self._table.encode(self._table.subject(job.row, job.field), result)
 
 
 def _nothing(most: int) -> Sequence[Row]:

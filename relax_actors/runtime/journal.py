@@ -14,7 +14,7 @@ import nats.errors
 import structlog
 from nats.js.errors import APIError
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.subjects import Subjects
 from relax_actors.errors import BrokerError
 
@@ -59,9 +59,9 @@ class Journal:
     """
 
     def __init__(
-        self, bridge: Bridge, subjects: Subjects, role: str, n: int, patience: float | None = PATIENCE
+        self, connection: Connection, subjects: Subjects, role: str, n: int, patience: float | None = PATIENCE
     ) -> None:
-        self._bridge = bridge
+        self._connection = connection
         self.subjects = subjects
         self._role, self._n, self._patience = role, n, patience
         self._unsettled: set[concurrent.futures.Future[Any]] = set()
@@ -101,7 +101,7 @@ class Journal:
 
     def _submit(self, work: Any) -> None:
         try:
-            future = self._bridge.submit(work)
+            future = self._connection.submit(work)
         except RuntimeError:  # the loop is closed at the very end of a process
             work.close()
             return
@@ -116,10 +116,10 @@ class Journal:
         headers = {"Nats-Msg-Id": uuid.uuid4().hex}
 
         async def publish() -> None:
-            await self._bridge.js.publish(subject, data, headers=headers)
+            await self._connection.js.publish(subject, data, headers=headers)
 
         try:
-            await self._bridge.persist(publish, f"publish {subject}", self._patience)
+            await self._connection.retry(publish, f"publish {subject}", self._patience)
         except (BrokerError, APIError, nats.errors.Error) as error:
             log.warning("journal_lost", subject=subject, error=str(error))
 

@@ -17,12 +17,11 @@ import nats.errors
 import pykka
 from nats.aio.msg import Msg
 
-from broker.errors import RelaxError
-from broker.pull import StandingPull, comes_again
+from broker.pull import PullSubscription, is_redelivery
 from broker.streams import ensure_consumer, pool_spec
 from broker.subjects import CellId, RowId
 from broker.table import CALL_DEADLINE
-from relax_actors.errors import CodecError, RowError, SubjectError
+from relax_actors.errors import CodecError, RelaxError, RowError, SubjectError
 from relax_actors.messages import Checkpoint, Dropped, Quarantined
 from relax_actors.runtime.handler import NOT_THE_ROWS, Handler, Job
 from relax_actors.runtime.mailbox import ExitRequestedError, Mailbox, ask
@@ -74,7 +73,7 @@ class PoolPump:
         self.table = context.table
         self.handled = 0
         self._floor = 0
-        self._pull: StandingPull | None = None
+        self._pull: PullSubscription | None = None
         self._fetched: list[Msg] = []
         self._handler = Handler(role, context)
         self._jobs: list[Job] = []
@@ -88,28 +87,30 @@ class PoolPump:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Pump until told to stop; what is in hand then is finished, what only waits is given back."""
-        bridge, subjects = self.table.bridge, self.table.subjects
+        connection, subjects = self.table.connection, self.table.subjects
         filters = [subjects.column(name, kind) for name in self._wakes for kind in self.role.kinds]
         # Cells purged with a floor may still come as redeliveries: their rows are gone.
-        await bridge.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._on_checkpoint)
+        await connection.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._on_checkpoint)
         together = max(1, self.role.together())
         # Whoever has a turn on a device gives it back when the rows are through with which it began.
         shares_device = self.context.turn is not nullcontext
         while not stopping.is_set():
             spec = pool_spec(self.context.role, filters, self._ack_wait, max_ack_pending=max(1024, 8 * together))
-            await ensure_consumer(bridge, subjects.table_stream, spec)
+            await ensure_consumer(connection, subjects.table_stream, spec)
             ahead = self.role.ahead
             credit = max(4, 2 * together) if ahead else together
-            pull = StandingPull(bridge, subjects.table_stream, self.context.role, credit, self.watch.took, ahead=ahead)
+            pull = PullSubscription(
+                connection, subjects.table_stream, self.context.role, credit, self.watch.took, prefetch=ahead
+            )
             await pull.start()
             self._pull = pull
             renewing = asyncio.create_task(self._renew(pull))
             try:
                 self.watch.end(self._waits_for)
-                while not stopping.is_set() and not pull.gone:
-                    messages = await pull.next(together, PATIENCE, self.role.linger)
-                    again = self._fetched = [message for message in messages if comes_again(message)]
-                    first = [message for message in messages if not comes_again(message)]
+                while not stopping.is_set() and not pull.consumer_lost:
+                    messages = await pull.fetch(together, PATIENCE, self.role.linger)
+                    again = self._fetched = [message for message in messages if is_redelivery(message)]
+                    first = [message for message in messages if not is_redelivery(message)]
                     await self._process(first, joined=not (again or shares_device))
                     # One that comes again may have killed an actor: alone, its neighbours are not blamed for it.
                     for message in again:
@@ -135,10 +136,10 @@ class PoolPump:
     def _is_below_floor(self, row: RowId) -> bool:
         return row.kind == "group" and row.step < self._floor
 
-    async def _renew(self, pull: StandingPull) -> None:
+    async def _renew(self, pull: PullSubscription) -> None:
         while True:
             await asyncio.sleep(self._ack_wait / 3)
-            held = [job.message for job in self._jobs] + self._fetched + pull.waiting
+            held = [job.message for job in self._jobs] + self._fetched + pull.buffered
             for message in {id(message): message for message in held}.values():
                 await self._quietly(message.in_progress())
 
@@ -184,22 +185,22 @@ class PoolPump:
         """In the role's thread: rows that came meanwhile, at once; none if it is to come to an end."""
         pull = self._pull
         # Who generates asks between any two tokens.
-        if pull is None or most < 1 or not self._joined or pull.expects(most):
+        if pull is None or most < 1 or not self._joined or pull.is_requested(most):
             return []
-        return self.table.bridge.call(self._take_more(pull, most), CALL_DEADLINE)
+        return self.table.connection.call(self._take_more(pull, most), CALL_DEADLINE)
 
-    async def _take_more(self, pull: StandingPull, most: int) -> list[Job]:
+    async def _take_more(self, pull: PullSubscription, most: int) -> list[Job]:
         # As in `run`: one that comes again is handled alone, once all of these are through.
-        return await self._join_all(await pull.more(most))
+        return await self._join_all(await pull.fetch_nowait(most))
 
-    async def _give_back(self, pull: StandingPull) -> None:
+    async def _give_back(self, pull: PullSubscription) -> None:
         await pull.close()
         for message in pull.drain():
             await self._quietly(message.nak())
 
     def _settled(self, jobs: list[Job]) -> None:
         """In the role's thread: have what rows gave written, while others are handled."""
-        self.table.bridge.loop.call_soon_threadsafe(self._begin_to_finish, jobs)
+        self.table.connection.loop.call_soon_threadsafe(self._begin_to_finish, jobs)
 
     def _begin_to_finish(self, jobs: list[Job]) -> None:
         task = asyncio.create_task(self._finish_all(jobs))
@@ -225,7 +226,7 @@ class PoolPump:
             await self._quietly(message.term())
             return None
         row = cell.row
-        again = comes_again(message)
+        again = is_redelivery(message)
         over = self._is_below_floor(row)
         if over and not again:
             self.context.journal.event("stray_cell", subject=message.subject, error="the rows of its step are gone")
@@ -235,7 +236,9 @@ class PoolPump:
         cells = {cell.field: message.data}
         others = [name for name in self._inputs if name != cell.field]
         done = [self.role.writes] if len(self._wakes) > 1 and self.role.writes else []
-        found = await asyncio.gather(*(self.table.get_async(self.table.cell(row, name)) for name in [*others, *done]))
+        found = await asyncio.gather(
+            *(self.table.get_async(self.table.subject(row, name)) for name in [*others, *done])
+        )
         missing = [name for name, other in zip(others, found, strict=False) if other is None]
         if missing or (done and found[-1] is not None):
             if early := sorted(IMPLIED.get(cell.field, set()) & set(missing)):
@@ -260,15 +263,15 @@ class PoolPump:
         """Whether a row delivered again is to be handled; quarantines one that failed too often."""
         ends = [self.role.writes] if self.role.writes else []
         ends += ["dropped", "quarantined"]
-        looked_up = [subject, *(self.table.cell(row, name) for name in ends)]
+        looked_up = [subject, *(self.table.subject(row, name) for name in ends)]
         itself, *ended = await asyncio.gather(*map(self.table.get_async, looked_up))
         # A row whose own cell is gone was purged, with a floor or an evaluated version.
         if itself is None or any(ended):
             return False
         failed = await self.context.state.failures(self.context.role, row)
         limits = self.context.config.supervision
-        if failed.count >= limits.max_failures or failed.outside >= limits.max_kills:
-            await self._quarantine(row, failed.count + failed.outside, failed.error, failed.traceback)
+        if failed.count >= limits.max_failures or failed.external_kills >= limits.max_kills:
+            await self._quarantine(row, failed.count + failed.external_kills, failed.error, failed.traceback)
             return False
         return True
 
@@ -277,7 +280,7 @@ class PoolPump:
             await self._failed(job, job.error)
             return
         if job.data is not None and not self._is_below_floor(job.row):
-            written = await self.table.put_async(self.table.cell(job.row, job.field), job.data)
+            written = await self.table.put_async(self.table.subject(job.row, job.field), job.data)
             if written and job.field == "dropped":
                 dropped = self.table.read(job.data, Dropped)
                 self.context.journal.event(
@@ -312,7 +315,7 @@ class PoolPump:
             await self._quietly(job.message.nak(delay=RETRY_SECONDS * count))
 
     async def _quarantine(self, row: RowId, count: int, error: str, trace: str) -> None:
-        subject = self.table.cell(row, "quarantined")
+        subject = self.table.subject(row, "quarantined")
         cell = Quarantined(self.context.role, count, error[:2000], trace[-8000:])
         if await self.table.put_async(subject, self.table.encode(subject, cell)):
             self.context.journal.event("row_quarantined", row=str(row), deliveries=count, error=error, traceback=trace)

@@ -17,7 +17,7 @@ import pydantic
 
 from broker.codec import decode_fields, open_envelope, plain_value
 from broker.leases import RunState
-from broker.store import Store, raise_it
+from broker.store import Store, raise_error
 from broker.subjects import CellId, RowId, check_name
 from broker.table import CALL_DEADLINE, Cell, Table
 from relax_actors import messages
@@ -112,7 +112,7 @@ class Context:
     stopping: Callable[[], bool] = field(default=lambda: False)
     progress: Callable[[], None] = field(default=lambda: None)
     waits_for: Callable[[str], None] = field(default=lambda _: None)
-    wait_for_room: Callable[[StoreFullError], None] = raise_it
+    wait_for_room: Callable[[StoreFullError], None] = raise_error
     """What to do when the disk is full: it waits a while, or raises the error."""
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
     """A context in which the actor may compute: where roles share a device, it waits for its turn."""
@@ -128,14 +128,14 @@ class Context:
         Raises:
             FencedError: one has.
         """
-        lives = await self.state.lives(self.role, self.n)
+        lives = await self.state.incarnations(self.role, self.n)
         if lives > self.incarnation:
             msg = f"incarnation {lives} of {self.role}.{self.n} has begun; this is {self.incarnation}, which gives way"
             raise FencedError(msg)
 
     def give_way(self) -> None:
         """As `give_way_async`, from the role's thread."""
-        self.table.bridge.call(self.give_way_async(), CALL_DEADLINE)
+        self.table.connection.call(self.give_way_async(), CALL_DEADLINE)
 
 
 class Role:

@@ -50,7 +50,7 @@ class Watch:
         context.progress = self.progress
         context.waits_for = self.end
         # Whoever waits for the broker does not hang.
-        context.table.bridge.waiting = self.progress
+        context.table.connection.on_wait = self.progress
 
     def progress(self) -> None:
         """The role works; called from its thread."""

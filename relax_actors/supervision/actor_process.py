@@ -19,7 +19,8 @@ from pathlib import Path
 
 import structlog
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.store import Store
 from broker.streams import ensure_bucket
@@ -64,16 +65,16 @@ class Host:
         if self.settings.memory_limit_mib is not None:
             bound_memory(self.settings.memory_limit_mib)
         role = make_role(self.config, self.role_name)
-        address = Address.load(self.folder.address).of(self.role_name)
-        bridge = Bridge(address, f"{self.role_name}.{self.n}", deadline=30.0)
+        address = Address.load(self.folder.address).for_user(self.role_name)
+        connection = Connection(address, f"{self.role_name}.{self.n}", deadline=30.0)
         subjects = Subjects(self.config.run.name)
-        bucket = bridge.call(ensure_bucket(bridge, subjects, self.config.broker.replicas), 30)
-        state = RunState(bridge, bucket)
-        incarnation = bridge.call(state.next_incarnation(self.role_name, self.n), 30)
+        bucket = connection.call(ensure_bucket(connection, subjects, self.config.broker.replicas), 30)
+        state = RunState(connection, bucket)
+        incarnation = connection.call(state.next_incarnation(self.role_name, self.n), 30)
         store = Store(self.config.store_path)
         author = f"{self.role_name}.{self.n}#{incarnation}"
-        table = Table(bridge, subjects, store, author, direct=self.config.broker.replicas == 1)
-        journal = Journal(bridge, subjects, self.role_name, self.n)
+        table = Table(connection, subjects, store, author, direct=self.config.broker.replicas == 1)
+        journal = Journal(connection, subjects, self.role_name, self.n)
         role.context = Context(
             config=self.config,
             folder=RunFolder(self.config.folder),
@@ -85,22 +86,22 @@ class Host:
             journal=journal,
             stopping=self.stopping.is_set,
         )
-        role.context.wait_for_room = store.when_full = RoomWait(role.context, self.config.store.patience)
+        role.context.wait_for_room = store.on_full = RoomWait(role.context, self.config.store.patience)
         table.patience = self.config.store.patience
         device = self.config.placement.device_of(self.role_name)
         if device is not None:
             patience = self.config.placement.patience
             self.turns = Turns(role.context.folder.device(device), role.context, patience)
             role.context.turn = self.turns
-        stop = functools.partial(bridge.loop.call_soon_threadsafe, self._stop)
+        stop = functools.partial(connection.loop.call_soon_threadsafe, self._stop)
 
         def told(*_: object) -> None:
             self.status.told()
             stop()
 
         signal.signal(signal.SIGTERM, told)
-        bridge.call(self._live(role), threading.TIMEOUT_MAX)
-        bridge.close()
+        connection.call(self._live(role), threading.TIMEOUT_MAX)
+        connection.close()
 
     async def _live(self, role: Role) -> None:
         mailbox = Mailbox.start()
@@ -124,7 +125,7 @@ class Host:
         for task in beating:
             task.cancel()
         await ask(mailbox, role.close)
-        await role.context.state.drop_lease(self.role_name, self.n)
+        await role.context.state.release_lease(self.role_name, self.n)
 
     async def _beat(self, watch: Watch) -> None:
         """Signs of life for the supervisor."""

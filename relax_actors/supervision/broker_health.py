@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from broker.connection import Address
-from broker.server import Server, serves
+from broker.address import Address
+from broker.server import Server, is_jetstream_ready
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Blame
 
@@ -44,7 +44,7 @@ class BrokerHealth:
     def __call__(self) -> Verdict | None:
         """Why the server must be killed now, if it must."""
         now = time.monotonic()
-        if self._answered is None or serves(self._address):
+        if self._answered is None or is_jetstream_ready(self._address):
             self._answered, self._unanswered = now, 0
         else:
             self._unanswered += 1

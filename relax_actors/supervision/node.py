@@ -22,7 +22,8 @@ from pathlib import Path
 import nats.errors
 import structlog
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -143,14 +144,14 @@ class Watched:
         self._tree.resize(SERVER, [*wanted, *used])
 
 
-def _state(bridge: Bridge, config: Config, folder: RunFolder) -> RunState:
+def _state(connection: Connection, config: Config, folder: RunFolder) -> RunState:
     """The run's state; of a broker of our own all that the run needs is made here."""
     if config.broker.url is None:
-        state = bridge.call(ensure_run_streams(bridge, config), 60)
-        bridge.call(publish_run(state, config, folder.import_path), 30)
+        state = connection.call(ensure_run_streams(connection, config), 60)
+        connection.call(publish_run(state, config, folder.import_path), 30)
         return state
-    bucket = bridge.call(ensure_bucket(bridge, Subjects(config.run.name), config.broker.replicas), 30)
-    return RunState(bridge, bucket)
+    bucket = connection.call(ensure_bucket(connection, Subjects(config.run.name), config.broker.replicas), 30)
+    return RunState(connection, bucket)
 
 
 def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], journal: Journal) -> Zygote:
@@ -172,14 +173,14 @@ def run(folder: RunFolder, status: Status) -> int:
     config = folder.load_config()
     heart = Heart(BlackBox(folder.box("node")))
     heart.start()
-    bridge = Bridge(Address.load(folder.address).of(NODE), "node", deadline=30.0)
+    connection = Connection(Address.load(folder.address).for_user(NODE), "node", deadline=30.0)
     node = Assignment.load(folder, config)
-    state = _state(bridge, config, folder)
+    state = _state(connection, config, folder)
     ttl = max(2.0, config.supervision.heartbeat)
-    owned = Owned(bridge, state, node, ttl)
+    owned = Owned(connection, state, node, ttl)
     owned.claim()
-    journal = Journal(bridge, Subjects(config.run.name), "node", node.number)
-    reporter, environment = Reporter(folder, bridge, state, journal), actor_environment(config)
+    journal = Journal(connection, Subjects(config.run.name), "node", node.number)
+    reporter, environment = Reporter(folder, connection, state, journal), actor_environment(config)
 
     # Simulated engines import nothing that is slow, but there may be very many actors.
     forked = [role for role in node.roles if role in FORKED or config.simulate is not None]
@@ -203,7 +204,7 @@ def run(folder: RunFolder, status: Status) -> int:
     began = time.time()
 
     def tell() -> None:
-        _end_if_refused(bridge, status)
+        _end_if_refused(connection, status)
         lease = {"pid": os.getpid(), "since": began, "children": tree.states()}
         lease["zygote"] = zygote.state() if forked else None
         owned.tell(lease)
@@ -227,14 +228,14 @@ def run(folder: RunFolder, status: Status) -> int:
     with suppress(RelaxError, nats.errors.Error):
         owned.drop()
     zygote.close()
-    bridge.close()
+    connection.close()
     return 0 if report is None else _gave_up(report, reporter.failure, status)
 
 
-def _end_if_refused(bridge: Bridge, status: Status) -> None:
+def _end_if_refused(connection: Connection, status: Status) -> None:
     """End if the broker has ended the connection for good, as when credentials expire: the next life signs in anew."""
-    if bridge.nc.is_closed:
-        status.failed(f"broker {bridge.address.url} has ended the connection: are the credentials still good?")
+    if connection.nc.is_closed:
+        status.failed(f"broker {connection.address.url} has ended the connection: are the credentials still good?")
         os._exit(EXIT_BLAMELESS)
 
 

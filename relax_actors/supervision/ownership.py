@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.leases import RunState
 from relax_actors.errors import ConfigError
 from relax_actors.supervision.assignment import SINGLE, Assignment
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 async def is_taken(state: RunState, node: Assignment) -> bool:
     """Whether another node has a node's number."""
-    lease = await state.fetch(f"lease.node.{node.number}")
+    lease = await state.get(f"lease.node.{node.number}")
     return isinstance(lease, dict) and isinstance(lease.get("name"), str) and not is_of(lease, node.name, node.where)
 
 
@@ -37,20 +37,20 @@ class Owned:
     takes another. Number 0 is that of `relax up`.
 
     Args:
-        bridge: the connection.
+        connection: the connection.
         state: the run's.
         node: who claims them.
         ttl: seconds after which a claim is forgotten, unless renewed.
     """
 
-    def __init__(self, bridge: Bridge, state: RunState, node: Assignment, ttl: float) -> None:
-        self._bridge, self._state, self._node, self._ttl = bridge, state, node, ttl
+    def __init__(self, connection: Connection, state: RunState, node: Assignment, ttl: float) -> None:
+        self._connection, self._state, self._node, self._ttl = connection, state, node, ttl
         self._roles = [role for role in node.roles if role in SINGLE]
         self._entry = {"node": node.number, "name": node.name, "where": node.where}
         self._keeping: dict[str, Future[None]] = {}
         self._telling: Future[None] | None = None
         self.lost: Callable[[], object] = lambda: None
-        """Called, in the bridge's thread, when another node has a role: this one was away for longer than `ttl`."""
+        """Called, in the connection's thread, when another node has a role: this one was away for longer than `ttl`."""
 
     def claim(self) -> None:
         """Claim them; a node that died has them for some seconds still.
@@ -60,12 +60,12 @@ class Owned:
         """
         end = time.monotonic() + self._ttl + OWNER_SECONDS
         for role in self._roles:
-            while not self._bridge.call(self._state.claim_lease("owner", role, self._entry, self._ttl), 30):
-                owner = self._bridge.call(self._state.leases(), 30).get(f"owner.{role}", {})
+            while not self._connection.call(self._state.acquire_lease("owner", role, self._entry, self._ttl), 30):
+                owner = self._connection.call(self._state.leases(), 30).get(f"owner.{role}", {})
                 if owner == self._entry:
                     break
                 if owner.keys() != self._entry.keys():  # no node's, and it would never end
-                    self._bridge.call(self._state.renew_lease("owner", role, self._entry, self._ttl), 30)
+                    self._connection.call(self._state.renew_lease("owner", role, self._entry, self._ttl), 30)
                     break
                 if time.monotonic() > end:
                     where = f"node {owner.get('node')} ({owner.get('name')})"
@@ -77,7 +77,7 @@ class Owned:
         """Keep them, with what the node tells of itself."""
         # The one before waits while the broker is away.
         if self._telling is None or self._telling.done():
-            self._telling = self._bridge.submit(self._tell(lease))
+            self._telling = self._connection.submit(self._tell(lease))
         self.renew()
 
     async def _tell(self, lease: dict[str, Any]) -> None:
@@ -93,10 +93,10 @@ class Owned:
         for role in self._roles:
             # The one before waits while the broker is away.
             if role not in self._keeping or self._keeping[role].done():
-                self._keeping[role] = self._bridge.submit(self._keep(role))
+                self._keeping[role] = self._connection.submit(self._keep(role))
 
     async def _keep(self, role: str) -> None:
-        if not await self._state.keep_lease("owner", role, self._entry, self._ttl):
+        if not await self._state.renew_held_lease("owner", role, self._entry, self._ttl):
             log.error("role_taken_over", role=role)
             self.lost()
 
@@ -105,8 +105,8 @@ class Owned:
 
         async def number() -> None:
             if not await self._is_lost():
-                await self._state.drop_lease("node", self._node.number)
+                await self._state.release_lease("node", self._node.number)
 
-        self._bridge.call(number(), 3)
+        self._connection.call(number(), 3)
         for role in self._roles:
-            self._bridge.call(self._state.drop_lease("owner", role), 3)
+            self._connection.call(self._state.release_lease("owner", role), 3)

@@ -20,7 +20,8 @@ import nats.errors
 import structlog
 from nats.js.errors import NotFoundError
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -84,7 +85,7 @@ class Remote:
         self._halt = threading.Event()
         self._tree: ProcessTree | None = None
         self._took_part = False
-        self._bridge = Bridge(address.of(NODE), f"node {wanted.name}", deadline=30.0)
+        self._connection = Connection(address.for_user(NODE), f"node {wanted.name}", deadline=30.0)
 
     def stop(self) -> None:
         """Leave: actors finish what they have in hand; from any thread or a signal handler."""
@@ -106,26 +107,26 @@ class Remote:
                     return report
             return None
         finally:
-            self._bridge.close()
+            self._connection.close()
             self._lock.close()
 
     def _state(self) -> RunState:
         subjects = Subjects(self.wanted.run)
-        return RunState(self._bridge, self._bridge.call(ensure_bucket(self._bridge, subjects), 30))
+        return RunState(self._connection, self._connection.call(ensure_bucket(self._connection, subjects), 30))
 
     def _signed_in_again(self) -> RunState | None:
         """The run's state by a new connection, if the broker has ended the one before, as it does when credentials
         expire: those on the disk may be newer by now. None if it has not, or refuses.
         """
-        if not self._bridge.nc.is_closed:
+        if not self._connection.nc.is_closed:
             return None
         try:
-            bridge = Bridge(self.address.of(NODE), f"node {self.wanted.name}", deadline=30.0)
+            connection = Connection(self.address.for_user(NODE), f"node {self.wanted.name}", deadline=30.0)
         except RelaxError as error:
             log.warning("not_signed_in", error=str(error))
             return None
-        self._bridge.close()
-        self._bridge = bridge
+        self._connection.close()
+        self._connection = connection
         return self._state()
 
     def _await_run(self) -> Published | None:
@@ -133,8 +134,8 @@ class Remote:
         waited = 0
         subjects = Subjects(self.wanted.run)
         while not self._halt.is_set():
-            if self._bridge.call(_is_made(self._bridge, subjects), 60):
-                found = self._bridge.call(published_run(self._state()), 60)
+            if self._connection.call(_is_made(self._connection, subjects), 60):
+                found = self._connection.call(published_run(self._state()), 60)
                 if found is not None and not found.finished:
                     return found
                 # It may be about to go on with more steps, or under new settings.
@@ -172,7 +173,7 @@ class Remote:
         self._tree = tree
         if self._halt.is_set():
             return None
-        observer.herald = herald = Herald(self.address.of(NODE), config, tree.states, number)
+        observer.herald = herald = Herald(self.address.for_user(NODE), config, tree.states, number)
         herald.start()
         over = threading.Event()
         watching = threading.Thread(
@@ -229,13 +230,13 @@ class Remote:
         body = {"name": self.wanted.name, "where": here, "since": time.time()}
         end = time.monotonic() + ttl + OWNER_SECONDS
         while True:
-            leases = self._bridge.call(state.leases(), 30)
+            leases = self._connection.call(state.leases(), 30)
             held = {int(key[5:]): value for key, value in leases.items() if re.fullmatch(r"node\.\d+", key)}
             named = {n: lease for n, lease in held.items() if n > 0 and lease.get("name") == self.wanted.name}
             own = [n for n, lease in named.items() if is_of(lease, self.wanted.name, here)]
             if own:
                 # Or it could end, and be another's, before the node's process renews it.
-                self._bridge.call(state.renew_lease("node", own[0], body, ttl), 30)
+                self._connection.call(state.renew_lease("node", own[0], body, ttl), 30)
                 return own[0]
             if not named or self._halt.is_set():
                 break
@@ -248,7 +249,7 @@ class Remote:
             # One that died has its lease for some seconds still.
             self._halt.wait(LOOK_SECONDS)
         for number in range(1, MOST_NODES):
-            if number not in held and self._bridge.call(state.claim_lease("node", number, body, ttl), 30):
+            if number not in held and self._connection.call(state.acquire_lease("node", number, body, ttl), 30):
                 return number
         msg = f"run {self.wanted.run} has {MOST_NODES} nodes already"
         raise ConfigError(msg)
@@ -261,8 +262,8 @@ class Remote:
         """
         while not over.wait(LOOK_SECONDS):
             try:
-                found = self._bridge.call(published_run(state), 10)
-                taken = self._bridge.call(is_taken(state, node), 10)
+                found = self._connection.call(published_run(state), 10)
+                taken = self._connection.call(is_taken(state, node), 10)
             except (RelaxError, nats.errors.Error) as error:
                 log.debug("run_not_read", error=str(error))
                 state = self._signed_in_again() or state
@@ -281,14 +282,14 @@ class Remote:
                 node.save(self.folder)
 
 
-async def _is_made(bridge: Bridge, subjects: Subjects) -> bool:
+async def _is_made(connection: Connection, subjects: Subjects) -> bool:
     """Whether somebody has made the run's bucket."""
 
     async def look() -> bool:
         try:
-            await bridge.js.stream_info(f"KV_{subjects.state_bucket}")
+            await connection.js.stream_info(f"KV_{subjects.state_bucket}")
         except NotFoundError:
             return False
         return True
 
-    return await bridge.persist(look, f"look for run {subjects.run}", 30)
+    return await connection.retry(look, f"look for run {subjects.run}", 30)

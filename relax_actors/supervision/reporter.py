@@ -6,10 +6,10 @@ import json
 import time
 from contextlib import suppress
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.files import write_private
 from broker.leases import RunState
-from broker.pull import give_back
+from broker.pull import nak_deliveries
 from broker.subjects import RowId
 from relax_actors.runtime.blackbox import BlackBox, Reading
 from relax_actors.runtime.journal import Journal
@@ -21,8 +21,8 @@ from relax_actors.supervision.supervisor import GiveUp
 class Reporter:
     """Tells the run what happens to its actors, and counts deaths against the rows that were in hand."""
 
-    def __init__(self, folder: RunFolder, bridge: Bridge, state: RunState, journal: Journal) -> None:
-        self._folder, self._bridge, self._state, self._journal = folder, bridge, state, journal
+    def __init__(self, folder: RunFolder, connection: Connection, state: RunState, journal: Journal) -> None:
+        self._folder, self._connection, self._state, self._journal = folder, connection, state, journal
         self._stream = journal.subjects.table_stream
         self._details: dict[str, str] = {}
         self.failure: Failure | None = None
@@ -56,22 +56,22 @@ class Reporter:
         )
         # What made an actor end through no fault of its rows needs time to pass: they wait for their lease to end.
         if outcome.blame is not Blame.NOBODY:
-            self._bridge.submit(self._settle(role, outcome, last))
+            self._connection.submit(self._settle(role, outcome, last))
 
     async def _settle(self, role: str, outcome: Exit, last: Reading) -> None:
         """Count a death against the rows in hand, then let all that the actor had taken go to others at once."""
         outside = outcome.blame is Blame.OUTSIDE
         for text in last.rows:
             row = RowId.parse(text)
-            await self._state.count_failure(role, row, outcome.reason, outcome.detail, outside=outside)
-        await give_back(self._bridge, self._stream, role, last.taken)
+            await self._state.count_failure(role, row, outcome.reason, outcome.detail, external_kill=outside)
+        await nak_deliveries(self._connection, self._stream, role, last.taken)
 
     def inherit(self, child: str) -> None:
         """What an actor had taken when an earlier supervisor died, and it with that: let it go to others."""
         box = BlackBox(self._folder.box(child))
         taken = box.read_whole().taken
         box.close()
-        self._bridge.submit(give_back(self._bridge, self._stream, split(child)[0], taken))
+        self._connection.submit(nak_deliveries(self._connection, self._stream, split(child)[0], taken))
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
         """A role cannot be kept up."""

@@ -13,8 +13,9 @@ from urllib.parse import unquote
 
 import structlog
 
-from broker.connection import Address, Bridge
-from broker.server import Server, ServerSettings, answers
+from broker.address import Address
+from broker.connection import Connection
+from broker.server import Server, ServerSettings, is_listening
 from relax_actors.config import Config
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, ConfigError
@@ -155,7 +156,7 @@ class Root:
         else:
             address = address_of(broker.url, broker.credentials, broker.ca)
             try:
-                self._make_streams(address.of(OPERATOR))
+                self._make_streams(address.for_user(OPERATOR))
             except BrokerError as error:
                 raise ConfigError(str(error)) from error
         address.save(self.folder.address)
@@ -163,12 +164,12 @@ class Root:
 
     def _make_streams(self, address: Address) -> None:
         """Make what the run needs of a broker that is not ours: its other users may not."""
-        bridge = Bridge(address, "root", REACH_SECONDS)
+        connection = Connection(address, "root", REACH_SECONDS)
         try:
-            state = bridge.call(ensure_run_streams(bridge, self.config), 60)
-            bridge.call(publish_run(state, self.config, self.import_path), 30)
+            state = connection.call(ensure_run_streams(connection, self.config), 60)
+            connection.call(publish_run(state, self.config, self.import_path), 30)
         finally:
-            bridge.close()
+            connection.close()
 
     def _supervisor(self) -> Supervisor:
         settings = self.config.supervision
@@ -189,7 +190,7 @@ class Root:
                 self.config.store.patience,
                 self._notice,
             )
-            probe = partial(answers, self.address)
+            probe = partial(is_listening, self.address)
             return Launch(self._server.command, self._server.log, probe=probe, examine=health)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
         return Launch(command, self.folder.log("node"), self.folder.box("node"))
@@ -201,7 +202,7 @@ class Root:
 
     def run(self) -> Failure | None:
         """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
-        self._observer.herald = herald = Herald(self.address.of(OPERATOR), self.config, self.tree.states)
+        self._observer.herald = herald = Herald(self.address.for_user(OPERATOR), self.config, self.tree.states)
         herald.start()
         try:
             report = self.tree.run()

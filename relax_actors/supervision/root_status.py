@@ -12,7 +12,8 @@ from typing import Any
 import nats.errors
 import structlog
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -54,36 +55,38 @@ class Herald(threading.Thread):
         """Tell, until closed."""
         while not self._halt.is_set():
             try:
-                bridge = Bridge(self._address, "root", CONNECT_SECONDS)
+                connection = Connection(self._address, "root", CONNECT_SECONDS)
             except BrokerError as error:
                 log.debug("herald_not_connected", error=str(error))
                 self._halt.wait(BEAT_SECONDS)
                 continue
             try:
-                self._tell(bridge)
+                self._tell(connection)
             except (BrokerError, nats.errors.Error) as error:
                 log.debug("herald_failed", error=str(error))
             finally:
-                bridge.close()
+                connection.close()
 
-    def _tell(self, bridge: Bridge) -> None:
+    def _tell(self, connection: Connection) -> None:
         subjects = Subjects(self._config.run.name)
-        journal = Journal(bridge, subjects, "root", self._number, patience=None)
+        journal = Journal(connection, subjects, "root", self._number, patience=None)
         began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)
         state: RunState | None = None
         while not self._halt.wait(BEAT_SECONDS):
             while not self._events.empty():
                 kind, child, fields = self._events.get()
                 journal.event(kind, role=child, **fields)
-            if bridge.nc.is_closed:
+            if connection.nc.is_closed:
                 return  # for good, as when credentials expire; they may be newer by now
-            if not bridge.nc.is_connected:
+            if not connection.nc.is_connected:
                 continue
             try:
                 if state is None:
-                    bucket = bridge.call(ensure_bucket(bridge, subjects, self._config.broker.replicas), CONNECT_SECONDS)
-                    state = RunState(bridge, bucket)
+                    bucket = connection.call(
+                        ensure_bucket(connection, subjects, self._config.broker.replicas), CONNECT_SECONDS
+                    )
+                    state = RunState(connection, bucket)
                 lease = {"pid": os.getpid(), "since": began, "children": self._states()}
-                bridge.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
+                connection.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
             except (BrokerError, nats.errors.Error) as error:
                 log.debug("lease_not_renewed", error=str(error))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket, ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
@@ -36,15 +36,15 @@ class Published:
     mark: str = ""
 
 
-async def ensure_run_streams(bridge: Bridge, config: Config) -> RunState:
+async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
     """Make the run's table, log and bucket, or bring them up to date."""
     subjects, broker = Subjects(config.run.name), config.broker
     specs = [
         table_spec(subjects, broker.max_bytes, broker.replicas),
         log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas),
     ]
-    await ensure_streams(bridge, specs)
-    return RunState(bridge, await ensure_bucket(bridge, subjects, broker.replicas))
+    await ensure_streams(connection, specs)
+    return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas))
 
 
 async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:
@@ -57,7 +57,7 @@ async def publish_run(state: RunState, config: Config, import_path: str, *, fini
         before = _published(known)
         return asdict(Published(body, import_path, finished, before.scaled if before is not None else {}, mark))
 
-    await state.change(RUN_KEY, publish)
+    await state.update(RUN_KEY, publish)
 
 
 def mark_of(store: Path, *, make: bool = True) -> str:
@@ -105,12 +105,12 @@ async def publish_scale(state: RunState, node: str, numbers: dict[str, int]) -> 
         return asdict(replace(found, scaled=scaled))
 
     # The run may end meanwhile, which must not be forgotten.
-    await state.change(RUN_KEY, scale)
+    await state.update(RUN_KEY, scale)
 
 
 async def published_run(state: RunState) -> Published | None:
     """The run as it was published last; None if it was not, or by nobody of ours."""
-    return _published(await state.fetch(RUN_KEY))
+    return _published(await state.get(RUN_KEY))
 
 
 def _published(body: Any) -> Published | None:

@@ -211,18 +211,18 @@ class Publisher:
         table = self._context.table
         rows = f"{table.subjects.prefix}.group"
         # Of earlier steps too: a role that was slow, or dead for a while, may have written after a floor had passed.
-        below = [cell for cell in table.cells(f"{rows}.>") if cell.step < floor]
+        below = [cell for cell in table.list_cells(f"{rows}.>") if cell.step < floor]
         kept = {cell.step for cell in below if cell.field in KEPT}
         table.purge(f"{rows}.{step}.>" for step in {cell.step for cell in below} - kept)
         # What a quarantined row was asked stays with it.
         quarantined = {cell.row for cell in below if cell.field == "quarantined"}
         gone = [c for c in below if c.step in kept and c.field not in KEPT]
-        table.purge(table.cell(c.row, c.field) for c in gone if c.field != "prompt" or c.row not in quarantined)
-        for name in table.store.names("group"):
+        table.purge(table.subject(c.row, c.field) for c in gone if c.field != "prompt" or c.row not in quarantined)
+        for name in table.store.list_names("group"):
             if name.isdigit() and int(name) < floor:
                 table.store.remove(f"group/{name}")
         forget = self._context.state.forget_failures(lambda row: row.kind == "group" and row.step < floor)
-        table.bridge.call(forget, CALL_DEADLINE)
+        table.connection.call(forget, CALL_DEADLINE)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""

@@ -28,10 +28,10 @@ def wait_until_reward_holds_a_whole_step(run: Run, first: int) -> int:
     def holds() -> bool:
         nonlocal step
         rows = [RowId(step, i) for i in ROWS]
-        if any(table.get_all(table.cell(row, "reward") for row in rows)):
+        if any(table.get_all(table.subject(row, "reward") for row in rows)):
             step += 1
             return False
-        cells = table.get_all(table.cell(row, "trajectory") for row in rows)
+        cells = table.get_all(table.subject(row, "trajectory") for row in rows)
         box = BlackBox(run.folder.box("reward.0"))
         taken = {delivery.stream_sequence for delivery in box.read_whole().taken}
         box.close()

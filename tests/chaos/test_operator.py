@@ -25,7 +25,7 @@ def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
     run = make_run("requeue", *settings, "trainer.checkpoint_every=1000").start()
     column = run.table.subjects.column("quarantined")
     wait_until(lambda: run.table.get("relax.requeue.weights.0"), "weights.0", 90)
-    wait_until(lambda: run.table.written(column), "a quarantined row", 90)
+    wait_until(lambda: run.table.list_subjects(column), "a quarantined row", 90)
     listed = relax("quarantine", "list", "requeue", "--json", cwd=tmp_path).stdout.splitlines()
     first = json.loads(listed[0])
     assert (first["role"], first["error"], first["requeued"]) == ("reward", "RuntimeError: not mended yet", False)
@@ -36,12 +36,12 @@ def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
     mended.touch()
     done = relax("quarantine", "requeue", "requeue", str(old), cwd=tmp_path)
     assert "1 rows will be admitted again" in done.stdout, done.stderr
-    cell = run.table.cell(old, "readmitted")
+    cell = run.table.subject(old, "readmitted")
     wait_until(lambda: run.table.get(cell), "readmitted", 60)
     again = run.table.fetch(cell, Readmitted)
     assert again is not None
-    task = run.table.fetch(run.table.cell(old, "prompt"), Prompt)
-    prompt = run.table.fetch(run.table.cell(RowId.parse(again.row), "prompt"), Prompt)
+    task = run.table.fetch(run.table.subject(old, "prompt"), Prompt)
+    prompt = run.table.fetch(run.table.subject(RowId.parse(again.row), "prompt"), Prompt)
     assert task is not None
     assert prompt is not None
     assert (prompt.requeue_of, prompt.text, prompt.metadata) == (str(old), task.text, task.metadata)
@@ -92,12 +92,12 @@ def test_a_role_is_scaled_up_and_down_while_the_run_is_up(make_run: MakeRun, tmp
     def all_take_part() -> bool:
         for name in ("reward", "trajectory"):
             found = run.table.snapshot([run.table.subjects.column(name)])
-            authors.update(run.table.open(cell.data).author.partition("#")[0] for _, cell in found)
+            authors.update(run.table.read_envelope(cell.data).author.partition("#")[0] for _, cell in found)
         return {"reward.0", "reward.1", "reward.2", "rollout.0", "rollout.1"} <= authors
 
     wait_until(all_take_part, "cells of all actors", 60)
     done = relax("scale", "scaled", "reward=1", "rollout=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert run.pid_of("reward.1") is None
-    assert not run.table.written("relax.scaled.group.*.*.dropped")
+    assert not run.table.list_subjects("relax.scaled.group.*.*.dropped")
     run.end_in_order()

@@ -72,7 +72,7 @@ def stop_in(run: Run, actor: str, moment: str) -> int:
 
 
 def last_batch(run: Run) -> int:
-    return max((int(s.rsplit(".", 1)[1]) for s in run.table.written(f"relax.{run.name}.batch.*")), default=-1)
+    return max((int(s.rsplit(".", 1)[1]) for s in run.table.list_subjects(f"relax.{run.name}.batch.*")), default=-1)
 
 
 def later_than(story: Story, sequence: int, author: str) -> list[str]:

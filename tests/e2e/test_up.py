@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.connection import Address
+from broker.address import Address
 from broker.server import Server
 from relax_actors.monitoring.connection import connected
 from tests.support.faults import story_of

@@ -37,9 +37,11 @@ def make_context(table: Table, tmp_path: Path) -> MakeContext:
             role=role,
             n=0,
             incarnation=incarnation,
-            table=Table(table.bridge, table.subjects, Store(tmp_path / "store"), author),
-            state=RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20)),
-            journal=Journal(table.bridge, table.subjects, role, 0),
+            table=Table(table.connection, table.subjects, Store(tmp_path / "store"), author),
+            state=RunState(
+                table.connection, table.connection.call(ensure_bucket(table.connection, table.subjects), 20)
+            ),
+            journal=Journal(table.connection, table.subjects, role, 0),
         )
 
     return make

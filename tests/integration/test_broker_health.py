@@ -11,8 +11,9 @@ from pathlib import Path
 import nats.errors
 import pytest
 
-from broker.connection import Address, Bridge
-from broker.server import Server, serves
+from broker.address import Address
+from broker.connection import Connection
+from broker.server import Server, is_jetstream_ready
 from broker.streams import ensure_streams, table_spec
 from broker.subjects import Subjects
 from relax_actors.runtime.logs import LOG_BYTES, rotate
@@ -39,7 +40,7 @@ def own(tmp_path: Path) -> Iterator[tuple[Server, Address]]:
 def test_a_server_serves_until_it_hangs(own: tuple[Server, Address]) -> None:
     server, address = own
     health = BrokerHealth(server, address, heartbeat=0.5, patience=60, say=lambda _: None)
-    assert serves(address)
+    assert is_jetstream_ready(address)
     assert health() is None
     assert server.process is not None
     os.kill(server.process.pid, signal.SIGSTOP)
@@ -48,10 +49,10 @@ def test_a_server_serves_until_it_hangs(own: tuple[Server, Address]) -> None:
     assert "no answer for" in verdict.reason
     assert not verdict.final
     os.kill(server.process.pid, signal.SIGCONT)
-    assert serves(address)
-    assert not serves(Address(address.url, address.user, "wrong"))
+    assert is_jetstream_ready(address)
+    assert not is_jetstream_ready(Address(address.url, address.user, "wrong"))
     server.stop()
-    assert not serves(address)
+    assert not is_jetstream_ready(address)
 
 
 def test_a_server_on_a_full_disk_is_left_alone_until_there_is_room(own: tuple[Server, Address]) -> None:
@@ -60,9 +61,9 @@ def test_a_server_on_a_full_disk_is_left_alone_until_there_is_room(own: tuple[Se
         pytest.skip("mounting a small file system needs root")
     said: list[str] = []
     health = BrokerHealth(server, address, heartbeat=10, patience=60, say=said.append)
-    bridge = Bridge(address, "test")
+    connection = Connection(address, "test")
     subjects = Subjects("full")
-    bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 28)]), 20)
+    connection.call(ensure_streams(connection, [table_spec(subjects, 1 << 28)]), 20)
     filler = server.folder.parent / "filler"
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
@@ -70,7 +71,7 @@ def test_a_server_on_a_full_disk_is_left_alone_until_there_is_room(own: tuple[Se
     assert health() is None
     with pytest.raises(nats.errors.TimeoutError):
         for step in range(100):
-            bridge.call(bridge.js.publish(f"relax.full.batch.{step}", bytes(4000), timeout=1), 10)
+            connection.call(connection.js.publish(f"relax.full.batch.{step}", bytes(4000), timeout=1), 10)
     assert health() is None
     assert "0 MiB free; free space" in said[-1]
     impatient = BrokerHealth(server, address, heartbeat=10, patience=-1, say=said.append)
@@ -84,7 +85,7 @@ def test_a_server_on_a_full_disk_is_left_alone_until_there_is_room(own: tuple[Se
     assert not verdict.final
     assert "must be started again" in verdict.reason
     assert said[-1] == ""
-    bridge.close()
+    connection.close()
 
 
 def test_a_failed_write_is_seen_in_a_log_that_was_begun_anew(tmp_path: Path) -> None:
@@ -121,5 +122,5 @@ def test_a_server_has_time_to_answer_after_a_pause_of_all(own: tuple[Server, Add
         server.process.wait(1.0)
     assert health() is None
     os.kill(server.process.pid, signal.SIGCONT)
-    assert wait_until(lambda: serves(address), "answer")
+    assert wait_until(lambda: is_jetstream_ready(address), "answer")
     assert health() is None

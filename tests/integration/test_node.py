@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -35,15 +36,15 @@ from relax_actors.supervision.supervisor import GiveUp
 from tests.support.running import TINY, wait_until
 from tests.unit.test_processes import HEAD, WAITS, Recorder, Running, python
 
-MakeTable = Callable[[Bridge], object]
+MakeTable = Callable[[Connection], object]
 
 
 def test_a_report_that_cannot_be_written_is_kept_for_the_root(
-    bridge: Bridge, subjects: Subjects, tmp_path: Path, make_table: MakeTable
+    connection: Connection, subjects: Subjects, tmp_path: Path, make_table: MakeTable
 ) -> None:
-    make_table(bridge)
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
-    reporter = Reporter(RunFolder(tmp_path / "nowhere"), bridge, state, Journal(bridge, subjects, "node", 0))
+    make_table(connection)
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
+    reporter = Reporter(RunFolder(tmp_path / "nowhere"), connection, state, Journal(connection, subjects, "node", 0))
     reporter.ended("rollout.3", Exit(normal=False, reason="exit code 70", detail="Traceback"), Reading(0.0))
     reporter.gave_up("rollout", GiveUp("rollout.3", "6 failures"))
     assert reporter.failure == Failure("rollout.3", "6 failures", "Traceback")
@@ -121,10 +122,10 @@ def test_an_actor_too_many_has_its_roles_deadline_to_finish(seconds: float) -> N
     assert child.spec.drain == seconds + config.supervision.shutdown
 
 
-def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects: Subjects) -> None:
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+def test_a_node_that_was_away_does_not_take_a_role_back(connection: Connection, subjects: Subjects) -> None:
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
     away, other = (
-        Owned(bridge, state, Assignment(n, name, {"trainer": None}), 2.0) for n, name in ((0, "away"), (1, "other"))
+        Owned(connection, state, Assignment(n, name, {"trainer": None}), 2.0) for n, name in ((0, "away"), (1, "other"))
     )
     told = threading.Event()
     away.lost = told.set
@@ -142,55 +143,55 @@ def test_a_node_that_was_away_does_not_take_a_role_back(bridge: Bridge, subjects
     other.claim()
     away.renew()
     assert told.wait(10)
-    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other", "where": ""}
+    assert connection.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "other", "where": ""}
 
 
-def test_what_is_no_nodes_claim_takes_no_role_and_no_number(bridge: Bridge, subjects: Subjects) -> None:
+def test_what_is_no_nodes_claim_takes_no_role_and_no_number(connection: Connection, subjects: Subjects) -> None:
     """Whoever may make a request can have its answer, which is JSON, written under any key."""
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
     junk = {"type": "io.nats.jetstream.api.v1.stream_info_response", "total": 0}
-    owned = Owned(bridge, state, Assignment(1, "first", {"trainer": None}), 2.0)
+    owned = Owned(connection, state, Assignment(1, "first", {"trainer": None}), 2.0)
     told = threading.Event()
     owned.lost = told.set
     for key in ("lease.owner.trainer", "lease.node.1"):
-        bridge.call(state.put(key, junk), 10)
+        connection.call(state.put(key, junk), 10)
     owned.claim()
-    assert bridge.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "first", "where": ""}
+    assert connection.call(state.leases(), 10)["owner.trainer"] == {"node": 1, "name": "first", "where": ""}
     for key in ("lease.owner.trainer", "lease.node.1"):
-        bridge.call(state.put(key, junk), 10)
+        connection.call(state.put(key, junk), 10)
     wait_until(
-        lambda: owned.tell({"name": "first"}) or "name" in bridge.call(state.leases(), 10)["node.1"], "its number"
+        lambda: owned.tell({"name": "first"}) or "name" in connection.call(state.leases(), 10)["node.1"], "its number"
     )
     entry = {"node": 1, "name": "first", "where": ""}
-    wait_until(lambda: bridge.call(state.leases(), 10).get("owner.trainer") == entry, "its role")
+    wait_until(lambda: connection.call(state.leases(), 10).get("owner.trainer") == entry, "its role")
     assert not told.is_set()
 
 
-def test_a_node_whose_number_is_anothers_leaves_its_lease_alone(bridge: Bridge, subjects: Subjects) -> None:
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
-    away, other = (Owned(bridge, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other"))
+def test_a_node_whose_number_is_anothers_leaves_its_lease_alone(connection: Connection, subjects: Subjects) -> None:
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
+    away, other = (Owned(connection, state, Assignment(1, name, {"rollout": 1}), 30.0) for name in ("away", "other"))
 
     def told(owned: Owned, name: str) -> str:
         owned.tell({"name": name})
         told = owned._telling
         assert told is not None
         told.result(10)
-        return str(bridge.call(state.leases(), 10)["node.1"]["name"])
+        return str(connection.call(state.leases(), 10)["node.1"]["name"])
 
     assert told(away, "away") == "away"
-    bridge.call(state.drop_lease("node", 1), 10)
+    connection.call(state.release_lease("node", 1), 10)
     assert told(other, "other") == "other"
     assert told(away, "away") == "other"
     away.drop()
-    assert bridge.call(state.leases(), 10)["node.1"] == {"name": "other", "where": ""}
+    assert connection.call(state.leases(), 10)["node.1"] == {"name": "other", "where": ""}
     other.drop()
-    assert "node.1" not in bridge.call(state.leases(), 10)
+    assert "node.1" not in connection.call(state.leases(), 10)
 
 
 def test_of_two_living_nodes_of_one_name_only_one_takes_part(
-    bridge: Bridge, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
     config = load_config(TINY, ["supervision.heartbeat=1"])
     monkeypatch.setattr(remote, "CLAIM_SECONDS", 1.0)
     monkeypatch.setattr(remote, "OWNER_SECONDS", 4.0)
@@ -198,7 +199,7 @@ def test_of_two_living_nodes_of_one_name_only_one_takes_part(
     wanted = [Wanted(subjects.run, "twin", ["trainer"], tmp_path, tmp_path, tmp_path / name) for name in ("a", "b")]
     first, second = (Remote(address, one) for one in wanted)
     lives = [Assignment(1, "twin", {"trainer": 1}, where(node.folder)) for node in (first, second)]
-    owned, other = (Owned(bridge, state, life, 2.0) for life in lives)
+    owned, other = (Owned(connection, state, life, 2.0) for life in lives)
     over = threading.Event()
     thread = threading.Thread(target=lambda: keep(owned, over, lambda: owned.tell({})))
     try:
@@ -217,20 +218,20 @@ def test_of_two_living_nodes_of_one_name_only_one_takes_part(
     finally:
         over.set()
         for node in (first, second):
-            node._bridge.close()
+            node._connection.close()
             node._lock.close()
 
 
 def test_a_folder_that_only_has_the_path_of_the_store_is_refused(
-    bridge: Bridge, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "STORE_SECONDS", 0.0)
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
     config = load_config(TINY, [f"run.name={subjects.run}", f"store.path={tmp_path / 'store'}"])
-    bridge.call(publish_run(state, config, ""), 10)
-    bridge.call(publish_scale(state, "far", {"rollout": 3}), 10)
-    bridge.call(publish_run(state, config, "", finished=True), 10)
-    found = bridge.call(published_run(state), 10)
+    connection.call(publish_run(state, config, ""), 10)
+    connection.call(publish_scale(state, "far", {"rollout": 3}), 10)
+    connection.call(publish_run(state, config, "", finished=True), 10)
+    found = connection.call(published_run(state), 10)
     assert found is not None
     assert found.mark == mark_of(tmp_path / "store") != ""
     assert found.scaled == {"far": {"rollout": 3}}
@@ -246,7 +247,7 @@ def test_a_folder_that_only_has_the_path_of_the_store_is_refused(
             else:
                 node._check_store(found)
         finally:
-            node._bridge.close()
+            node._connection.close()
             node._lock.close()
 
 
@@ -257,16 +258,16 @@ def test_no_password_stays_in_the_urls_of_a_cluster() -> None:
     assert address_of("nats://one:4222,nats://two:4222").user is None
 
 
-def test_changes_that_come_at_once_are_all_kept(bridge: Bridge, subjects: Subjects) -> None:
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, 1), 20))
+def test_changes_that_come_at_once_are_all_kept(connection: Connection, subjects: Subjects) -> None:
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
 
     async def add() -> None:
         await asyncio.gather(
-            *(state.change("run", lambda before: {"n": (before or {"n": 0})["n"] + 1}) for _ in range(8))
+            *(state.update("run", lambda before: {"n": (before or {"n": 0})["n"] + 1}) for _ in range(8))
         )
 
-    bridge.call(add(), 30)
-    assert bridge.call(state.fetch("run"), 10) == {"n": 8}
+    connection.call(add(), 30)
+    assert connection.call(state.get("run"), 10) == {"n": 8}
 
 
 def keep(owned: Owned, over: threading.Event, renew: Callable[[], None] | None = None) -> None:

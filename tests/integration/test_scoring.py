@@ -49,7 +49,7 @@ def make_scorer(make_context: MakeContext, request: pytest.FixtureRequest) -> Ma
 def rows_of(table: Table, step: int, indices: range = range(4)) -> list[Row]:
     rows = []
     for index in indices:
-        cell = table.get(table.cell(RowId(step, index), "trajectory"))
+        cell = table.get(table.subject(RowId(step, index), "trajectory"))
         assert cell is not None
         rows.append(Row(RowId(step, index), {"trajectory": cell.data}, table.store))
     return rows
@@ -59,7 +59,7 @@ def score(table: Table, role: Role, step: int) -> list[np.ndarray]:
     """Have a role write its column of a step; gives what it wrote."""
     found: list[np.ndarray] = role.handle_many(rows_of(table, step))
     for index, value in enumerate(found):
-        table.put(table.cell(RowId(step, index), role.writes), value)
+        table.put(table.subject(RowId(step, index), role.writes), value)
     return found
 
 
@@ -190,7 +190,7 @@ def test_the_column_is_plain_data_for_any_role(
 ) -> None:
     trainer = make_trainer(*KL)
     train_to(trainer, table, 1, make_scorer("reference", *KL))
-    cell = table.get(table.cell(RowId(0, 1), "reference"))
+    cell = table.get(table.subject(RowId(0, 1), "reference"))
     assert cell is not None
-    value = plain_value(table.open(cell.data))
+    value = plain_value(table.read_envelope(cell.data))
     assert (value.dtype, value.shape) == (np.float32, (20,))

@@ -95,8 +95,8 @@ def test_who_waits_for_long_says_for_whom_goes_on_and_gives_up_in_the_end(
     assert len(progress) > 10
     subjects = context.table.subjects
     events = wait_until(
-        lambda: context.table.bridge.call(
-            context.table.bridge.js.get_last_msg(
+        lambda: context.table.connection.call(
+            context.table.connection.js.get_last_msg(
                 subjects.log_stream, f"{subjects.prefix}.event.rollout.0.waiting_for_device"
             ),
             10,

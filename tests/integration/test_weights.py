@@ -329,9 +329,9 @@ def test_a_failure_that_is_over_fails_no_row(
 
     with monkeypatch.context() as patch:
         patch.setattr(table, "fetch_last", away)
-        table.bridge.call(stager._on_reconnect(), 10)
+        table.connection.call(stager._on_reconnect(), 10)
         wait_until(lambda: stager._error is not None, "look that fails")
-    table.bridge.call(stager._on_reconnect(), 10)
+    table.connection.call(stager._on_reconnect(), 10)
     wait_until(lambda: stager._error is None, "look that does not")
     stager.use(0)
     assert stager.serving is not None

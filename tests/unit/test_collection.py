@@ -34,7 +34,7 @@ def test_a_log_over_its_limit_is_begun_anew_and_one_older_is_kept(tmp_path: Path
 
 def test_names_of_a_store_folder(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert store.names("group") == []
+    assert store.list_names("group") == []
     for name in ("12", "3"):
         (tmp_path / "group" / name).mkdir(parents=True)
-    assert store.names("group") == ["12", "3"]
+    assert store.list_names("group") == ["12", "3"]

@@ -38,7 +38,7 @@ SUBJECT = "relax.x.batch.3"
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store that has what some of the references name."""
     store = Store(tmp_path_factory.mktemp("store"))
-    segment = store.segment(RowId(0, 0), "trajectory", "rollout.0#1")
+    segment = store.segment_writer(RowId(0, 0), "trajectory", "rollout.0#1")
     segment.place(np.zeros(9000))
     segment.close()
     return store
