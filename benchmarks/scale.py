@@ -39,14 +39,13 @@ from relax_actors.config.simulate import DEFAULTS
 from relax_actors.data.model_folder import prepare
 from relax_actors.messages import Prompt, Shard, Weights
 from relax_actors.roles.rollout import Rollout
-from relax_actors.runtime import logs
+from relax_actors.runtime import Context, logs
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.mailbox import Mailbox, ask
 from relax_actors.runtime.pump import PoolPump
-from relax_actors.runtime.role import Context
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.runtime.watchdog import Watch
+from relax_actors.runtime.watchdog import Watchdog
 from relax_actors.supervision.streams import ensure_run_streams
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -83,7 +82,7 @@ async def act(config: Config, connection: LoopConnection, n: int) -> None:
     state = RunState(connection, await ensure_bucket(connection, subjects))
     role = Rollout()
     role.context = Context(config, folder, "rollout", n, 1, table, state, Journal(connection, subjects, "rollout", n))
-    watch = Watch(role.context, BlackBox(folder.box(f"rollout.{n}")), DEADLINE, print)
+    watch = Watchdog(role.context, BlackBox(folder.black_box(f"rollout.{n}")), DEADLINE, print)
     mailbox = Mailbox.start()
     await ask(mailbox, role.setup)
     await PoolPump(role, role.context, mailbox, watch, lambda error: os._exit(print(error) or 1)).run(asyncio.Event())
@@ -122,7 +121,7 @@ class Field:
     def __init__(self, folder: Path) -> None:
         self.config = config_of(folder)
         prepare(self.config, self.config.model_path)
-        RunFolder(folder).box("x").parent.mkdir(parents=True, exist_ok=True)
+        RunFolder(folder).black_box("x").parent.mkdir(parents=True, exist_ok=True)
         self.server = Server(folder / "broker")
         address = self.server.start()
         self.connection = Connection(address, "bench")

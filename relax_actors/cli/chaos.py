@@ -45,13 +45,13 @@ def chaos(run: str, fault: Callable[[faults.Scene], bool], schedule: Schedule) -
         for _ in range(schedule.count):
             time.sleep(source.uniform(0.5, 1.5) * schedule.every)
             end = time.monotonic() + PATIENCE
-            while not (hit := fault(scene)) and time.monotonic() < end and not at.folder.finished.exists():
+            while not (hit := fault(scene)) and time.monotonic() < end and not at.folder.summary.exists():
                 time.sleep(0.2)
             if not hit:
                 break
             done += 1
         # After a kill of the broker its event is stored once that is back, if the run does not end before.
         end = time.monotonic() + PATIENCE
-        while not scene.journal.settle(0.2) and time.monotonic() < end and not at.folder.finished.exists():
+        while not scene.journal.flush(0.2) and time.monotonic() < end and not at.folder.summary.exists():
             pass
         return done

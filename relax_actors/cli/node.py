@@ -15,7 +15,7 @@ from broker.subjects import check_name
 from relax_actors.errors import ConfigError
 from relax_actors.roles.permissions import NODE
 from relax_actors.runtime import logs
-from relax_actors.supervision.remote_node import Remote, Wanted
+from relax_actors.supervision.remote_node import NodeRequest, RemoteNode
 from relax_actors.supervision.root import address_of
 
 
@@ -53,8 +53,8 @@ def join(
     folder = store.resolve().parent if folder is None else Path(str(folder).replace("{run}", run))
     name = place.name or os.uname().nodename
     work = place.work or Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / f"{run}.{name}"
-    wanted = Wanted(run, name, roles, store, folder, work, code, tuple(settings), place.stays)
-    node = Remote(address, wanted)
+    wanted = NodeRequest(run, name, roles, store, folder, work, code, tuple(settings), place.stays)
+    node = RemoteNode(address, wanted)
     asked = threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:

@@ -19,7 +19,7 @@ from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Quarantined, Readmitted, Requeued
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.monitoring.render import fields_of, printable
-from relax_actors.runtime.role import COLUMNS
+from relax_actors.runtime import COLUMNS
 
 
 def list_rows(run: str, *, as_json: bool) -> None:
@@ -67,7 +67,7 @@ def requeue(run: str, rows: list[str], *, everything: bool) -> int:
         ConfigError: a row is not quarantined, or none was named.
     """
     with connected(run) as at:
-        if at.folder.finished.exists():
+        if at.folder.summary.exists():
             msg = f"run {at.config.run.name} is finished; raise run.steps and `relax up` it to train more rows"
             raise ConfigError(msg)
         wanted = [row for row, _ in _quarantined(at.table)] if everything else [_existing(at, row)[0] for row in rows]

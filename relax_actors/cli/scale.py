@@ -40,7 +40,7 @@ def scale(run: str, settings: list[str], node: str | None = None) -> dict[str, i
             for role, count in wanted.items():
                 section = body["roles"] if role in body["roles"] else body
                 section[role]["replicas"] = count
-            at.folder.change_config(validate(body, "relax scale"))
+            at.folder.replace_config(validate(body, "relax scale"))
         else:
             at.table.connection.call(publish_scale(at.state, name, wanted), 30)
         patience = PATIENCE + max(section_of(at.config, role).deadline for role in wanted)

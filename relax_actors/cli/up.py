@@ -203,8 +203,8 @@ def up(
         console.print(f"stopped at {where}; `relax up {path}` goes on from there", highlight=False, soft_wrap=True)
         return 0 if interrupted and not must_finish else 1
     summary = replace(watcher.result[0], seconds_to_first_step=watcher.first_step_after)
-    draw(watcher.result[1], folder.picture, f"{config.run.name}: reward by step")
-    write_private(folder.finished, json.dumps(summary.json(), indent=1))
+    draw(watcher.result[1], folder.reward_plot, f"{config.run.name}: reward by step")
+    write_private(folder.summary, json.dumps(summary.json(), indent=1))
     _show(console, summary, folder, as_json=as_json)
     return 0
 
@@ -230,9 +230,9 @@ def keep_up(root: Root, watcher: Watcher) -> tuple[Failure | None, bool]:
 
 
 def _already_done(folder: RunFolder, config: Config) -> Summary | None:
-    if not folder.finished.exists():
+    if not folder.summary.exists():
         return None
-    summary = Summary(**json.loads(folder.finished.read_text()))
+    summary = Summary(**json.loads(folder.summary.read_text()))
     return summary if summary.steps >= config.run.steps else None
 
 
@@ -261,7 +261,7 @@ def _show(console: Console, summary: Summary, folder: RunFolder, *, as_json: boo
     for name, value in summary.json().items():
         if value is not None and name != "run":
             table.add_row(name.replace("_", " "), str(round(value, 4) if isinstance(value, float) else value))
-    table.add_row("reward curve", _short(folder.picture))
+    table.add_row("reward curve", _short(folder.reward_plot))
     table.add_row("model", _short(folder.model))
     console.print(table)
     if as_json:

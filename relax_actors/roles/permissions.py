@@ -17,7 +17,7 @@ from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.roles import role_class, role_names
-from relax_actors.runtime.role import StatefulRole
+from relax_actors.runtime import StatefulRole
 
 OPERATOR, NODE, OBSERVER = "operator", "node", "observer"
 ENDINGS = ("dropped", "quarantined")

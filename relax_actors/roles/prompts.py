@@ -16,9 +16,9 @@ from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
+from relax_actors.runtime import END_COLUMNS, Context, StatefulRole
 from relax_actors.runtime.cells import observe
-from relax_actors.runtime.role import ENDS, Context, StatefulRole
-from relax_actors.runtime.seeds import seed_of, task_index
+from relax_actors.runtime.seeds import derive_seed, task_index
 from relax_actors.training.ledger import Ledger
 
 
@@ -59,7 +59,7 @@ class PromptSource(StatefulRole):
     def follows(self) -> list[str]:
         """Rows as they begin and end, and what the trainer publishes."""
         subjects = self.context.table.subjects
-        columns = [subjects.column(name) for name in ("prompt", *ENDS)]
+        columns = [subjects.column(name) for name in ("prompt", *END_COLUMNS)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -85,7 +85,7 @@ class PromptSource(StatefulRole):
         lead = self.context.config.staleness.max
         self._figures = self._measure()
         version = self._ledger.version
-        self.context.waits_for("weights 0" if version is None else f"weights {version + 1} (lead {lead})")
+        self.context.report_waiting("weights 0" if version is None else f"weights {version + 1} (lead {lead})")
 
     def _take(self, cell_id: CellId, cell: Cell) -> None:
         expected = WORDS.get(cell_id.field) if cell_id.kind == "group" else None
@@ -162,7 +162,7 @@ class PromptSource(StatefulRole):
         index = task_index(config.run.seed, of, config.trainer.prompts_per_step, len(self._source))
         return self._maker.make(
             self._source[index],
-            seed=seed_of(config.run.seed, "row", row.step, row.index),
+            seed=derive_seed(config.run.seed, "row", row.step, row.index),
             min_version=max(0, row.step - config.staleness.max),
             requeue_of="" if requeue_of is None else str(requeue_of),
         )

@@ -1,4 +1,4 @@
-"""Tells the run what a root sees and does: events of the broker and the node, and a lease with their states."""
+"""Status of a root: events of its children, and a lease with their states."""
 
 from __future__ import annotations
 
@@ -26,48 +26,49 @@ CONNECT_SECONDS = 10.0
 log = structlog.get_logger()
 
 
-class Herald(threading.Thread):
-    """A thread that may wait for the broker, as the root's own must not: what is told meanwhile is stored when it is
-    back.
+class RootStatusPublisher(threading.Thread):
+    """Publishes a root's status in a thread of its own, since the root's thread must not wait for the broker.
+
+    Events that occur while the broker is unreachable are stored when it is back.
 
     Args:
         address: the broker.
-        config: the run's.
-        states: gives the states of the root's children.
-        number: of the root's node.
+        config: the run's configuration.
+        states: returns the states of the root's children.
+        number: number of the root's node.
     """
 
     def __init__(self, address: Address, config: Config, states: Callable[[], dict[str, Any]], number: int = 0) -> None:
-        super().__init__(name="herald", daemon=True)
+        super().__init__(name="root-status", daemon=True)
         self._address, self._config, self._states, self._number = address, config, states, number
         self._events: queue.SimpleQueue[tuple[str, str, dict[str, Any]]] = queue.SimpleQueue()
         self._halt = threading.Event()
 
     def event(self, kind: str, child: str, **fields: Any) -> None:
-        """Something happened to a child; from any thread."""
+        """Queue an event about a child; callable from any thread."""
         self._events.put((kind, child, fields))
 
     def close(self) -> None:
-        """End; what is not stored by now is let go."""
+        """Stop the thread; events that are not stored yet are lost."""
         self._halt.set()
 
     def run(self) -> None:
-        """Tell, until closed."""
+        """Publish until closed."""
         while not self._halt.is_set():
             try:
                 connection = Connection(self._address, "root", CONNECT_SECONDS)
             except BrokerError as error:
-                log.debug("herald_not_connected", error=str(error))
+                log.debug("root_not_connected", error=str(error))
                 self._halt.wait(BEAT_SECONDS)
                 continue
             try:
-                self._tell(connection)
+                self._publish(connection)
             except (BrokerError, nats.errors.Error) as error:
-                log.debug("herald_failed", error=str(error))
+                log.debug("status_not_published", error=str(error))
             finally:
                 connection.close()
 
-    def _tell(self, connection: Connection) -> None:
+    def _publish(self, connection: Connection) -> None:
         subjects = Subjects(self._config.run.name)
         journal = Journal(connection, subjects, "root", self._number, patience=None)
         began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)
@@ -77,7 +78,7 @@ class Herald(threading.Thread):
                 kind, child, fields = self._events.get()
                 journal.event(kind, role=child, **fields)
             if connection.nc.is_closed:
-                return  # for good, as when credentials expire; they may be newer by now
+                return  # closed by the broker, e.g. for expired credentials; sign in again, with newer ones if any
             if not connection.nc.is_connected:
                 continue
             try:

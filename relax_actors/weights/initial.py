@@ -9,9 +9,9 @@ from pathlib import Path
 from broker.store import Store
 from relax_actors.errors import ConfigError, StoreError
 from relax_actors.messages import Weights
+from relax_actors.runtime import Context
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import fetch_own
-from relax_actors.runtime.role import Context
 
 
 class Start:

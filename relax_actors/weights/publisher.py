@@ -12,9 +12,9 @@ from broker.table import CALL_DEADLINE
 from relax_actors.algorithms.schedules import is_evaluated, last_evaluated
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.messages import Shard, Weights
+from relax_actors.runtime import Context
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import fetch_own, put_own
-from relax_actors.runtime.role import Context
 from relax_actors.weights.initial import Start, is_whole
 from relax_actors.weights.protocol import PublishesWeights
 from relax_actors.weights.transport import sender_of
@@ -81,7 +81,7 @@ class Publisher:
                 self._collect(version)
                 return
         if known.incarnation > context.incarnation:
-            msg = f"weights {version} were published by a later life; this one gives way"
+            msg = f"weights {version} were published by a later incarnation; this incarnation exits"
             raise FencedError(msg)
         found = self._engine.fingerprint()
         if found == known.fingerprint:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from relax_actors.errors import ActorError, RowError, StoreError
 from relax_actors.messages import Weights
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 from relax_actors.weights.protocol import TakesWeights, WeightsCopy
 from relax_actors.weights.transport import published_of, receiver_of
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Weights
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 from relax_actors.weights.protocol import Content, Offers, Step, WeightsCopy
 
 if TYPE_CHECKING:

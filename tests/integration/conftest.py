@@ -14,8 +14,8 @@ from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.roles.trainer import Trainer
+from relax_actors.runtime import Context
 from relax_actors.runtime.journal import Journal
-from relax_actors.runtime.role import Context
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.running import TINY
 

@@ -22,12 +22,12 @@ from broker.table import Cell, Table
 from relax_actors.config import validate
 from relax_actors.messages import Batch, Quarantined, Totals
 from relax_actors.roles.advantages import Advantages
+from relax_actors.runtime import Context, Role, Row
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.cells import fetch_own, put_own
 from relax_actors.runtime.journal import BURST, MAX_BYTES, Journal
 from relax_actors.runtime.mailbox import Mailbox
-from relax_actors.runtime.pump import PoolPump, Watch
-from relax_actors.runtime.role import Context, Role, Row
+from relax_actors.runtime.pump import PoolPump, Watchdog
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.fuzzing import Fuzzer, samples
 from tests.support.running import wait_until
@@ -237,7 +237,7 @@ def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, n
     crashed: list[BaseException] = []
     mailbox = Mailbox.start()
     try:
-        watch = Watch(role.context, BlackBox(tmp_path / "box"), 60.0, crashed.append)  # type: ignore[arg-type]
+        watch = Watchdog(role.context, BlackBox(tmp_path / "box"), 60.0, crashed.append)  # type: ignore[arg-type]
         pump = PoolPump(role, role.context, mailbox, watch, crashed.append)
         stopping = asyncio.Event()
         running = table.connection.submit(pump.run(stopping))
@@ -274,7 +274,7 @@ def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_p
     table.put(table.subjects.numbered("checkpoint", 3), floor)
     mailbox = Mailbox.start()
     try:
-        watch = Watch(role.context, BlackBox(tmp_path / "box"), 60.0, lambda _: None)
+        watch = Watchdog(role.context, BlackBox(tmp_path / "box"), 60.0, lambda _: None)
         pump = PoolPump(role, role.context, mailbox, watch, lambda _: None)
         stopping = asyncio.Event()
         running = table.connection.submit(pump.run(stopping))

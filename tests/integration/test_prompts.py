@@ -14,7 +14,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages import Prompt, Quarantined, Readmitted, Requeued, Trajectory, Weights
 from relax_actors.roles.prompts import PromptSource
 from relax_actors.roles.rollout import Rollout
-from relax_actors.runtime.role import Row
+from relax_actors.runtime import Row
 from relax_actors.weights.publisher import Publisher
 from tests.integration.conftest import MakeContext, MakeTrainer
 

@@ -16,7 +16,7 @@ from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Weights
 from relax_actors.roles import make_role
 from relax_actors.roles.trainer import Trainer
-from relax_actors.runtime.role import Role, Row
+from relax_actors.runtime import Role, Row
 from tests.integration.conftest import MakeContext, MakeTrainer
 from tests.integration.test_trainer import batches, fingerprint, put_step, read_all
 
@@ -91,8 +91,8 @@ def test_a_step_waits_for_both_columns_and_is_replayed_with_them(
 
 
 def test_one_row_at_a_time_if_deterministic_and_else_many(make_scorer: MakeScorer) -> None:
-    assert make_scorer("reference", *BOTH, "roles.reference.max_concurrent_rows=5").together() == 5
-    assert make_scorer("reference", *BOTH, "run.deterministic=true").together() == 1
+    assert make_scorer("reference", *BOTH, "roles.reference.max_concurrent_rows=5").row_limit() == 5
+    assert make_scorer("reference", *BOTH, "run.deterministic=true").row_limit() == 1
 
 
 def test_a_row_of_bad_data_gets_its_error_and_its_neighbours_their_scores(

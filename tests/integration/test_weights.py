@@ -17,7 +17,7 @@ from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ActorError, RowError
 from relax_actors.messages import Evaluation, Weights
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 from relax_actors.weights import files as weights
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.stager import Stager

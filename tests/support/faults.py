@@ -23,7 +23,7 @@ from broker.table import Table
 from relax_actors.errors import RelaxError
 from relax_actors.messages import Batch, Checkpoint
 from relax_actors.monitoring.connection import connected
-from relax_actors.runtime.blackbox import BlackBox, Reading
+from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.supervision.node import actor_environment
 from tests.support.running import Run, processes_of, wait_until
 
@@ -86,9 +86,9 @@ def aimed(run: Run, target: str) -> Iterator[Callable[[], int]]:
         os.close(descriptor)
 
 
-def box(run: Run, actor: str) -> Reading:
+def box(run: Run, actor: str) -> Snapshot:
     """What an actor noted last: the rows in hand, or what it waits for."""
-    recorder = BlackBox(run.folder.box(actor))
+    recorder = BlackBox(run.folder.black_box(actor))
     try:
         return recorder.read()
     finally:

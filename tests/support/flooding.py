@@ -19,8 +19,8 @@ from relax_actors.cli.summary import read_ledger
 from relax_actors.messages import Batch
 from relax_actors.monitoring.connection import connected
 from relax_actors.roles.prompts import WORDS
+from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
-from relax_actors.runtime.role import COLUMNS
 from relax_actors.training.ledger import Ledger
 from tests.support.fuzzing import Fuzzer
 from tests.support.running import Run, wait_until

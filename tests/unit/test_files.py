@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from broker.files import remove_unfinished, write_private
-from relax_actors.runtime.logs import Forgiving
+from relax_actors.runtime.logs import BestEffortFile
 
 
 def test_write_private_replaces_the_file_with_mode_0600(tmp_path: Path) -> None:
@@ -39,9 +39,9 @@ def test_only_temporary_files_of_dead_writers_are_removed(tmp_path: Path) -> Non
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([kept.name, "config.json"])
 
 
-def test_a_log_that_was_closed_stops_nobody(tmp_path: Path) -> None:
+def test_closed_log_raises_no_error(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
-        log = Forgiving(file)
+        log = BestEffortFile(file)
         assert log.write("one\n") == 4
     assert log.write("two\n") == 0
     log.flush()
