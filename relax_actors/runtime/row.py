@@ -28,8 +28,8 @@ END_COLUMNS = ("dropped", "quarantined", "requeued", "readmitted")
 class Row:
     """Columns of one row that a role reads: `row.trajectory`, `row.reward`, ...
 
-    A column of a built-in role is a dataclass of `relax_actors.messages`. A column of another role is the plain data
-    or the arrays that its `handle` returned, or the `Reward`. Each column is decoded on first use and then cached.
+    A column of a built-in role is a dataclass of `relax_actors.messages`. A column of another role is what its `handle`
+    returned: plain data, arrays, or a `Reward`. Each column is decoded on first use and then cached.
 
     Attributes:
         id: step and index of the row.
