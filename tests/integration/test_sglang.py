@@ -218,7 +218,7 @@ def test_the_server_refuses_requests_without_its_key(kept: Kept) -> None:
     assert not [title for title in kept.processes().values() if record.key in title]
 
 
-@pytest.mark.parametrize("part", ["scheduler", "engines.sglang.launch", "supervision.keeper"])
+@pytest.mark.parametrize("part", ["scheduler", "engines.sglang.launch", "supervision.inference_server"])
 def test_samples_continue_after_the_server_is_killed(kept: Kept, tmp_path: Path, part: str) -> None:
     with engine_of(kept) as engine:
         engine.load(3, *shards(kept, tmp_path))

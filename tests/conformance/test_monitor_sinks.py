@@ -1,0 +1,73 @@
+"""Every sink of `relax monitor` writes what a run measures."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from relax_actors.monitoring.sinks.prometheus import Prometheus
+from relax_actors.monitoring.sinks.tensorboard import TensorBoard
+from relax_actors.monitoring.sinks.wandb import WeightsAndBiases
+from tests.conformance.base.monitor_sink import RUN, MonitorSinkConformance, Scalars
+
+
+class TestPrometheus(MonitorSinkConformance):
+    keeps_history = False
+    names = {"step/reward": "relax_step_reward", "step/loss": "relax_step_loss"}  # noqa: RUF012 read only
+
+    def open(self, folder: Path) -> Prometheus:  # noqa: ARG002
+        return Prometheus("0")
+
+    def written(self, sink: Any, folder: Path) -> Scalars:  # noqa: ARG002
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as reply:
+            page = reply.read().decode()
+        sink.close()
+        found = re.findall(rf'^(\w+)\{{run="{RUN}"\}} (\S+)$', page, re.MULTILINE)
+        return {name: [(-1, float(value))] for name, value in found}
+
+
+class TestTensorBoard(MonitorSinkConformance):
+    needs = "tensorboard"
+    names = {name: name for name in ("step/reward", "step/loss", "eval/reward")}  # noqa: RUF012 read only
+
+    def open(self, folder: Path) -> TensorBoard:
+        return TensorBoard(folder / "board")
+
+    def written(self, sink: Any, folder: Path) -> Scalars:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        sink.close()
+        board = EventAccumulator(str(folder / "board"))
+        board.Reload()
+        return {name: [(event.step, event.value) for event in board.Scalars(name)] for name in board.Tags()["scalars"]}
+
+
+class TestWeightsAndBiases(MonitorSinkConformance):
+    needs = "wandb"
+    names = {name: name for name in ("step/reward", "step/loss", "eval/reward")}  # noqa: RUF012 read only
+
+    def open(self, folder: Path) -> WeightsAndBiases:  # noqa: ARG002
+        return WeightsAndBiases("checks", RUN)
+
+    def written(self, sink: Any, folder: Path) -> Scalars:
+        """Read the file of the offline run with wandb's own reader."""
+        import json
+
+        from wandb.proto import wandb_internal_pb2
+        from wandb.sdk.internal.datastore import DataStore
+
+        sink.close()
+        (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+        store, found = DataStore(), Scalars()
+        store.open_for_scan(str(path))
+        while (data := store.scan_data()) is not None:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            items = {item.key or "/".join(item.nested_key): item for item in record.history.item}
+            values = {name: json.loads(item.value_json) for name, item in items.items()}
+            for name, value in values.items():
+                if name.startswith(("step/", "eval/")):
+                    found.setdefault(name, []).append((int(values["step"]), float(value)))
+        return found
