@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from relax_actors.roles.trainer import Trainer
 from relax_actors.runtime.role import Context
 from tests.support.contexts import MakeContext, MakeTable, MakeTrainer, context_of
 from tests.support.guarded import Guarded, MakeGuarded
-from tests.support.running import TINY, Run
+from tests.support.running import ON_POLICY, TINY, Run
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +116,20 @@ def make_guarded(tmp_path: Path) -> Iterator[MakeGuarded]:
 
 settings.register_profile("relax", deadline=None)
 settings.load_profile("relax")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Fingerprint at the end of the run `ON_POLICY` that nothing disturbs; one run for all workers of xdist."""
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    found = folder / "undisturbed"
+    with (folder / "undisturbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            run = Run(tmp_path_factory.mktemp("undisturbed"), "undisturbed", list(ON_POLICY))
+            found.write_text(str(run.complete()["weights_fingerprint"]))
+    return found.read_text()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from relax_actors.simulation.inference import SimulatedInference
 from relax_actors.simulation.times import draw, generator_of
 from relax_actors.simulation.training import SimulatedTraining
 from tests.conformance.base.inference_engine import InferenceEngineConformance, RowsJoin, SamplesFollowSeeds
+from tests.conformance.base.training_engine import MakeEngine, TrainingEngineConformance
 from tests.support.simulated import Clock, simulated_devices
 
 SAMPLES = 4
@@ -50,3 +51,10 @@ class TestSimulatedInference(InferenceEngineConformance, RowsJoin, SamplesFollow
             return training.publish(path), [path]
 
         return write
+
+
+class TestSimulatedTraining(TrainingEngineConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> MakeEngine:
+        run = simulated_devices(tmp_path, time_scale=1e-6)
+        return lambda: SimulatedTraining(*run)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from relax_actors.engines.protocols import Generation, GenerationRequest, Sequences, TrainBatch
 from tests.support.models import ALPHABET
@@ -48,9 +47,10 @@ def equal_sequences(seed: int, samples: int = 8) -> TrainBatch:
     return TrainBatch(Sequences([prompt] * samples, [completion] * samples), old, advantages)
 
 
-def answers(prompts: Sequence[NDArray[Any]], completion: Sequence[int]) -> Sequences:
+def answers(completion: Sequence[int], prompts: Sequence[str] = ("12>", "9081>", "5>")) -> Sequences:
     """Answer every prompt with the same completion, for supervised steps."""
-    return Sequences(list(prompts), [np.array(completion, np.int32)] * len(prompts))
+    asked = [np.array([ALPHABET.index(c) for c in prompt], np.int32) for prompt in prompts]
+    return Sequences(asked, [np.array(completion, np.int32)] * len(prompts))
 
 
 def with_advantages(batch: TrainBatch, value: float) -> TrainBatch:

@@ -25,6 +25,8 @@ from relax_actors.training.ledger import Ledger
 SUPPORT = Path(__file__).parent
 TINY = SUPPORT / "tiny.toml"
 DEADLINE = 240.0
+ON_POLICY = ("staleness.max=0", "run.deterministic=true", "supervision.intensity=50", "supervision.ack_wait=1")
+"""Settings with which the weights at the end depend on nothing but the configuration."""
 
 
 def wait_until(holds: Callable[[], Any], what: str, deadline: float = 60.0) -> Any:
@@ -158,8 +160,14 @@ class Run:
         return pid
 
     def stop(self) -> None:
-        """End whatever is left, as a fixture's last act."""
+        """Stop whatever still runs, at the end of a test."""
         self.disconnect()
-        if self.process is not None and self.process.poll() is None:
+        if self.process is None:
+            return
+        if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.communicate(timeout=60)
+        # A test that failed has not read them to their end.
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
