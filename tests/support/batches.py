@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax_actors.engines.protocols import Generation, GenerationRequest, Sequences, TrainBatch
 from tests.support.models import ALPHABET
@@ -38,6 +39,11 @@ def batch_of_generations(made: Sequence[tuple[GenerationRequest, Generation]]) -
     return TrainBatch(sequences, [g.logprobs for _, g in made], advantages)
 
 
+def batch_of_groups(groups: Sequence[Sequence[Generation]], requests: Sequence[GenerationRequest]) -> TrainBatch:
+    """Train on the groups of samples that an engine generated for requests; each group is a row."""
+    return batch_of_generations([(r, g) for r, group in zip(requests, groups, strict=True) for g in group])
+
+
 def equal_sequences(seed: int, samples: int = 8) -> TrainBatch:
     """Take one sequence again and again, with other log-probs and advantages at each seed."""
     random = np.random.default_rng(seed)
@@ -47,10 +53,9 @@ def equal_sequences(seed: int, samples: int = 8) -> TrainBatch:
     return TrainBatch(Sequences([prompt] * samples, [completion] * samples), old, advantages)
 
 
-def answers(completion: Sequence[int], prompts: Sequence[str] = ("12>", "9081>", "5>")) -> Sequences:
+def answers(prompts: Sequence[NDArray[Any]], completion: Sequence[int]) -> Sequences:
     """Answer every prompt with the same completion, for supervised steps."""
-    asked = [np.array([ALPHABET.index(c) for c in prompt], np.int32) for prompt in prompts]
-    return Sequences(asked, [np.array(completion, np.int32)] * len(prompts))
+    return Sequences(list(prompts), [np.array(completion, np.int32)] * len(prompts))
 
 
 def with_advantages(batch: TrainBatch, value: float) -> TrainBatch:

@@ -17,9 +17,10 @@ from relax_actors.engines.protocols.training import SavesMeanwhile
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
 from tests.support.batches import answers, batch_of, parts_of, with_advantages
-from tests.support.models import STOP
+from tests.support.models import STOP, request_of
 
 MakeEngine = Callable[..., Any]
+PROMPTS = [request_of(text, 0).tokens for text in ("12>", "9081>", "5>")]
 
 
 def silent() -> None:
@@ -114,7 +115,7 @@ class TrainingEngineConformance:
     def test_a_warm_start_step_reports_its_loss(self, engine: Any) -> None:
         engine.initialise(5)
         calls: list[None] = []
-        found = engine.warm_start(answers([STOP]), 1e-2, lambda: calls.append(None)).metrics
+        found = engine.warm_start(answers(PROMPTS, [STOP]), 1e-2, lambda: calls.append(None)).metrics
         assert np.isfinite(found["loss"])
         assert calls
 
@@ -132,7 +133,7 @@ class GradientConformance(TrainingEngineConformance):
     def test_warm_start_learns_the_answers(self, make: MakeEngine) -> None:
         engine = make()
         engine.initialise(5)
-        losses = [engine.warm_start(answers([1, 2, STOP]), 1e-2, silent).metrics["loss"] for _ in range(30)]
+        losses = [engine.warm_start(answers(PROMPTS, [1, 2, STOP]), 1e-2, silent).metrics["loss"] for _ in range(30)]
         assert losses[-1] < losses[0] / 3
 
     def test_micro_batches_change_nothing_but_rounding(self, make: MakeEngine) -> None:
