@@ -10,9 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from relax_actors.monitoring.sinks.prometheus import Prometheus
-from relax_actors.monitoring.sinks.tensorboard import TensorBoard
-from relax_actors.monitoring.sinks.wandb import WeightsAndBiases
 from tests.conformance.base.monitor_sink import RUN, MonitorSinkConformance, Scalars
 
 
@@ -20,8 +17,8 @@ class TestPrometheus(MonitorSinkConformance):
     keeps_history = False
     names = {"step/reward": "relax_step_reward", "step/loss": "relax_step_loss"}  # noqa: RUF012 read only
 
-    def open(self, folder: Path) -> Prometheus:  # noqa: ARG002
-        return Prometheus("0")
+    def target(self, folder: Path) -> str:  # noqa: ARG002
+        return "prometheus=0"
 
     def written(self, sink: Any, folder: Path) -> Scalars:  # noqa: ARG002
         with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as reply:
@@ -35,8 +32,8 @@ class TestTensorBoard(MonitorSinkConformance):
     needs = "tensorboard"
     names = {name: name for name in ("step/reward", "step/loss", "eval/reward")}  # noqa: RUF012 read only
 
-    def open(self, folder: Path) -> TensorBoard:
-        return TensorBoard(folder / "board")
+    def target(self, folder: Path) -> str:
+        return f"tensorboard={folder / 'board'}"
 
     def written(self, sink: Any, folder: Path) -> Scalars:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -51,8 +48,8 @@ class TestWeightsAndBiases(MonitorSinkConformance):
     needs = "wandb"
     names = {name: name for name in ("step/reward", "step/loss", "eval/reward")}  # noqa: RUF012 read only
 
-    def open(self, folder: Path) -> WeightsAndBiases:  # noqa: ARG002
-        return WeightsAndBiases("checks", RUN)
+    def target(self, folder: Path) -> str:  # noqa: ARG002
+        return "wandb=checks"
 
     def written(self, sink: Any, folder: Path) -> Scalars:
         """Read the file of the offline run."""

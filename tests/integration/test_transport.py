@@ -226,21 +226,21 @@ def events(trainer: TrainerEnd) -> list[dict[str, Any]]:
     table = trainer.table
 
     async def read() -> list[dict[str, Any]]:
-        stream = await table.bridge.js.stream_info(table.subjects.log_stream)
+        stream = await table.connection.js.stream_info(table.subjects.log_stream)
         found = []
         for number in range(max(1, stream.state.first_seq), stream.state.last_seq + 1):
-            body = json.loads((await table.bridge.js.get_msg(table.subjects.log_stream, number)).data or b"{}")
+            body = json.loads((await table.connection.js.get_msg(table.subjects.log_stream, number)).data or b"{}")
             if body.get("kind") in ("weights_from_file", "weights_corrupt", "weights_not_offered"):
                 found.append(body)
         return found
 
-    return table.bridge.call(read(), 20)
+    return table.connection.call(read(), 20)
 
 
 def publish_address(trainer: TrainerEnd, address: Address) -> None:
     """Replace the address at which receivers look for the trainer."""
     body = {"host": address.host, "port": address.port, "token": address.token}
-    trainer.table.bridge.call(trainer.context.state.put(NOTE, body), 20)
+    trainer.table.connection.call(trainer.context.state.put(NOTE, body), 20)
 
 
 def test_weights_from_memory_cause_no_event_and_need_no_readable_file(ends: Ends) -> None:
@@ -289,7 +289,7 @@ def test_wrong_bytes_from_memory_are_refused_and_the_file_is_read(ends: Ends, se
 
 def test_files_are_read_while_the_published_address_is_malformed(ends: Ends) -> None:
     trainer = ends.trainer()
-    trainer.table.bridge.call(trainer.context.state.put(NOTE, {"host": 7, "port": "x", "token": None}), 20)
+    trainer.table.connection.call(trainer.context.state.put(NOTE, {"host": 7, "port": "x", "token": None}), 20)
     receiver = ends.receiver()
     assert receiver.bring(trainer, 0)
     assert receiver.receiver.received == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.store import Store
 from broker.streams import ensure_bucket
@@ -13,12 +13,12 @@ from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.roles.trainer import Trainer
+from relax_actors.runtime import Context
 from relax_actors.runtime.journal import Journal
-from relax_actors.runtime.role import Context
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.running import TINY
 
-MakeTable = Callable[[Bridge], Table]
+MakeTable = Callable[[Connection], Table]
 MakeContext = Callable[..., Context]
 MakeTrainer = Callable[..., Trainer]
 
@@ -33,7 +33,7 @@ def context_of(table: Table, folder: Path, role: str, settings: tuple[str, ...],
         role=role,
         n=0,
         incarnation=incarnation,
-        table=Table(table.bridge, table.subjects, Store(folder / "store"), f"{role}.0#{incarnation}"),
-        state=RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20)),
-        journal=Journal(table.bridge, table.subjects, role, 0),
+        table=Table(table.connection, table.subjects, Store(folder / "store"), f"{role}.0#{incarnation}"),
+        state=RunState(table.connection, table.connection.call(ensure_bucket(table.connection, table.subjects), 20)),
+        journal=Journal(table.connection, table.subjects, role, 0),
     )

@@ -12,7 +12,7 @@ from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.messages import Weights
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 from relax_actors.weights import files as weights
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.publisher import Publisher

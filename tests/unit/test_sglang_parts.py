@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts, MoeFacts
+from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.sglang.arguments import CPU_TOKENS, server_arguments
 from relax_actors.engines.sglang.concurrency import Concurrency
@@ -199,8 +200,6 @@ def test_a_server_is_told_what_the_configuration_says() -> None:
 @pytest.mark.parametrize(
     ("rollout", "why"),
     [
-        ({"min_tokens": 3}, "rollout.min_tokens = 3"),
-        ({"sglang": {"urls": ["http://a"]}, "replicas": 2}, "give each actor one"),
         ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "servers of our own; use"),
         ({"sglang": {"api_key_file": "key"}}, "is for urls"),
         ({"sglang": {"urls": ["http://a", "http://a/"]}, "replicas": 2}, "more than once"),
@@ -212,9 +211,13 @@ def test_settings_that_cannot_work_are_refused(rollout: dict[str, Any], why: str
 
 
 def test_a_run_starts_servers_unless_it_is_given_some() -> None:
-    assert config_of().owns_servers
-    assert not config_of(rollout={"backend": "sglang", "sglang": {"urls": ["http://a"]}}).owns_servers
-    assert not config_of(rollout={"backend": "transformers"}).owns_servers
+    external = config_of(rollout={"backend": "sglang", "sglang": {"urls": ["http://a"]}})
+    for config, starts in (
+        (config_of(), True),
+        (external, False),
+        (config_of(rollout={"backend": "transformers"}), False),
+    ):
+        assert bool(inference_backend(config).server_module(config)) == starts
 
 
 def test_without_sglang_the_error_names_the_command() -> None:

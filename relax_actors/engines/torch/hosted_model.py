@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from broker.errors import StoreError
 from relax_actors.engines.torch.model import build, check_fit
+from relax_actors.errors import StoreError
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocol import Step
 
