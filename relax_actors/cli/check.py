@@ -18,7 +18,7 @@ from relax_actors.config.schema import DataSection
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.prompt_maker import PromptMaker, open_data
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.megatron import architecture, layout, presence
+from relax_actors.engines.megatron import architecture, installation, layout
 from relax_actors.engines.sglang import presence as sglang
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages.experts import compact
@@ -93,7 +93,7 @@ def _megatron(config: Config, folder: Path) -> Iterator[str]:
     users += ["trainer"] * (config.trainer.backend == "megatron")
     if not users:
         return
-    presence.require(users[0])
+    installation.require(users[0])
     fields = json.loads((folder / "config.json").read_text())
     architecture.check(fields)
     if config.trainer.backend != "megatron":

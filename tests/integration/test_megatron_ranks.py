@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from relax_actors.config import Config
-from relax_actors.engines.megatron.calls import RankError
 from relax_actors.engines.megatron.group import MegatronGroup
+from relax_actors.engines.megatron.rpc import RankError
 from relax_actors.engines.protocols import TrainingEngine, train
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights

@@ -11,7 +11,7 @@ import pytest
 
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
-from relax_actors.engines.megatron import presence
+from relax_actors.engines.megatron import installation
 from relax_actors.engines.protocols import Sequences, TrainBatch
 from relax_actors.errors import ConfigError
 
@@ -41,7 +41,7 @@ MOE = DENSE | {
 def skip_if_missing() -> None:
     """Skip a module's tests where Megatron-Core is not installed."""
     try:
-        presence.require()
+        installation.require()
     except ConfigError as error:
         pytest.skip(str(error), allow_module_level=True)
 

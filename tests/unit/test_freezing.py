@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relax_actors.engines.megatron import presence
+from relax_actors.engines.megatron import installation
 from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import ConfigError
@@ -27,7 +27,7 @@ def engine_of(backend: str, tmp_path: Path, architecture: dict[str, Any], **trai
     if backend == "torch":
         return TorchEngine(config)
     try:
-        presence.require()
+        installation.require()
     except ConfigError as error:
         pytest.skip(str(error))
     from relax_actors.engines.megatron.mcore.engine import MegatronEngine

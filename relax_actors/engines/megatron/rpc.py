@@ -1,4 +1,4 @@
-"""What an engine asks of its ranks, as plain data: batches there, results and errors back."""
+"""Arguments, results and errors of the calls from an engine to its ranks, as plain data."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from relax_actors.engines.protocols.sequences import Sequences
 from relax_actors.engines.protocols.training import TrainBatch
 from relax_actors.errors import ConfigError, RelaxError, StoreError
 
-_KINDS: dict[str, type[Exception]] = {
+_ERROR_TYPES: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (ConfigError, StoreError, FloatingPointError, ValueError, LookupError)
 }
 
 
-def plain_sequences(sequences: Sequences) -> dict[str, Any]:
-    """Sequences as a message."""
+def pack_sequences(sequences: Sequences) -> dict[str, Any]:
+    """Encode sequences as plain data."""
     experts = None if sequences.experts is None else list(sequences.experts)
     return {"prompts": list(sequences.prompts), "completions": list(sequences.completions), "experts": experts}
 
 
-def plain_batch(batch: TrainBatch) -> dict[str, Any]:
-    """A batch as a message."""
+def pack_batch(batch: TrainBatch) -> dict[str, Any]:
+    """Encode a batch as plain data."""
     proximal, reference = batch.proximal_logprobs, batch.reference_logprobs
     return {
-        "sequences": plain_sequences(batch.sequences),
+        "sequences": pack_sequences(batch.sequences),
         "old_logprobs": list(batch.old_logprobs),
         "advantages": batch.advantages,
         "proximal_logprobs": None if proximal is None else list(proximal),
@@ -34,13 +34,13 @@ def plain_batch(batch: TrainBatch) -> dict[str, Any]:
     }
 
 
-def batch_of(message: dict[str, Any]) -> TrainBatch:
-    """Undoes `plain_batch`."""
+def unpack_batch(message: dict[str, Any]) -> TrainBatch:
+    """Decode what `pack_batch` encoded."""
     return TrainBatch(**message | {"sequences": Sequences(**message["sequences"])})
 
 
-def plain_error(error: BaseException) -> dict[str, Any]:
-    """An error as a message."""
+def pack_error(error: BaseException) -> dict[str, Any]:
+    """Encode an error as plain data."""
     return {
         "kind": type(error).__name__,
         "text": str(error),
@@ -49,15 +49,15 @@ def plain_error(error: BaseException) -> dict[str, Any]:
     }
 
 
-def error_of(message: Mapping[str, Any], rank: int) -> Exception:
-    """What to raise for a rank's error: of the kind that it was where the trainer tells kinds apart."""
+def unpack_error(message: Mapping[str, Any], rank: int) -> Exception:
+    """Exception to raise for a rank's error; keeps the types that the trainer handles differently."""
     if message["errno"] is not None:
         return OSError(message["errno"], f"rank {rank}: {message['text']}")
-    kind = _KINDS.get(message["kind"])
+    kind = _ERROR_TYPES.get(message["kind"])
     if kind is not None:
         return kind(f"rank {rank}: {message['text']}")
     return RankError(f"rank {rank} failed: {message['traceback']}")
 
 
 class RankError(RelaxError):
-    """A rank of the trainer failed, or is gone."""
+    """A rank of the trainer failed or exited."""
