@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from relax_actors.config import Config
 from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.megatron.rpc import RankError
-from relax_actors.engines.protocols import TrainingEngine, train
+from relax_actors.engines.protocols import TrainingEngine, TrainSample, train
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed, skip_if_missing
+from tests.support.batches import batch_of, routed
+from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 
 skip_if_missing()
 
@@ -137,7 +139,7 @@ def test_two_ranks_replay_the_experts_that_one_process_replays(
     alone = begun(MegatronEngine(configured(tmp_path, MOE, {}, ranks=1, router_replay=True)))
     group = begun(group_of(configured(tmp_path, MOE, REPLAYED[name], router_replay=True)))
     for step in range(STEPS):
-        batch = routed(batch_of(step), step)
+        batch = routed(batch_of(step), step, MOE)
         ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
         assert ours.keys() == theirs.keys()
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=5e-5)
@@ -189,15 +191,10 @@ def test_an_error_of_all_ranks_is_told_and_the_group_goes_on(
     before = group.fingerprint()
     with pytest.raises(OSError, match=r"rank 0: .*nowhere"):
         group.publish(tmp_path / "nowhere" / "weights")
-    batch = batch_of(0)
-    too_long = [c.repeat(40) for c in batch.sequences.completions]
+    tokens = np.ones(65, np.int32)
+    too_long = TrainSample.of_completion(tokens[:1], tokens[1:])
     with pytest.raises(ValueError, match="token_budget is 64"):
-        train(
-            group,
-            type(batch)(type(batch.sequences)(batch.sequences.prompts, too_long), too_long, batch.advantages),
-            0,
-            nothing,
-        )
+        train(group, [too_long], 0, nothing)
     assert group.fingerprint() == before
 
 

@@ -14,13 +14,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from relax_actors.config import Config
-from relax_actors.engines.protocols import TrainBatch, train
+from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from tests.support.tiny_megatron import DENSE, LLAMA, MOE, batch_of, config_of, skip_if_missing
+from tests.support.batches import batch_of, with_advantages
+from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of, skip_if_missing
 
 skip_if_missing()
 
@@ -221,7 +222,7 @@ def test_warm_start_matches_torch_engine(tmp_path: Path) -> None:
     found = []
     for engine in both(config_of(tmp_path, DENSE)):
         engine.initialise(5)
-        losses = [engine.warm_start(batch_of(1).sequences, 1e-2, nothing).metrics["loss"] for _ in range(10)]
+        losses = [engine.warm_start(batch_of(1), 1e-2, nothing).metrics["loss"] for _ in range(10)]
         engine.finish_warm_start()
         found.append((losses, weights_of(engine, tmp_path / type(engine).__name__)))
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4)
@@ -248,10 +249,8 @@ def test_weights_of_model_folder_are_loaded(tmp_path: Path) -> None:
 
 def test_diverged_loss_raises_instead_of_stepping(tmp_path: Path) -> None:
     engine = started(config_of(tmp_path, DENSE))
-    batch = batch_of(0)
-    wild = TrainBatch(batch.sequences, batch.old_logprobs, np.full_like(batch.advantages, np.inf))
     with pytest.raises(FloatingPointError, match="the loss diverged"):
-        train(engine, wild, 0, nothing)
+        train(engine, with_advantages(batch_of(0), np.inf), 0, nothing)
 
 
 def test_patch_lets_router_run_without_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.engines.protocols import Sequences
+from relax_actors.engines.protocols import TrainSample
 from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()
@@ -59,37 +61,61 @@ def test_data_parallel_ranks_get_similar_numbers_of_tokens() -> None:
     assert max(tokens) - min(tokens) <= max(lengths)
 
 
-def test_padded_sequences_are_rows_with_positions_of_their_completions() -> None:
-    sequences = Sequences(
-        [np.array([5, 6], np.int32), np.array([7], np.int32)], [np.array([1, 2, 3], np.int32), np.array([4], np.int32)]
-    )
-    found = MicroBatchTensors.of(MicroBatch([1, 0], 3, 6, packed=False), sequences, torch.device("cpu"))
-    assert found.tokens.tolist() == [[7, 4, 0, 0, 0, 0], [5, 6, 1, 2, 3, 0], [0] * 6]
-    assert found.scored.int().tolist() == [[1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0] * 6]
-    assert found.targets[found.scored].tolist() == [4, 1, 2, 3]
-    assert found.positions.tolist() == [[0, 0, 0], [7, 8, 9], [0, 0, 0]]
-    assert found.mask.int().tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0]]
+def samples(*, experts: bool = False) -> list[TrainSample]:
+    """One trained token after a prompt; three trained tokens after a prompt; trained tokens with a hole."""
+    pairs = [([7], [4]), ([5, 6], [1, 2, 3])]
+    found = [TrainSample.of_completion(np.array(p, np.int32), np.array(c, np.int32)) for p, c in pairs]
+    found.append(TrainSample(np.array([8, 9, 10, 11], np.int32), np.array([False, True, False, True])))
+    if not experts:
+        return found
+    return [
+        replace(sample, routed_experts=np.full((len(sample) - 1, 1, 2), number, np.int16))
+        for number, sample in enumerate(found)
+    ]
+
+
+def test_padded_sequences_are_rows_with_positions_before_their_trained_tokens() -> None:
+    found = MicroBatchTensors.of(MicroBatch([0, 1, 2], 4, 6, packed=False), samples(), torch.device("cpu"))
+    assert found.tokens.tolist() == [[7, 4, 0, 0, 0, 0], [5, 6, 1, 2, 3, 0], [8, 9, 10, 11, 0, 0], [0] * 6]
+    scored = [[1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [1, 0, 1, 0, 0, 0], [0] * 6]
+    assert found.scored.int().tolist() == scored
+    assert found.targets[found.scored].tolist() == [4, 1, 2, 3, 9, 11]
+    assert found.positions.tolist() == [[0, 0, 0], [7, 8, 9], [12, 14, 0]]
+    assert found.mask.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]]
+    assert found.targets.flatten()[found.positions][found.mask].tolist() == [4, 1, 2, 3, 9, 11]
     assert found.packing is None
 
 
 def test_packed_sequences_are_concatenated() -> None:
-    experts = [np.full((4, 1, 2), 7, np.int16), np.full((1, 1, 2), 8, np.int16)]
-    sequences = Sequences(
-        [np.array([5, 6], np.int32), np.array([7], np.int32)],
-        [np.array([1, 2, 3], np.int32), np.array([4], np.int32)],
-        experts,
-    )
-    found = MicroBatchTensors.of(MicroBatch([0, 1], 1, 8), sequences, torch.device("cpu"))
-    assert found.tokens.tolist() == [[5, 6, 1, 2, 3, 7, 4, 0]]
-    assert found.scored.int().tolist() == [[0, 1, 1, 1, 0, 1, 0, 0]]
-    assert found.targets[found.scored].tolist() == [1, 2, 3, 4]
-    assert found.positions.tolist() == [[1, 2, 3], [5, 0, 0]]
-    assert found.mask.int().tolist() == [[1, 1, 1], [1, 0, 0]]
+    found = MicroBatchTensors.of(MicroBatch([1, 0, 2], 1, 12), samples(experts=True), torch.device("cpu"))
+    assert found.tokens.tolist() == [[5, 6, 1, 2, 3, 7, 4, 8, 9, 10, 11, 0]]
+    assert found.scored.int().tolist() == [[0, 1, 1, 1, 0, 1, 0, 1, 0, 1, 0, 0]]
+    assert found.targets[found.scored].tolist() == [1, 2, 3, 4, 9, 11]
+    assert found.positions.tolist() == [[1, 2, 3], [5, 0, 0], [7, 9, 0]]
+    assert found.mask.int().tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert found.experts is not None
-    assert found.experts[0, :, 0, 0].tolist() == [7, 7, 7, 7, -1, 8, -1, -1]
+    assert found.experts[0, :, 0, 0].tolist() == [1, 1, 1, 1, -1, 0, -1, 2, 2, 2, -1, -1]
     assert found.packing is not None
-    assert found.packing.ends.tolist() == [0, 5, 7, 8]
-    assert found.packing.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 0]]
-    empty = MicroBatchTensors.of(MicroBatch([], 1, 2), sequences, torch.device("cpu"))
-    assert empty.mask.tolist() == [[False]]
+    assert found.packing.ends.tolist() == [0, 5, 7, 11, 12]
+    assert found.packing.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 0]]
+
+
+def test_sequences_without_recorded_experts_leave_the_choice_to_the_router() -> None:
+    mixed = samples(experts=True)
+    mixed[1] = replace(mixed[1], routed_experts=None)
+    found = MicroBatchTensors.of(MicroBatch([1, 0], 1, 7), mixed, torch.device("cpu"))
+    assert found.experts is not None
+    assert found.experts[0, :, 0, 0].tolist() == [-1, -1, -1, -1, -1, 0, -1]
+    assert MicroBatchTensors.of(MicroBatch([1], 1, 5), mixed, torch.device("cpu")).experts is None
+
+
+def test_empty_micro_batch_has_no_sequences() -> None:
+    empty = MicroBatchTensors.of(MicroBatch([], 1, 2), samples(), torch.device("cpu"))
+    assert empty.mask.shape == (0, 1)
     assert not empty.scored.any()
+
+
+def test_values_are_padded_like_the_trained_tokens() -> None:
+    found = MicroBatchTensors.of(MicroBatch([1, 2], 1, 9), samples(), torch.device("cpu"))
+    values = [sample.masked("token_ids") for sample in samples()[1:]]
+    assert found.padded(values).tolist() == [[1, 2, 3], [9, 11, 0]]

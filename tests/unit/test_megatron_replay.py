@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_actors.engines.protocols import TrainBatch, train
+from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed, skip_if_missing
+from tests.support.batches import batch_of, routed
+from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 
 skip_if_missing()
 
@@ -44,7 +45,7 @@ def test_five_replayed_steps_match_torch_engine(tmp_path: Path, *, renormalised:
     megatron, beside = started(MegatronEngine(config)), started(TorchEngine(config))
     plain = started(MegatronEngine(config))
     for step in range(5):
-        batch = routed(batch_of(step), step)
+        batch = routed(batch_of(step), step, MOE)
         ours, theirs = train(megatron, batch, step, nothing).metrics, train(beside, batch, step, nothing).metrics
         train(plain, batch_of(step), step, nothing)
         for name in theirs:
@@ -71,7 +72,7 @@ def test_recomputed_activations_use_same_experts(tmp_path: Path, token_budget: i
     for recompute in ("none", "selective", "full"):
         engine = engine_of(tmp_path, max_tokens_per_microbatch=token_budget, megatron={"recompute": recompute})
         for step in range(2):
-            measured = train(engine, routed(batch_of(step), step), step, nothing).metrics
+            measured = train(engine, routed(batch_of(step), step, MOE), step, nothing).metrics
         found.append((engine.fingerprint(), measured["rerouted"]))
     assert found[0] == found[1] == found[2]
 
@@ -80,9 +81,10 @@ def test_only_replayed_experts_and_router_are_trained(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     before = weights_of(engine, tmp_path / "before")
     batch = batch_of(0)
-    chosen = [np.broadcast_to(np.array([3, 1], np.int16), (n, 4, 2)).copy() for n in batch.sequences.lengths]
     # The last token of a sequence has no recorded experts, and no loss depends on it.
-    train(engine, replace(batch, sequences=replace(batch.sequences, experts=[c[:-1] for c in chosen])), 0, nothing)
+    chosen = [np.broadcast_to(np.array([3, 1], np.int16), (len(sample) - 1, 4, 2)).copy() for sample in batch]
+    forced = [replace(sample, routed_experts=experts) for sample, experts in zip(batch, chosen, strict=True)]
+    train(engine, forced, 0, nothing)
     after = weights_of(engine, tmp_path / "after")
     for layer in range(4):
         experts = f"model.layers.{layer}.mlp.experts.down_proj"
@@ -102,7 +104,7 @@ def test_missing_recorded_experts_change_nothing(tmp_path: Path) -> None:
     found = []
     for replays, missing in ((True, None), (True, 1.0), (False, None)):
         engine = engine_of(tmp_path, router_replay=replays)
-        batch: TrainBatch = batch_of(0) if missing is None else routed(batch_of(0), 0, missing)
+        batch = batch_of(0) if missing is None else routed(batch_of(0), 0, MOE, missing)
         measured = train(engine, batch, 0, nothing).metrics
         assert "rerouted" not in measured
         found.append(engine.fingerprint())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from broker.errors import StoreError
 from relax_actors.config import Config
-from relax_actors.engines.protocols import Sequences, TrainBatch, train
+from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import copy_into
 from relax_actors.engines.torch.scorer import TorchScorer
@@ -18,7 +19,8 @@ from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
 from relax_actors.weights.protocol import Step
-from tests.support.tiny_megatron import DENSE, LLAMA, MOE, batch_of, config_of, routed, skip_if_missing
+from tests.support.batches import batch_of, batch_of_generations, routed
+from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of, skip_if_missing
 from tests.unit.test_engines import REQUESTS
 
 skip_if_missing()
@@ -47,14 +49,13 @@ def max_difference(one: Arrays, other: Arrays) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
-def generated(config: Config, trainer: Any, tmp_path: Path, *, experts: bool) -> tuple[Sequences, Arrays]:
-    """Sequences that the rollout engine generated with the trainer's weights, and their log-probs."""
+def generated(config: Config, trainer: Any, tmp_path: Path, *, experts: bool) -> list[TrainSample]:
+    """Sequences that the rollout engine generated with the trainer's weights."""
     rollout = TransformersEngine(config.model_path, records_experts=experts)
     rollout.load(0, *published(trainer, tmp_path / "rollout.safetensors"))
     pairs = [(r, g) for r, group in zip(REQUESTS, rollout.generate(REQUESTS, nothing), strict=True) for g in group]
-    recorded = [g.routed_experts for _, g in pairs if g.routed_experts is not None]
-    sequences = Sequences([r.tokens for r, _ in pairs], [g.tokens for _, g in pairs], recorded or None)
-    return sequences, [g.logprobs for _, g in pairs]
+    batch = batch_of_generations(pairs)
+    return [replace(sample, routed_experts=g.routed_experts) for sample, (_, g) in zip(batch, pairs, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -70,49 +71,48 @@ def test_all_engines_give_same_logprobs(
     for step in range(3):  # initial weights give a nearly uniform distribution, which would hide errors
         train(megatron, batch_of(step), step, nothing)
     moved = published(megatron, tmp_path / "moved.safetensors")
-    sequences, by_rollout = generated(config, megatron, tmp_path, experts=replays)
+    batch = generated(config, megatron, tmp_path, experts=replays)
     found = {}
     for name, scorer in (("torch", TorchScorer(config)), ("megatron", MegatronScorer(config))):
         scorer.load(1, *moved)
-        found[name] = scorer.score(sequences, nothing)
-        assert [s.shape for s in found[name]] == [c.shape for c in sequences.completions]
-        assert max_difference(found[name], by_rollout) < tolerance
+        found[name] = scorer.score(batch, nothing)
+        assert [len(scored) for scored in found[name]] == [len(sample) for sample in batch]
+        assert max_difference(found[name], [sample.logprobs for sample in batch]) < tolerance
     assert max_difference(found["torch"], found["megatron"]) < tolerance
-    advantages = np.linspace(-1, 1, len(sequences)).astype(np.float32)
     copy_into(beside._model, weights.load(moved[1]), "megatron")
     for trainer in (megatron, beside):
-        measured = train(trainer, TrainBatch(sequences, by_rollout, advantages), 3, nothing).metrics
+        measured = train(trainer, batch, 3, nothing).metrics
         assert abs(measured["max_ratio"] - 1) < tolerance
 
 
 def test_weights_are_staged_without_changing_scores_until_swap(tmp_path: Path) -> None:
     config = config_of(tmp_path, MOE)
     trainer = started(MegatronEngine(config))
-    scorer, sequences = MegatronScorer(config), batch_of(0).sequences
+    scorer, batch = MegatronScorer(config), batch_of(0)
     with pytest.raises(StoreError, match="no verified weights"):
-        scorer.score(sequences, nothing)
+        scorer.score(batch, nothing)
     scorer.load(0, *published(trainer, tmp_path / "0.safetensors"))
-    first = scorer.score(sequences, nothing)
+    first = scorer.score(batch, nothing)
     train(trainer, batch_of(0), 0, nothing)
     copy = scorer.empty_copy()
     fingerprint, shards = published(trainer, tmp_path / "1.safetensors")
     copy.take([Step(1, fingerprint, shards)])
     scorer.stage(1, copy.tensors)
-    assert max_difference(first, scorer.score(sequences, nothing)) == 0
+    assert max_difference(first, scorer.score(batch, nothing)) == 0
     assert (scorer.version, scorer.swap(), scorer.version) == (0, 1, 1)
-    second = scorer.score(sequences, nothing)
+    second = scorer.score(batch, nothing)
     assert max_difference(first, second) > 1e-3
-    assert max_difference(second, scorer.score(sequences, nothing)) == 0
+    assert max_difference(second, scorer.score(batch, nothing)) == 0
     with pytest.raises(ConfigError, match="have no tensor"):
         scorer.stage(2, {name: tensor for name, tensor in copy.tensors.items() if "q_norm" not in name})
 
 
 def test_scorer_replays_recorded_experts(tmp_path: Path) -> None:
     config = config_of(tmp_path, MOE, trainer={"router_replay": True})
-    trainer, batch = started(MegatronEngine(config)), routed(batch_of(0), 0)
+    trainer, batch = started(MegatronEngine(config)), routed(batch_of(0), 0, MOE)
     found = []
     for scorer in (TorchScorer(config), MegatronScorer(config)):
         scorer.load(0, *published(trainer, tmp_path / "0.safetensors"))
-        found.append(scorer.score(batch.sequences, nothing))
-        assert max_difference(found[-1], scorer.score(batch_of(0).sequences, nothing)) > 1e-3
+        found.append(scorer.score(batch, nothing))
+        assert max_difference(found[-1], scorer.score(batch_of(0), nothing)) > 1e-3
     assert max_difference(*found) < 5e-5

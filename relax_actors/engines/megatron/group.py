@@ -15,18 +15,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
-from relax_actors.engines.megatron.rpc import RankError, pack_batch, pack_sequences, unpack_error
+from relax_actors.engines.megatron.rpc import RankError, pack_samples, unpack_error
 from relax_actors.engines.megatron.wire import Channel
-from relax_actors.engines.protocols.sequences import Sequences
-from relax_actors.engines.protocols.training import StepResult, TrainBatch
-from relax_actors.engines.protocols.whole_step import Whole
+from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.protocols.whole_step import WholeStep
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
 
 MODULE = "relax_actors.engines.megatron.mcore.rank"
@@ -49,7 +49,7 @@ def exit_like_rank(rank: int, code: int) -> None:
     os._exit(EXIT_BLAMELESS)
 
 
-class MegatronGroup(Whole):
+class MegatronGroup(WholeStep):
     """Training engine for more than one rank. Create it in the thread that uses it.
 
     Args:
@@ -185,17 +185,19 @@ class MegatronGroup(Whole):
         """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""
         self._call("initialise", seed)
 
-    def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
+    def warm_start(
+        self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
+    ) -> StepResult:
         """Take one supervised step; see `TrainingEngine`."""
-        return StepResult(self._call("warm_start", pack_sequences(sequences), learning_rate, progress=progress))
+        return StepResult(self._call("warm_start", pack_samples(samples), learning_rate, progress=progress))
 
     def finish_warm_start(self) -> None:
         """Reset the optimizer and set the reference; see `TrainingEngine`."""
         self._call("finish_warm_start")
 
-    def step_on(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
-        """Take one optimizer step; see `Whole`."""
-        return StepResult(self._call("step", pack_batch(batch), step, progress=progress))
+    def step_on(self, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]) -> StepResult:
+        """Take one optimizer step; see `WholeStep`."""
+        return StepResult(self._call("step", pack_samples(samples), step, progress=progress))
 
     def publish(self, path: Path) -> str:
         """Write the weights; see `PublishesWeights`."""

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from relax_actors.engines.protocols.sequences import Sequences
-from relax_actors.engines.protocols.training import TrainBatch
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.errors import ConfigError, RelaxError, StoreError
 
 _ERROR_TYPES: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (ConfigError, StoreError, FloatingPointError, ValueError, LookupError)
 }
+_SAMPLE_FIELDS = tuple(field.name for field in fields(TrainSample))
 
 
-def pack_sequences(sequences: Sequences) -> dict[str, Any]:
-    """Encode sequences as plain data."""
-    experts = None if sequences.experts is None else list(sequences.experts)
-    return {"prompts": list(sequences.prompts), "completions": list(sequences.completions), "experts": experts}
+def pack_samples(samples: Sequence[TrainSample]) -> list[dict[str, Any]]:
+    """Encode sequences as plain data and arrays; fields that are None are left out."""
+    return [
+        {name: value for name in _SAMPLE_FIELDS if (value := getattr(sample, name)) is not None} for sample in samples
+    ]
 
 
-def pack_batch(batch: TrainBatch) -> dict[str, Any]:
-    """Encode a batch as plain data."""
-    proximal, reference = batch.proximal_logprobs, batch.reference_logprobs
-    return {
-        "sequences": pack_sequences(batch.sequences),
-        "old_logprobs": list(batch.old_logprobs),
-        "advantages": batch.advantages,
-        "proximal_logprobs": None if proximal is None else list(proximal),
-        "reference_logprobs": None if reference is None else list(reference),
-        "samples": list(batch.samples),
-    }
-
-
-def unpack_batch(message: dict[str, Any]) -> TrainBatch:
-    """Decode what `pack_batch` encoded."""
-    return TrainBatch(**message | {"sequences": Sequences(**message["sequences"])})
+def unpack_samples(message: Sequence[Mapping[str, Any]]) -> list[TrainSample]:
+    """Decode what `pack_samples` encoded."""
+    return [TrainSample(**values) for values in message]
 
 
 def pack_error(error: BaseException) -> dict[str, Any]:

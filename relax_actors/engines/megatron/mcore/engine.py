@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from megatron.core import parallel_state
@@ -29,17 +27,17 @@ from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import LossFunction, Schedule
-from relax_actors.engines.protocols.sequences import Sequences
-from relax_actors.engines.protocols.training import StepResult, TrainBatch
-from relax_actors.engines.protocols.whole_step import Whole
+from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.protocols.whole_step import WholeStep
 from relax_actors.engines.torch import replay_metrics
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import StepObjective, check_norm
+from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_norm
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocol import Content
 
 
-class MegatronEngine(Whole):
+class MegatronEngine(WholeStep):
     """One rank with its part of the model.
 
     Methods are collective: all ranks must call them in the same order with the same arguments. Only rank 0 writes
@@ -101,85 +99,80 @@ class MegatronEngine(Whole):
             model.requires_grad_(False)
         return self._reference
 
-    def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
+    def warm_start(
+        self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
+    ) -> StepResult:
         """Take one supervised step; see `TrainingEngine`."""
-        tokens = sum(len(c) for c in sequences.completions)
+        tokens = sum(sample.trained for sample in samples)
 
         def loss_function(_: int, tensors: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
             loss = sft_loss(logprobs, tensors.mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
-        batches = self._schedule.micro_batches(sequences)
-        metrics = self._train(batches, sequences, loss_function, progress, temperature=1.0)
+        batches = self._schedule.micro_batches(samples)
+        metrics = self._train(batches, samples, loss_function, progress, temperature=1.0)
         measured, _ = self._gather_metrics(metrics, [])
         norm = self._step(learning_rate, 1.0)
         return StepResult(measured | {"gradient_norm": norm, "micro_batches": float(len(batches))})
 
-    def step_on(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
-        """Take one optimizer step; see `Whole`."""
-        sequences = batch.sequences
+    def step_on(self, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]) -> StepResult:
+        """Take one optimizer step; see `WholeStep`."""
         rate = rate_of(self._config, step)
         objective = StepObjective(self._config.algorithm)
-        batches = self._schedule.micro_batches(sequences)
-        reference_scores = self._score_reference(batch, batches, progress)
-        compared = self._measure_without_replay(batch, batches, progress) if step % replay_metrics.EVERY == 0 else []
+        batches = self._schedule.micro_batches(samples)
+        reference = self._score_reference(samples, batches, progress)
+        local = self._measure_without_replay(samples, batches, progress) if step % replay_metrics.EVERY == 0 else []
 
         def loss_function(number: int, tensors: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
-            indices = batches[number].indices
-            rows = len(indices)  # padding rows are not sequences, not even empty ones
-            padded = partial(self._padded, indices, tensors.width)
-            proximal, given = batch.proximal_logprobs, batch.reference_logprobs
-            reference = (
-                padded(given) if given is not None else reference_scores[number][1] if reference_scores else None
-            )
-            return objective.loss(
-                logprobs[:rows],
-                padded(batch.old_logprobs),
-                torch.from_numpy(np.array(batch.advantages[indices], np.float32)).to(self._device),
-                tensors.mask[:rows],
-                actor_fwd=padded(proximal) if proximal is not None else None,
-                reference=reference[:rows] if reference is not None else None,
-            )
+            selected = [samples[index] for index in batches[number].indices]
+            counts = [sample.sample_tokens or sample.trained for sample in selected]
 
-        figures = self._train(batches, sequences, loss_function, progress)
-        if self._replay is not None and sequences.experts is not None:
-            compared.append(self._replay.choices.take())
-        measured, objective.log_ratios = self._gather_metrics(figures, objective.log_ratios, compared)
+            def padded(name: str) -> Tensor:
+                return tensors.padded([sample.masked(name) for sample in selected])
+
+            inputs = LossInputs(
+                logprobs,
+                padded("logprobs"),
+                padded("advantages"),
+                tensors.mask,
+                torch.tensor(counts, dtype=torch.int64, device=self._device),
+                actor_fwd=padded("proximal_logprobs") if objective.needs_actor_fwd else None,
+                reference=padded("reference_logprobs") if _has_reference(samples) else reference.get(number),
+            )
+            return objective.loss(inputs)
+
+        metrics = self._train(batches, samples, loss_function, progress)
+        if self._replay is not None:
+            local.append(self._replay.choices.take())
+        measured, objective.log_ratios = self._gather_metrics(metrics, objective.log_ratios, local)
         norm = self._step(rate, objective.factor(measured))
         own = {"gradient_norm": norm, "micro_batches": float(len(batches)), "learning_rate": rate}
         return StepResult(objective.figures(measured) | own)
 
-    def _padded(self, indices: Sequence[int], width: int, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """Values of completion tokens padded to the width of a micro-batch, `[indices, width] float32`."""
-        out = np.zeros((len(indices), width), np.float32)
-        for row, index in enumerate(indices):
-            out[row, : len(arrays[index])] = arrays[index]
-        return torch.from_numpy(out).to(self._device)
-
     def _score_reference(
-        self, batch: TrainBatch, batches: list[MicroBatch], progress: Callable[[], None]
-    ) -> dict[int, tuple[MicroBatchTensors, Tensor]]:
+        self, samples: Sequence[TrainSample], batches: list[MicroBatch], progress: Callable[[], None]
+    ) -> dict[int, Tensor]:
         """Log-probs of the reference by micro-batch number, if this engine computes them."""
-        if batch.reference_logprobs is not None or self._reference is None:
+        if self._reference is None or _has_reference(samples):
             return {}
-        return self._schedule.score(self._reference.wrapped, batches, batch.sequences, progress)
+        return self._schedule.score(self._reference.wrapped, batches, samples, progress)
 
     def _measure_without_replay(
-        self, batch: TrainBatch, batches: list[MicroBatch], progress: Callable[[], None]
+        self, samples: Sequence[TrainSample], batches: list[MicroBatch], progress: Callable[[], None]
     ) -> list[dict[str, float]]:
         """Mismatch without router replay, measured on the first micro-batch of each data-parallel rank."""
-        if self._replay is None or batch.sequences.experts is None:
+        if self._replay is None or all(sample.routed_experts is None for sample in samples):
             return []
         # The interleaved schedule of virtual stages takes a multiple of the pipeline stages.
         first = batches[: self._layout.pipeline if self._layout.virtual > 1 else 1]
         self._replay.begin(replays=False, trains=False)
-        scored = self._schedule.score(self._optimizer.models, first, batch.sequences, progress, self._replay)
-        found = [replay_metrics.unreplayed(self._replay.choices.take())]
-        for number, (tensors, logprobs) in scored.items() if self._reports_metrics else ():
-            indices, rows = first[number].indices, len(first[number].indices)
-            rollout = self._padded(indices, tensors.width, batch.old_logprobs)
-            found.append(replay_metrics.without_replay(logprobs[:rows], rollout, tensors.mask[:rows]))
-        return found
+        scored = self._schedule.score(self._optimizer.models, first, samples, progress, self._replay)
+        measured = [replay_metrics.unreplayed(self._replay.choices.take())]
+        for number, logprobs in scored.items() if self._reports_metrics else ():
+            tensors = MicroBatchTensors.of(first[number], samples, self._device)
+            rollout = tensors.padded([samples[index].masked("logprobs") for index in first[number].indices])
+            measured.append(replay_metrics.without_replay(logprobs, rollout, tensors.mask))
+        return measured
 
     @property
     def _reports_metrics(self) -> bool:
@@ -210,7 +203,7 @@ class MegatronEngine(Whole):
     def _train(
         self,
         batches: list[MicroBatch],
-        sequences: Sequences,
+        samples: Sequence[TrainSample],
         loss_function: LossFunction,
         progress: Callable[[], None],
         temperature: float | None = None,
@@ -221,7 +214,7 @@ class MegatronEngine(Whole):
             self._replay.begin(replays=True, trains=True)
         models = self._optimizer.models
         return self._schedule.run(
-            models, batches, sequences, loss_function, progress, temperature=temperature, replay=self._replay
+            models, batches, samples, loss_function, progress, temperature=temperature, replay=self._replay
         )
 
     def _step(self, rate: float, factor: float) -> float:
@@ -286,3 +279,8 @@ class MegatronEngine(Whole):
             model = build(self._config.model_path, dtype=getattr(torch, self._config.trainer.precision))
             copy_into(model, tensors, "training")
             model.save_pretrained(folder)
+
+
+def _has_reference(samples: Sequence[TrainSample]) -> bool:
+    """Whether the sequences of a step come with log-probs of the reference."""
+    return samples[0].reference_logprobs is not None

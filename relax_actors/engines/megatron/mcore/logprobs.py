@@ -1,4 +1,4 @@
-"""Log-probs of completion tokens from logits that are split over tensor- and context-parallel ranks."""
+"""Log-probs of trained tokens from logits that are split over tensor- and context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _select_scored(model: Any, _: Any, arguments: tuple[Tensor, ...]) -> tuple[T
     return ((selected if len(selected) else hidden[0, :1])[:, None],)
 
 
-def completion_logprobs(logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int) -> Tensor:
-    """Log-probs of the completion tokens, `[sequences, width] float32`, the same on all ranks that share them.
+def trained_logprobs(logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int) -> Tensor:
+    """Log-probs of the trained tokens, `[sequences, width] float32`, the same on all ranks that share them.
 
     Args:
         logits: of this rank's positions and shard of the vocabulary, `[rows, length / context, vocab / tensor]`, or of

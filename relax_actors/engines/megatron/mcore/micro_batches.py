@@ -18,7 +18,7 @@ from torch import Tensor
 
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.samples import TrainSample, lengths_of
 from relax_actors.engines.torch.packing import Packing
 from relax_actors.messages.experts import MISSING
 
@@ -84,11 +84,17 @@ def _micro_batch(lengths: Sequence[int], indices: list[int], multiple: int, *, p
 class MicroBatchTensors:
     """Tensors of a micro-batch on the device.
 
-    `tokens [rows, length] int64`; `targets [rows, length] int64`, the next token of each; `scored [rows, length] bool`,
-    whether the next token is a completion token; `positions [sequences, width] int64`, index in `rows * length` of the
-    token before each completion token; `mask [sequences, width] bool`, which of `positions` are used, with at least one
-    sequence; `packing` of a packed micro-batch; `experts [rows, length, layers, experts_per_token] int64` to replay, -1
-    for the router's own choice, if experts were recorded.
+    Losses use the trained tokens of each sequence, without the tokens between them, padded to `[sequences, width]`.
+
+    Attributes:
+        tokens: `[rows, length] int64`.
+        targets: `[rows, length] int64`, the token after each token.
+        scored: `[rows, length] bool`, true for tokens before a trained token.
+        positions: `[sequences, width] int64`, index in `rows * length` of the token before each trained token.
+        mask: `[sequences, width] bool`, true where `positions` belongs to a trained token.
+        packing: of a packed micro-batch.
+        experts: `[rows, length, layers, experts_per_token] int64`, experts to replay, -1 for the router's own choice;
+            None if no experts were recorded for these sequences.
     """
 
     tokens: Tensor
@@ -101,38 +107,43 @@ class MicroBatchTensors:
 
     @property
     def width(self) -> int:
-        """Number of tokens of the longest completion, at least 1."""
+        """Largest number of trained tokens of a sequence, at least 1."""
         return self.mask.shape[1]
 
     @classmethod
-    def of(cls, batch: MicroBatch, sequences: Sequences, device: torch.device) -> MicroBatchTensors:
-        """Lay out the sequences of a micro-batch."""
-        lengths = [len(sequences.prompts[i]) + len(sequences.completions[i]) for i in batch.indices]
-        starts = _starts(batch, lengths)
-        width = max([1, *(len(sequences.completions[i]) for i in batch.indices)])
-        rows = max(batch.rows, len(batch.indices))
-        tokens = np.zeros(batch.rows * batch.length, np.int64)
-        scored = np.zeros(batch.rows * batch.length, np.bool_)
-        positions = np.zeros((rows, width), np.int64)
-        mask = np.zeros((rows, width), np.bool_)
-        for row, (index, start) in enumerate(zip(batch.indices, starts, strict=True)):
-            prompt, completion = sequences.prompts[index], sequences.completions[index]
-            first, end = start + len(prompt), start + len(prompt) + len(completion)
-            tokens[start:first], tokens[first:end] = prompt, completion
-            scored[first - 1 : end - 1] = True
-            positions[row, : len(completion)] = np.arange(first - 1, end - 1)
-            mask[row, : len(completion)] = True
+    def of(cls, batch: MicroBatch, samples: Sequence[TrainSample], device: torch.device) -> MicroBatchTensors:
+        """Lay out the sequences of a micro-batch; its indices select from `samples`."""
+        selected = [samples[index] for index in batch.indices]
+        starts = _starts(batch, lengths_of(selected))
         shape = batch.rows, batch.length
-        arrays = (tokens.reshape(shape), np.roll(tokens, -1).reshape(shape), scored.reshape(shape), positions, mask)
-        tensors = [torch.from_numpy(array).to(device) for array in arrays]
-        packing = None
-        if batch.packed:
-            padding = batch.length - sum(lengths)
-            packing = Packing.of([*lengths, padding] if padding else lengths, device)
-        experts = None
-        if sequences.experts is not None:
-            experts = torch.from_numpy(_experts(batch, starts, sequences.experts)).to(device)
-        return cls(tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], packing, experts)
+        tokens, scored = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+        width = max([1, *(sample.trained for sample in selected)])
+        positions, mask = np.zeros((len(selected), width), np.int64), np.zeros((len(selected), width), np.bool_)
+        for row, (sample, start) in enumerate(zip(selected, starts, strict=True)):
+            tokens.reshape(-1)[start : start + len(sample)] = sample.token_ids
+            before = np.flatnonzero(sample.loss_mask) - 1 + start
+            positions[row, : len(before)] = before
+            mask[row, : len(before)] = True
+        scored.reshape(-1)[positions[mask]] = True
+        targets = np.roll(tokens.reshape(-1), -1).reshape(shape)
+        tensors = [torch.from_numpy(array).to(device) for array in (tokens, targets, scored, positions, mask)]
+        experts = _experts(batch, selected, starts)
+        return cls(
+            tensors[0],
+            tensors[1],
+            tensors[2],
+            tensors[3],
+            tensors[4],
+            _packing(batch, lengths_of(selected), device),
+            None if experts is None else torch.from_numpy(experts).to(device),
+        )
+
+    def padded(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        """Values of the trained tokens of each sequence, padded to `[sequences, width] float32`."""
+        out = np.zeros(self.mask.shape, np.float32)
+        for row, array in enumerate(arrays):
+            out[row, : len(array)] = array
+        return torch.from_numpy(out).to(self.mask.device)
 
 
 def _starts(batch: MicroBatch, lengths: Sequence[int]) -> list[int]:
@@ -142,9 +153,24 @@ def _starts(batch: MicroBatch, lengths: Sequence[int]) -> list[int]:
     return [row * batch.length for row in range(len(lengths))]
 
 
-def _experts(batch: MicroBatch, starts: Sequence[int], recorded: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Recorded experts of a micro-batch's tokens; -1 for padding and for the last token of each sequence."""
-    out = np.full((batch.rows * batch.length, *recorded[0].shape[1:]), MISSING, np.int64)
-    for index, start in zip(batch.indices, starts, strict=True):
-        out[start : start + len(recorded[index])] = recorded[index]
+def _packing(batch: MicroBatch, lengths: Sequence[int], device: torch.device) -> Packing | None:
+    """Packing of the sequences; padding after the last sequence counts as one more."""
+    if not batch.packed:
+        return None
+    padding = batch.length - sum(lengths)
+    return Packing.of([*lengths, padding] if padding else lengths, device)
+
+
+def _experts(batch: MicroBatch, samples: Sequence[TrainSample], starts: Sequence[int]) -> NDArray[Any] | None:
+    """Recorded experts of the tokens; -1 for padding, for last tokens, and for sequences without recorded experts."""
+    recorded = [
+        (start, sample.routed_experts)
+        for sample, start in zip(samples, starts, strict=True)
+        if sample.routed_experts is not None
+    ]
+    if not recorded:
+        return None
+    out = np.full((batch.rows * batch.length, *recorded[0][1].shape[1:]), MISSING, np.int64)
+    for start, experts in recorded:
+        out[start : start + len(experts)] = experts
     return out.reshape(batch.rows, batch.length, *out.shape[1:])

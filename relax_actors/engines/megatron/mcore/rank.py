@@ -19,9 +19,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from relax_actors.config.load import validate
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine
-from relax_actors.engines.megatron.rpc import pack_error, unpack_batch
+from relax_actors.engines.megatron.rpc import pack_error, unpack_samples
 from relax_actors.engines.megatron.wire import Channel
-from relax_actors.engines.protocols.sequences import Sequences
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
 """How long a rank waits for the other ranks to start."""
@@ -63,9 +62,9 @@ def _methods(engine: MegatronEngine, progress: Callable[[], None]) -> dict[str, 
     delta, saving = _DeltaCalls(engine), _SaveCalls(engine)
     return {
         "initialise": engine.initialise,
-        "warm_start": lambda sequences, rate: dict(engine.warm_start(Sequences(**sequences), rate, progress).metrics),
+        "warm_start": lambda samples, rate: dict(engine.warm_start(unpack_samples(samples), rate, progress).metrics),
         "finish_warm_start": engine.finish_warm_start,
-        "step": lambda batch, step: dict(engine.step_on(unpack_batch(batch), step, progress).metrics),
+        "step": lambda samples, step: dict(engine.step_on(unpack_samples(samples), step, progress).metrics),
         "publish": lambda path: engine.publish(Path(path)),
         "remember": engine.remember,
         "delta": delta.find,

@@ -16,10 +16,10 @@ from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import PackedParams
-from relax_actors.engines.megatron.mcore.logprobs import completion_logprobs, context_parallel_slice, set_scored_tokens
+from relax_actors.engines.megatron.mcore.logprobs import context_parallel_slice, set_scored_tokens, trained_logprobs
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors, plan_micro_batches
 from relax_actors.engines.megatron.mcore.replay import Replay
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.samples import TrainSample, lengths_of
 
 LossFunction = Callable[[int, MicroBatchTensors, Tensor], tuple[Tensor, dict[str, float]]]
 """Maps the number, tensors and log-probs of a micro-batch to its loss and metrics."""
@@ -39,20 +39,20 @@ class Schedule:
         self._token_budget, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
         self._device = process_groups.device()
 
-    def micro_batches(self, sequences: Sequences) -> list[MicroBatch]:
+    def micro_batches(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
         """Micro-batches of this rank.
 
         Raises:
             ValueError: a sequence is empty, or longer than the token budget.
         """
-        plans = plan_micro_batches(sequences.lengths, self._layout, self._token_budget)
+        plans = plan_micro_batches(lengths_of(samples), self._layout, self._token_budget)
         return plans[parallel_state.get_data_parallel_rank()]
 
     def run(
         self,
         models: Sequence[Any],
         batches: list[MicroBatch],
-        sequences: Sequences,
+        samples: Sequence[TrainSample],
         loss_function: LossFunction,
         progress: Callable[[], None],
         *,
@@ -65,7 +65,7 @@ class Schedule:
         Args:
             models: model chunks of this rank.
             batches: micro-batches of this rank.
-            sequences: of the step, indexed by the micro-batches.
+            samples: sequences of the step, indexed by the micro-batches.
             loss_function: called on the ranks of the last pipeline stage.
             progress: called before each micro-batch.
             temperature: divisor of the logits; default is the run's sampling temperature.
@@ -79,7 +79,7 @@ class Schedule:
         divisor = self._temperature if temperature is None else temperature
 
         def loss(number: int, tensors: MicroBatchTensors, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-            logprobs = completion_logprobs(logits, tensors, divisor, self._vocab_size)
+            logprobs = trained_logprobs(logits, tensors, divisor, self._vocab_size)
             value, metrics = loss_function(number, tensors, logprobs)
             measured.append(metrics)
             # The number of tokens is unused: the optimizer step divides by that of the whole step.
@@ -88,7 +88,7 @@ class Schedule:
         def forward(numbers: Iterator[int], model: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
             number = next(numbers)
             progress()
-            tensors = MicroBatchTensors.of(batches[number], sequences, self._device)
+            tensors = MicroBatchTensors.of(batches[number], samples, self._device)
             if replay is not None:
                 chunk = next(i for i, candidate in enumerate(models) if candidate is model)
                 replay.set(chunk, None if tensors.experts is None else context_parallel_slice(tensors.experts))
@@ -118,16 +118,16 @@ class Schedule:
         self,
         models: Sequence[Any],
         batches: list[MicroBatch],
-        sequences: Sequences,
+        samples: Sequence[TrainSample],
         progress: Callable[[], None],
         replay: Replay | None = None,
-    ) -> dict[int, tuple[MicroBatchTensors, Tensor]]:
-        """Tensors and log-probs of the completions by micro-batch number, on the ranks of the last pipeline stage."""
-        found: dict[int, tuple[MicroBatchTensors, Tensor]] = {}
+    ) -> dict[int, Tensor]:
+        """Log-probs `[sequences, width]` by micro-batch number, on the ranks of the last pipeline stage."""
+        scored: dict[int, Tensor] = {}
 
-        def keep(number: int, tensors: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
-            found[number] = tensors, logprobs
+        def keep(number: int, _: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
+            scored[number] = logprobs
             return logprobs.sum(), {}
 
-        self.run(models, batches, sequences, keep, progress, forward_only=True, replay=replay)
-        return found
+        self.run(models, batches, samples, keep, progress, forward_only=True, replay=replay)
+        return scored

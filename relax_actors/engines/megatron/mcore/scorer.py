@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, padded
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import Schedule
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.hosted_model import Served
 
 
@@ -55,16 +55,16 @@ class MegatronScorer(Served):
     def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:  # noqa: ARG002
         return self._weights.shards(tensors)
 
-    def score(self, sequences: Sequences, progress: Callable[[], None]) -> list[NDArray[Any]]:
-        """Log-probs of each completion; see `ScoringEngine`."""
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Log-probs of each sequence; see `ScoringEngine`."""
         self.require_weights()
-        batches = self._schedule.micro_batches(sequences)
+        batches = self._schedule.micro_batches(samples)
         if self._replay is not None:
             self._replay.begin(replays=True, trains=False)
-        found: list[NDArray[Any]] = [np.zeros(0, np.float32)] * len(sequences)
-        scored = self._schedule.score(self._chunks.wrapped, batches, sequences, progress, self._replay)
-        for number, (_, logprobs) in scored.items():
+        found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
+        scored = self._schedule.score(self._chunks.wrapped, batches, samples, progress, self._replay)
+        for number, logprobs in scored.items():
             rows = logprobs.cpu().numpy()
             for row, index in enumerate(batches[number].indices):
-                found[index] = rows[row, : len(sequences.completions[index])].copy()
+                found[index][samples[index].loss_mask] = rows[row, : samples[index].trained]
         return found
