@@ -80,7 +80,7 @@ class Row:
         if name not in self._values:
             data = self._cells[name]
             envelope = open_envelope(data, self._store.reader())
-            expected = COLUMNS.get(name)
+            expected = COLUMNS.get(name) or (messages.Reward if envelope.type == "Reward" else None)
             self._values[name] = decode_fields(envelope, expected) if expected else plain_value(envelope)
         return self._values[name]
 
