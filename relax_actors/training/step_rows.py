@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from broker.codec import Array
-from broker.errors import RelaxError, StoreError
 from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, RelaxError, StoreError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
 from relax_actors.training.samples import PROXIMAL, REFERENCE, samples_of, token_advantages
