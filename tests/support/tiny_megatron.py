@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from relax_actors.config import Config
-from relax_actors.engines.megatron import presence
-from relax_actors.engines.protocols import TrainSample
+from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
-from tests.support import batches, models
+from tests.support import models
 from tests.support.batches import batch_of
 from tests.support.models import ALPHABET, QWEN3, qwen3_moe
 
-__all__ = ["ALPHABET", "DENSE", "LLAMA", "MOE", "batch_of", "config_of", "routed", "skip_if_missing"]
+__all__ = ["ALPHABET", "DENSE", "LLAMA", "MOE", "batch_of", "config_of", "skip_if_missing"]
 
 DENSE = QWEN3 | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA = DENSE | {"model_type": "llama", "head_dim": 8, "tie_word_embeddings": False}
@@ -25,7 +24,7 @@ MOE = qwen3_moe(DENSE)
 def skip_if_missing() -> None:
     """Skip a module's tests where Megatron-Core is not installed."""
     try:
-        presence.require()
+        installation.require()
     except ConfigError as error:
         pytest.skip(str(error), allow_module_level=True)
 
@@ -34,8 +33,3 @@ def config_of(folder: Path, architecture: dict[str, Any], **sections: dict[str, 
     """Configure a run with a tiny model, as `tests.support.models.config_of` does."""
     trainer = {"backend": "megatron", "learning_rate": 1e-2, "max_tokens_per_microbatch": 64}
     return models.config_of(folder, architecture, trainer=trainer | sections.pop("trainer", {}), **sections)
-
-
-def routed(batch: list[TrainSample], seed: int, missing: float = 0.2) -> list[TrainSample]:
-    """Draw experts of `MOE`; see `tests.support.batches.routed`."""
-    return batches.routed(batch, seed, MOE, missing)
