@@ -41,7 +41,7 @@ class RewardRole(Role):
         function = self._eval if row.is_eval else self._train
         name = getattr(function, "__name__", "reward")
         if self._devices is not None:
-            self._devices.spend_phase(REWARD, row.prompt.seed, self.progress)
+            self._devices.elapse_phase(REWARD, row.prompt.seed, self.progress)
         values = []
         for text in row.trajectory.texts:
             values.append(checked(function(text, row.prompt), name))

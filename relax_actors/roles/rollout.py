@@ -53,9 +53,10 @@ def make_engine(context: Context) -> InferenceEngine:
 
 def make_sglang(context: Context) -> InferenceEngine:
     """The engine that uses the actor's inference server, which its node keeps up beside it."""
+    from relax_actors.engines.sglang.connection import SglangSettings  # noqa: PLC0415
     from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415
-    from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader  # noqa: PLC0415
-    from relax_actors.engines.sglang.record import ServerRecord  # noqa: PLC0415
+    from relax_actors.engines.sglang.server_record import ServerRecord  # noqa: PLC0415
+    from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, DiskLoader, TensorLoader, WeightLoader  # noqa: PLC0415
 
     config, path = context.config, context.folder.server(context.n)
     rollout, settings = config.rollout, config.rollout.sglang
@@ -70,21 +71,23 @@ def make_sglang(context: Context) -> InferenceEngine:
             msg = f"rollout.sglang.api_key_file cannot be read: {error}; put the servers' key there, for this user only"
             raise ConfigError(msg) from error
         elsewhere = ServerRecord(settings.urls[context.n], key, "elsewhere")
-    loader: Loader = FromDisk(path.with_suffix(""))
+    loader: WeightLoader = DiskLoader(path.with_suffix(""))
     if settings.weights != "disk":
-        loader = (FromTensors if settings.weights == "tensors" else FromGroup)(settings.tensor_parallel)
+        loader = (TensorLoader if settings.weights == "tensors" else BroadcastLoader)(settings.tensor_parallel)
     facts = measure(config.model_path)
     engine = SglangEngine(
         lambda: elsewhere or ServerRecord.load(path),
         loader,
-        facts.context_length,
-        moe=facts.moe if config.trainer.router_replay else None,
-        rows=rollout.max_concurrent_prompts,
-        patience=config.supervision.start_deadline,
-        stall=rollout.deadline / 2,
-        keeps_partial=not config.run.deterministic,
-        progress=context.progress,
-        stopping=context.stopping,
+        SglangSettings(
+            facts.context_length,
+            rows=rollout.max_concurrent_prompts,
+            patience=config.supervision.start_deadline,
+            stall=rollout.deadline / 2,
+            moe=facts.moe if config.trainer.router_replay else None,
+            keep_partial=not config.run.deterministic,
+            progress=context.progress,
+            stopping=context.stopping,
+        ),
     )
     engine.wait_for_server()
     return engine
@@ -153,8 +156,8 @@ class Rollout(Role):
         """Generate the rows of a kind, and those that come meanwhile: until others wait, or newer weights."""
         first, (version, greedy) = waiting.pop(kind), kind
         if version is None:
-            self._stager.use(max(row.prompt.min_version for row in first))
-        elif not self._stager.use_exactly(version):
+            self._stager.use_newest(max(row.prompt.min_version for row in first))
+        elif not self._stager.try_use_version(version):
             yield [(row, StoreError(f"weights {version} are gone")) for row in first]
             return
         refresh = self._stager.refresh if version is None and self._in_flight else None
@@ -249,7 +252,7 @@ class Rollout(Role):
             "model_cpu_seconds": round(self._model_seconds, 3),
             "version": -1 if version is None else version,
             "swap_seconds": round(self._stager.swap_seconds, 6),
-            "weights_from_memory": self._stager.from_memory,
+            "weights_from_memory": self._stager.received_from_memory,
         }
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The promises with SGLang: whoever is killed, actor or server, no row is lost, and on policy weights are the same."""
+"""With SGLang, killed actors and servers lose no row, and on-policy runs end with the same weights."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ LONG = 600.0
 
 
 def segments() -> set[Path]:
-    """Segments of SGLang in shared memory."""
+    """Shared memory segments of SGLang."""
     return {*Path(MEMORY).glob("sglang_*"), *Path(MEMORY).glob("sem.mp-*")}
 
 
 def kill_server(run: Run) -> int:
-    """SIGKILL the server's first process, as soon as it has one."""
+    """SIGKILL the first process of the server, once it exists; return its pid."""
 
     def find() -> int | None:
         commands = {pid: command_of(pid) for pid in processes_of(run.folder.root)}
@@ -54,7 +54,7 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     record = run.folder.server(0).read_text()
     run.kill("rollout.0")
     wait_for_cell(run, "batch.3", 200)
-    assert run.folder.server(0).read_text() == record  # the server has outlived its actor
+    assert run.folder.server(0).read_text() == record  # the server outlived its actor
     kill_server(run)
     wait_for_cell(run, "batch.6", 300)
     assert run.folder.server(0).read_text() != record
@@ -75,7 +75,7 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     wait_until(lambda: segments() <= before, "removal of the server's segments", 10)
 
 
-def test_on_policy_a_run_whose_server_and_actors_are_killed_ends_with_the_same_weights(make_run: MakeRun) -> None:
+def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(make_run: MakeRun) -> None:
     alone = make_run("calm", *ON_POLICY).complete(LONG)["weights_fingerprint"]
     run = make_run("killed", *ON_POLICY).start()
     kill_at(run, "rollout.0", "weights.1")
@@ -90,9 +90,7 @@ def test_on_policy_a_run_whose_server_and_actors_are_killed_ends_with_the_same_w
     assert story_of(run).of("replay_diverged") == []
 
 
-def test_a_run_that_is_scaled_has_as_many_servers_and_one_whose_root_is_killed_has_none(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_servers_follow_the_scale_and_die_with_the_root(make_run: MakeRun, tmp_path: Path) -> None:
     before = segments()
     run = make_run("scaled", *SERVED, "run.steps=3000").start()
     wait_for_cell(run, "batch.0", 200)

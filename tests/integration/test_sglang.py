@@ -22,8 +22,8 @@ import torch
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.loading import FromDisk, Staged
 from relax_actors.engines.sglang.server import Server, ServerGoneError
+from relax_actors.engines.sglang.weight_loaders import DiskLoader, StagedWeights
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.model import build, copy_into, tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
@@ -37,9 +37,9 @@ from tests.support.sglang_servers import (
     DENSE,
     MOE,
     STOP,
-    FromGroup,
-    FromTensors,
+    BroadcastLoader,
     Kept,
+    TensorLoader,
     config_of,
     engine_of,
     skip_if_missing,
@@ -154,7 +154,7 @@ def test_sampled_tokens_follow_the_distribution_also_with_top_p(kept: Kept, tmp_
 
 @pytest.mark.parametrize("way", ["disk", "tensors", "group"])
 def test_other_weights_give_other_numbers_under_their_version(kept: Kept, tmp_path: Path, way: str) -> None:
-    loaders = {"disk": None, "tensors": FromTensors(1), "group": FromGroup(1)}
+    loaders = {"disk": None, "tensors": TensorLoader(1), "group": BroadcastLoader(1)}
     with engine_of(kept, loaders[way]) as engine:
         engine.load(3, *shards(kept, tmp_path))
         engine.stage(4, tensors(kept, 0.7))
@@ -216,12 +216,12 @@ def test_samples_go_on_with_newer_weights_and_tell_who_wrote_which_token(kept: K
         check_logprobs(kept, made, {3: 1.0, 4: 0.7}, 5e-5)
 
 
-class SlowOnce(FromDisk):
+class SlowOnce(DiskLoader):
     """Its first load of version 4 is given up, and the server goes on without."""
 
     given_up = False
 
-    def load(self, server: Server, staged: Staged) -> None:
+    def load(self, server: Server, staged: StagedWeights) -> None:
         if staged.version == 4 and not self.given_up:
             self.given_up = True
             server.resume()
@@ -243,12 +243,12 @@ def test_a_server_that_may_not_have_taken_weights_in_flight_is_not_used_on(kept:
 
 
 def test_an_update_that_a_life_before_left_open_is_closed(kept: Kept, tmp_path: Path) -> None:
-    with engine_of(kept, FromTensors(1)) as engine:
+    with engine_of(kept, TensorLoader(1)) as engine:
         engine.load(3, *shards(kept, tmp_path))
     record = kept.record
     with httpx.Client(base_url=record.url, headers={"Authorization": f"Bearer {record.key}"}, timeout=60) as client:
         assert client.post("/begin_weight_update", json={}).status_code == 200
-        with engine_of(kept, FromTensors(1)) as engine:
+        with engine_of(kept, TensorLoader(1)) as engine:
             engine.load(3, *shards(kept, tmp_path))
             assert client.post("/end_weight_update", json={}).status_code == 400
             made = pairs(REQUESTS, engine.generate(REQUESTS, nothing))
@@ -281,12 +281,14 @@ def test_a_life_after_a_crash_finds_the_server_with_its_weights(kept: Kept, tmp_
     script = (
         "import sys, numpy as np, pathlib\n"
         "from relax_actors.engines.protocols import GenerationRequest\n"
+        "from relax_actors.engines.sglang.connection import SglangSettings\n"
         "from relax_actors.engines.sglang.engine import SglangEngine\n"
-        "from relax_actors.engines.sglang.loading import FromDisk\n"
-        "from relax_actors.engines.sglang.record import ServerRecord\n"
+        "from relax_actors.engines.sglang.weight_loaders import DiskLoader\n"
+        "from relax_actors.engines.sglang.server_record import ServerRecord\n"
         "path = pathlib.Path(sys.argv[1])\n"
         "find = lambda: ServerRecord.load(path)\n"
-        "engine = SglangEngine(find, FromDisk(path.with_suffix('')), 512, rows=1, patience=60, stall=60)\n"
+        "settings = SglangSettings(512, rows=1, patience=60, stall=60)\n"
+        "engine = SglangEngine(find, DiskLoader(path.with_suffix('')), settings)\n"
         "engine.load(6, sys.argv[2], [pathlib.Path(sys.argv[3])])\n"
         "tokens = np.array([1, 2], np.int32)\n"
         "request = GenerationRequest(tokens, 1, 4, 1.0, 1.0, 500, frozenset())\n"
@@ -320,7 +322,7 @@ def test_rows_join_those_that_run_and_each_is_given_out_when_it_ends(kept: Kept,
             assert most > 0
             # Once the first has tokens.
             return (
-                [late[len(order)]] if grown > 1 and len(order) < len(late) and engine._rows.open.keys() == {0} else []
+                [late[len(order)]] if grown > 1 and len(order) < len(late) and engine._rows.active.keys() == {0} else []
             )
 
         for done in engine.stream(LONG, progress, None, more):
@@ -340,11 +342,11 @@ def test_the_server_is_closed_to_strangers(kept: Kept) -> None:
     assert not [title for title in kept.processes().values() if record.key in title]
 
 
-@pytest.mark.parametrize("part", ["scheduler", "engines.sglang.launch", "supervision.keeper"])
+@pytest.mark.parametrize("part", ["scheduler", "engines.sglang.launch", "supervision.inference_server"])
 def test_a_killed_server_comes_back_and_samples_go_on(kept: Kept, tmp_path: Path, part: str) -> None:
     with engine_of(kept) as engine:
         engine.load(3, *shards(kept, tmp_path))
-        life, grown, lengths = kept.record.life, 0, []
+        life, grown, lengths = kept.record.instance, 0, []
 
         def progress() -> None:
             nonlocal grown
@@ -356,7 +358,7 @@ def test_a_killed_server_comes_back_and_samples_go_on(kept: Kept, tmp_path: Path
         made = pairs(LONG, engine.generate(LONG, progress))
         assert engine.losses == 1
         assert min(lengths) > 0
-        assert kept.record.life != life
+        assert kept.record.instance != life
         for _, sample in made:
             assert len(sample.tokens) == 450
             assert set(sample.versions) == {3}
@@ -381,10 +383,9 @@ def test_a_server_that_hangs_is_ended_and_started_again(kept: Kept, tmp_path: Pa
 
 
 def test_without_a_server_it_gives_up_and_blames_no_row(kept: Kept, tmp_path: Path) -> None:
-    with engine_of(kept, patience=0.5) as engine:
-        engine._find = lambda: None
-        with pytest.raises(ActorError, match="no inference server"):
-            engine.load(3, *shards(kept, tmp_path))
+    refused = pytest.raises(ActorError, match="no inference server")
+    with engine_of(kept, patience=0.5, find=lambda: None) as engine, refused:
+        engine.load(3, *shards(kept, tmp_path))
 
 
 def test_what_the_server_refuses_is_told_in_its_words(kept: Kept, tmp_path: Path) -> None:
@@ -401,7 +402,7 @@ def test_with_seeds_a_row_gives_the_same_bits_again_whatever_happened_to_its_ser
     one = [request("12>", 1, samples=6, max_tokens=200, stop_ids=frozenset([STOP]))]
     found = []
     for disturbed in (False, False, True):
-        with engine_of(exact, keeps_partial=False, rows=1) as engine:
+        with engine_of(exact, keep_partial=False, rows=1) as engine:
             engine.load(3, *shards(exact, tmp_path))
             killed = False
 

@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from relax_actors.errors import ConfigError
-from relax_actors.weights.protocol import Content
-from relax_actors.weights.torch_transport import wire
-from relax_actors.weights.torch_transport.pair import RECEIVER, Pair, open_store
-from relax_actors.weights.torch_transport.receiver import TorchReceiver, TransportError
-from relax_actors.weights.torch_transport.sender import Address, TorchSender, knock
-from relax_actors.weights.transport import NOTE
+from relax_actors.weights.protocols import WeightPayload
+from relax_actors.weights.transports.torch import ADDRESS_KEY
+from relax_actors.weights.transports.torch_transport import wire
+from relax_actors.weights.transports.torch_transport.pair import RECEIVER, Pair, open_store
+from relax_actors.weights.transports.torch_transport.receiver import TorchReceiver, TransportError
+from relax_actors.weights.transports.torch_transport.sender import Address, TorchSender, request_pair
 from tests.integration.conftest import MakeContext
 from tests.integration.test_weights import DELTAS, Receiver, Sender
 from tests.support.running import wait_until
@@ -42,7 +42,7 @@ class Fetch(threading.Thread):
     def __init__(self, seconds: float, address: Address) -> None:
         super().__init__()
         self.receiver, self.address = TorchReceiver(seconds), address
-        self.found: Content | TransportError | None = None
+        self.found: WeightPayload | TransportError | None = None
         self.start()
 
     def run(self) -> None:
@@ -57,7 +57,7 @@ class Fetch(threading.Thread):
         """Wait until a part has come."""
         wait_until(lambda: self.receiver.exchange is not None and self.receiver.exchange.nbytes, "first bytes")
 
-    def end(self) -> Content | TransportError | None:
+    def end(self) -> WeightPayload | TransportError | None:
         self.join(120)
         assert not self.is_alive()
         return self.found
@@ -70,8 +70,8 @@ def sender() -> Iterator[TorchSender]:
     made.close()
 
 
-def same(found: Content | TransportError | None, tensors: Any) -> bool:
-    assert isinstance(found, Content), found
+def same(found: WeightPayload | TransportError | None, tensors: Any) -> bool:
+    assert isinstance(found, WeightPayload), found
     assert list(found.tensors) == list(tensors)
     return all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
 
@@ -82,7 +82,7 @@ def test_tensors_come_from_another_process_as_often_as_they_are_asked_for() -> N
         for _ in range(3):
             assert same(receiver.fetch(address, OFFERED, "", MOST), content(20).tensors)
         assert receiver.fetch(address, "a" * 32, "", MOST) is None
-        with pytest.raises(TransportError, match="are on offer"):
+        with pytest.raises(TransportError, match="are offered"):
             receiver.fetch(address, OFFERED, "", 1 << 20)
         assert same(receiver.fetch(address, OFFERED, "", MOST), content(20).tensors)
         receiver.close()
@@ -90,7 +90,7 @@ def test_tensors_come_from_another_process_as_often_as_they_are_asked_for() -> N
 
 def test_a_delta_goes_to_whom_it_applies_and_all_to_others(sender: TorchSender) -> None:
     base, delta, whole = "b" * 32, {"w:gaps": torch.arange(9)}, {"w": torch.arange(100.0)}
-    sender.offer(OFFERED, [Content(base, delta), Content(None, whole)])
+    sender.offer(OFFERED, [WeightPayload(base, delta), WeightPayload(None, whole)])
     receiver = TorchReceiver(60.0)
     found = receiver.fetch(sender.address, OFFERED, base, MOST)
     assert same(found, delta)
@@ -103,13 +103,13 @@ def test_a_delta_goes_to_whom_it_applies_and_all_to_others(sender: TorchSender) 
 
 def test_many_come_and_go(sender: TorchSender) -> None:
     tensors = {"w": torch.arange(1000.0)}
-    sender.offer(OFFERED, [Content(None, tensors)])
+    sender.offer(OFFERED, [WeightPayload(None, tensors)])
     for _ in range(3):
         fetches = [Fetch(60.0, sender.address) for _ in range(6)]
         assert all(same(fetch.end(), tensors) for fetch in fetches)
         for fetch in fetches:
             fetch.receiver.close()
-    wait_until(lambda: not sender._peers, "end of all connections")
+    wait_until(lambda: sender.connections == 0, "end of all connections")
 
 
 def test_a_sender_killed_in_mid_transfer_is_told_at_once() -> None:
@@ -150,14 +150,14 @@ def test_a_sender_stopped_in_mid_transfer_holds_nobody_over_the_deadline() -> No
 
 
 def test_nothing_is_sent_to_one_without_the_token(sender: TorchSender) -> None:
-    sender.offer(OFFERED, [Content(None, {"w": torch.arange(10.0)})])
+    sender.offer(OFFERED, [WeightPayload(None, {"w": torch.arange(10.0)})])
     with pytest.raises(TransportError):
         TorchReceiver(1.0).fetch(replace(sender.address, token="0" * 64), OFFERED, "", MOST)
-    assert not sender._peers
+    assert sender.connections == 0
     # One who sees another's knock and takes its place still cannot answer the challenge.
     host, port, token = sender.address.host, sender.address.port, sender.address.token
     store = open_store(host, port, 5)
-    pair = Pair(store, knock(store, token, time.monotonic() + 5), RECEIVER, host, 5)
+    pair = Pair(store, request_pair(store, token, time.monotonic() + 5), RECEIVER, host, 5)
     challenge = pair.receive(wire.CHALLENGE)
     pair.send(wire.proof("0" * 64, challenge))
     with pytest.raises(RuntimeError, match=r"closed|reset"):
@@ -165,7 +165,7 @@ def test_nothing_is_sent_to_one_without_the_token(sender: TorchSender) -> None:
     # A knock is good for its own number only.
     value = bytes(store.get("knock/0"))
     store.set(f"knock/{int(store.get('next'))}", value)
-    wait_until(lambda: not sender._peers, "refusal")
+    wait_until(lambda: sender.connections == 0, "refusal")
     receiver = TorchReceiver(60.0)
     assert receiver.fetch(sender.address, OFFERED, "", MOST) is not None
     receiver.close()
@@ -185,8 +185,8 @@ def test_it_listens_on_the_address_that_it_was_given_alone(sender: TorchSender) 
 
 FETCH = """
 import json, sys
-from relax_actors.weights.torch_transport.receiver import TorchReceiver
-from relax_actors.weights.torch_transport.sender import Address
+from relax_actors.weights.transports.torch_transport.receiver import TorchReceiver
+from relax_actors.weights.transports.torch_transport.sender import Address
 TorchReceiver(60.0).fetch(Address(**json.loads(sys.argv[1])), "f" * 32, "", 1 << 40)
 """
 
@@ -194,15 +194,15 @@ TorchReceiver(60.0).fetch(Address(**json.loads(sys.argv[1])), "f" * 32, "", 1 <<
 def test_a_receiver_that_hangs_holds_neither_the_trainer_nor_its_memory(sender: TorchSender) -> None:
     old = torch.zeros(LARGE << 20, dtype=torch.uint8)
     alive = weakref.ref(old)
-    sender.offer(OFFERED, [Content(None, {"w": old})])
+    sender.offer(OFFERED, [WeightPayload(None, {"w": old})])
     del old
     address = json.dumps({"host": sender.address.host, "port": sender.address.port, "token": sender.address.token})
     with subprocess.Popen([sys.executable, "-c", FETCH, address]) as child:
         try:
-            wait_until(lambda: sender._peers, "receiver")
+            wait_until(lambda: sender.connections, "receiver")
             os.kill(child.pid, signal.SIGSTOP)
             began = time.monotonic()
-            sender.offer("e" * 32, [Content(None, {"w": torch.ones(3)})])
+            sender.offer("e" * 32, [WeightPayload(None, {"w": torch.ones(3)})])
             assert time.monotonic() - began < 5
             wait_until(lambda: gc.collect() >= 0 and alive() is None, "memory given back")
             other = TorchReceiver(60.0)
@@ -210,7 +210,7 @@ def test_a_receiver_that_hangs_holds_neither_the_trainer_nor_its_memory(sender: 
             other.close()
         finally:
             child.kill()
-    wait_until(lambda: not sender._peers, "end of the connection")
+    wait_until(lambda: sender.connections == 0, "end of the connection")
 
 
 class Ends:
@@ -260,7 +260,7 @@ def events(sender: Sender) -> list[dict[str, Any]]:
 
 def note(sender: Sender, address: Address) -> None:
     body = {"host": address.host, "port": address.port, "token": address.token}
-    sender.context.table.bridge.call(sender.context.state.put(NOTE, body), 20)
+    sender.context.table.bridge.call(sender.context.state.put(ADDRESS_KEY, body), 20)
 
 
 def test_an_engine_follows_whole_sets_and_deltas_from_memory(ends: Ends) -> None:
@@ -268,24 +268,24 @@ def test_an_engine_follows_whole_sets_and_deltas_from_memory(ends: Ends) -> None
     for version in range(7):
         if version:
             sender.step()
-        receiver.stager.use(version)
+        receiver.stager.use_newest(version)
         assert receiver.serves() == sender.cell(version).fingerprint == sender.engine.fingerprint()
     assert sender.bases() == [None, 0, 1, 2, None, 4, 5]
-    assert receiver.stager.from_memory == 7
+    assert receiver.stager.received_from_memory == 7
     assert events(sender) == []
 
 
 def test_float32_weights_in_memory_stay_those_published_while_training_goes_on(ends: Ends) -> None:
     sender, receiver = ends.sender("trainer.precision=float32"), ends.receiver("trainer.precision=float32")
-    receiver.stager.use(0)
+    receiver.stager.use_newest(0)
     receiver.stager.close()
     sender.step()
     with torch.no_grad():
         for parameter in sender.engine._model.parameters():
             parameter.add_(1.0)
-    assert receiver.stager._look_for_newer()
-    receiver.stager.use(1)
-    assert receiver.stager.from_memory == 2
+    assert receiver.stager.prepare_newest()
+    receiver.stager.use_newest(1)
+    assert receiver.stager.received_from_memory == 2
     assert receiver.engine.version == 1
     assert events(sender) == []
 
@@ -299,61 +299,61 @@ def test_one_that_joins_late_has_all_from_memory(ends: Ends) -> None:
         data[-1] ^= 1  # it would be found out if it were read
         path.write_bytes(data)
     late = ends.receiver()
-    late.stager.use(7)
+    late.stager.use_newest(7)
     assert late.serves() == sender.cell(7).fingerprint
-    assert late.stager.from_memory == 1
+    assert late.stager.received_from_memory == 1
     assert events(sender) == []
     sender.step()
-    late.stager.use(8)
+    late.stager.use_newest(8)
     assert late.serves() == sender.cell(8).fingerprint
-    assert late.stager.from_memory == 2
+    assert late.stager.received_from_memory == 2
 
 
 def test_a_new_life_of_the_trainer_is_found_by_those_that_knew_the_old_one(ends: Ends) -> None:
     first, receiver = ends.sender(), ends.receiver()
     first.step(2)
-    receiver.stager.use(2)
-    before = receiver.stager.from_memory
+    receiver.stager.use_newest(2)
+    before = receiver.stager.received_from_memory
     first.publisher.close()
     life = ends.sender(incarnation=2)  # replays what was published, and goes on
     life.step(2)
     late = ends.receiver()
-    late.stager.use(2)  # published by the first life, held by the second
-    assert late.stager.from_memory == 1
+    late.stager.use_newest(2)  # published by the first life, held by the second
+    assert late.stager.received_from_memory == 1
     life.step(1)
-    receiver.stager.use(3)
+    receiver.stager.use_newest(3)
     assert receiver.serves() == life.cell(3).fingerprint
-    assert receiver.stager.from_memory == before + 1
+    assert receiver.stager.received_from_memory == before + 1
     assert events(life) == []
 
 
 def test_a_stopped_sender_is_told_once_and_the_files_are_read(ends: Ends) -> None:
     sender, receiver = ends.sender("weights.patience=1"), ends.receiver("weights.patience=1")
-    receiver.stager.use(0)
+    receiver.stager.use_newest(0)
     with sending(1) as (child, address):
         child.send_signal(signal.SIGSTOP)
         note(sender, address)
         for version in (1, 2, 3):
             sender.step()
             began = time.monotonic()
-            receiver.stager.use(version)
+            receiver.stager.use_newest(version)
             assert time.monotonic() - began < 15
             assert receiver.serves() == sender.cell(version).fingerprint
-    assert receiver.stager.from_memory == 1
+    assert receiver.stager.received_from_memory == 1
     assert [event["kind"] for event in wait_until(lambda: events(sender), "event")] == ["weights_from_file"]
 
 
 def test_wrong_bytes_are_never_served(ends: Ends, sender: TorchSender) -> None:
     trainer, receiver = ends.sender(), ends.receiver()
-    receiver.stager.use(0)
+    receiver.stager.use_newest(0)
     receiver.stager.close()
     trainer.step()
     fingerprint = trainer.cell(1).fingerprint
-    good = trainer.engine.contents()[-1].tensors
+    good = trainer.engine.payloads()[-1].tensors
     note(trainer, sender.address)
-    sender.offer(fingerprint, [Content(None, {name: torch.zeros_like(t) for name, t in good.items()})])
-    assert receiver.stager._look_for_newer()
-    receiver.stager.use(1)
+    sender.offer(fingerprint, [WeightPayload(None, {name: torch.zeros_like(t) for name, t in good.items()})])
+    assert receiver.stager.prepare_newest()
+    receiver.stager.use_newest(1)
     assert receiver.serves() == fingerprint
     (event,) = wait_until(lambda: events(trainer), "event")
     assert event["kind"] == "weights_from_file"
@@ -363,11 +363,11 @@ def test_wrong_bytes_are_never_served(ends: Ends, sender: TorchSender) -> None:
 def test_an_address_that_is_none_is_told_and_the_files_are_read(ends: Ends) -> None:
     sender = ends.sender()
     table, state = sender.context.table, sender.context.state
-    table.bridge.call(state.put(NOTE, {"host": 7, "port": "x", "token": None}), 20)
+    table.bridge.call(state.put(ADDRESS_KEY, {"host": 7, "port": "x", "token": None}), 20)
     receiver = ends.receiver()
-    receiver.stager.use(0)
+    receiver.stager.use_newest(0)
     assert receiver.serves() == sender.cell(0).fingerprint
-    assert receiver.stager.from_memory == 0
+    assert receiver.stager.received_from_memory == 0
     assert [event["error"] for event in wait_until(lambda: events(sender), "event")] == [
-        "no sender has said where it is"
+        "no sender has published its address"
     ]

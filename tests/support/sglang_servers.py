@@ -16,9 +16,10 @@ import pytest
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import measure, prepare
 from relax_actors.engines.sglang import presence
+from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader
-from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.server_record import ServerRecord
+from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, DiskLoader, TensorLoader, WeightLoader
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.blackbox import Reading
 from relax_actors.runtime.run_folder import RunFolder
@@ -127,13 +128,14 @@ class Kept:
 
 
 @contextmanager
-def engine_of(kept: Kept, loader: Loader | None = None, **settings: Any) -> Iterator[SglangEngine]:
-    """One life of an actor's engine."""
+def engine_of(kept: Kept, loader: WeightLoader | None = None, **settings: Any) -> Iterator[SglangEngine]:
+    """Engine of one incarnation of an actor; `settings` are those of `SglangSettings`, and `find`."""
     path, config = kept.folder.server(0), kept.config
-    loader = loader or FromDisk(path.with_suffix(""))
+    loader = loader or DiskLoader(path.with_suffix(""))
     defaults: dict[str, Any] = {"rows": 4, "patience": START_SECONDS, "stall": 60.0}
     length = measure(config.model_path).context_length
-    engine = SglangEngine(lambda: ServerRecord.load(path), loader, length, **(defaults | settings))
+    find = settings.pop("find", lambda: ServerRecord.load(path))
+    engine = SglangEngine(find, loader, SglangSettings(length, **(defaults | settings)))
     try:
         yield engine
     finally:
@@ -145,9 +147,9 @@ __all__ = [
     "DENSE",
     "MOE",
     "STOP",
-    "FromGroup",
-    "FromTensors",
+    "BroadcastLoader",
     "Kept",
+    "TensorLoader",
     "config_of",
     "engine_of",
     "skip_if_missing",

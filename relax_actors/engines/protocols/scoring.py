@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.sequences import Sequences
-from relax_actors.weights.protocol import TakesWeights
+from relax_actors.weights.protocols import WeightConsumer
 
 
-class ScoringEngine(TakesWeights, Protocol):
+class ScoringEngine(WeightConsumer, Protocol):
     """Gives log-probs under one set of weights at a time; serves nothing before the first."""
 
     def score(self, sequences: Sequences, progress: Callable[[], None]) -> Sequence[NDArray[Any]]:

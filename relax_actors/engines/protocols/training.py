@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.sequences import Sequences
-from relax_actors.weights.protocol import PublishesWeights
+from relax_actors.weights.protocols import WeightProducer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class StepResult:
     metrics: Mapping[str, float]
 
 
-class TrainingEngine(PublishesWeights, Protocol):
+class TrainingEngine(WeightProducer, Protocol):
     """One model with its optimizer."""
 
     def initialise(self, seed: int) -> None:

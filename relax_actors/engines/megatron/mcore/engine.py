@@ -36,7 +36,7 @@ from relax_actors.engines.torch import replay_metrics as replayed
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.torch.objective import StepObjective, check_norm
 from relax_actors.weights.encoder import WeightEncoder
-from relax_actors.weights.protocol import Content
+from relax_actors.weights.protocols import WeightPayload
 
 
 class MegatronEngine(Whole):
@@ -70,7 +70,7 @@ class MegatronEngine(Whole):
             recomputed = config.trainer.megatron.recompute == "full"
             self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence=layout.sequence)
         self._reference: Chunks | None = None
-        self._publishr = WeightEncoder(self._gathered, remembers=config.publishes_deltas)
+        self._encoder = WeightEncoder(self._gathered, keep_base=config.publishes_deltas)
         self._now: dict[str, Tensor] | None = None
 
     def initialise(self, seed: int) -> None:
@@ -221,7 +221,7 @@ class MegatronEngine(Whole):
 
     def _changed(self) -> None:
         self._now = None
-        self._publishr.changed()
+        self._encoder.invalidate()
 
     def _gathered(self) -> dict[str, Tensor]:
         """The weights as they are published, on rank 0; all ranks take part when they have changed."""
@@ -232,27 +232,27 @@ class MegatronEngine(Whole):
     def publish(self, path: Path) -> str:
         """Write the weights; see the protocol. On other ranks than 0 it takes part and gives nothing."""
         self._gathered()
-        return self._publishr.whole(path) if self._rank == 0 else ""
+        return self._encoder.write_full(path) if self._rank == 0 else ""
 
     def delta(self) -> Callable[[Path], str] | None:
         """What writes the change since `remember`, on rank 0; see the protocol."""
         self._gathered()
-        return self._publishr.delta() if self._rank == 0 else None
+        return self._encoder.delta_writer() if self._rank == 0 else None
 
     def remember(self) -> None:
         """Take the weights for the base of the next delta; see the protocol."""
         self._gathered()
         if self._rank == 0:
-            self._publishr.remember()
+            self._encoder.set_base()
 
-    def contents(self) -> list[Content]:
+    def payloads(self) -> list[WeightPayload]:
         """The weights in memory; see `Offers`."""
-        return self._publishr.contents()
+        return self._encoder.payloads()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights, on rank 0; see the protocol."""
         self._gathered()
-        return self._publishr.fingerprint() if self._rank == 0 else ""
+        return self._encoder.fingerprint() if self._rank == 0 else ""
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its part; see the protocol."""
