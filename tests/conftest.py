@@ -1,4 +1,4 @@
-"""One real nats-server for the whole session; each test its own run name."""
+"""Fixtures of all tests: one real nats-server for the session, in which each test has a run of its own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from broker.store import Store
 from broker.streams import ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
 from broker.table import Table
+from relax_actors.roles.trainer import Trainer
+from relax_actors.runtime.role import Context
+from tests.support.contexts import MakeContext, MakeTable, MakeTrainer, context_of
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, Run
 
@@ -46,9 +49,6 @@ def subjects() -> Subjects:
     return Subjects(f"t{uuid.uuid4().hex[:12]}")
 
 
-MakeTable = Callable[[Bridge], Table]
-
-
 @pytest.fixture
 def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator[MakeTable]:
     made = False
@@ -61,7 +61,7 @@ def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator
 
     yield make
     if made:
-        # What a stream may take is set aside by the server, and there is one server for all tests.
+        # The server reserves the space of a stream, and all tests share one server.
         with closing(Bridge(address, "cleaner")) as bridge:
             for stream in (subjects.table_stream, subjects.log_stream):
                 bridge.call(bridge.js.delete_stream(stream), 20)
@@ -73,8 +73,32 @@ def table(bridge: Bridge, make_table: MakeTable) -> Table:
 
 
 @pytest.fixture
+def make_context(table: Table, tmp_path: Path) -> MakeContext:
+    """Make the context of one incarnation of an actor, from the tiny configuration and some settings."""
+
+    def make(role: str, *settings: str, incarnation: int = 1) -> Context:
+        return context_of(table, tmp_path, role, settings, incarnation)
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(table: Table, make_context: MakeContext) -> MakeTrainer:
+    """Make one incarnation of the trainer, which has read what the table holds."""
+
+    def make(*settings: str, incarnation: int = 1) -> Trainer:
+        trainer = Trainer()
+        trainer.context = make_context("trainer", *settings, incarnation=incarnation)
+        trainer.setup()
+        trainer.recover(table.snapshot(trainer.follows()))
+        return trainer
+
+    return make
+
+
+@pytest.fixture
 def make_guarded(tmp_path: Path) -> Iterator[MakeGuarded]:
-    """Make servers with credentials of their own; they are not up yet."""
+    """Make servers with credentials of their own, not started yet."""
     made: list[Guarded] = []
 
     def make(settings: list[str]) -> Guarded:

@@ -147,7 +147,7 @@ class Run:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except OSError:
                 continue
-            if command.endswith(f"supervision.host {self.folder.root} {role} {n}"):
+            if command.endswith(f"supervision.actor_process {self.folder.root} {role} {n}"):
                 return pid
         return None
 

@@ -68,6 +68,11 @@ class SglangEngine(GeneratesAll):
         return self._settings.context_length
 
     @property
+    def rows(self) -> ActiveRows:
+        """Rows in progress."""
+        return self._rows
+
+    @property
     def version(self) -> int | None:
         """Version of the weights in use; None before the first."""
         return None if self._serving is None else self._serving.version
@@ -113,7 +118,11 @@ class SglangEngine(GeneratesAll):
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
         """Verify, stage and swap to a full set of weights; see `WeightConsumer`."""
         copy = HostCopy()
-        copy.apply([WeightUpdate(version, fingerprint, shards)])
+        try:
+            copy.apply([WeightUpdate(version, fingerprint, shards)])
+        except StoreError:
+            self._serving = None
+            raise
         self.stage(version, copy.tensors)
         self.swap()
 

@@ -69,7 +69,8 @@ class TorchSender:
         self.address = Address(host, port, secrets.token_hex(32))
         self._store: Store = open_store(host, port, seconds, listener.detach())
         self._store.set("next", "0")
-        threading.Thread(target=self._accept, name="transport", daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, name="transport", daemon=True)
+        self._acceptor.start()
 
     @property
     def connections(self) -> int:
@@ -97,6 +98,8 @@ class TorchSender:
             # Wakes the accepting thread.
             store = open_store(self.address.host, self.address.port, self._seconds)
             request_pair(store, self.address.token, monotonic() + 1)
+            # Gloo prints a traceback if a thread still reads from the store when it is freed.
+            self._acceptor.join(1.0)
         for pair in list(self._pairs):
             pair.close()
         self._store = None
