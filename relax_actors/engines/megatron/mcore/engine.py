@@ -246,7 +246,7 @@ class MegatronEngine(Whole):
             self._encoder.set_base()
 
     def payloads(self) -> list[WeightPayload]:
-        """The weights in memory; see `Offers`."""
+        """The weights in memory; see `PayloadProducer`."""
         return self._encoder.payloads()
 
     def fingerprint(self) -> str:
