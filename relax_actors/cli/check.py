@@ -11,27 +11,29 @@ from pathlib import Path
 
 import numpy as np
 
+from relax_actors.algorithms.estimators import load_estimator
 from relax_actors.cli.placement import placed, scored
 from relax_actors.config import Config, load_config
-from relax_actors.config.placement import OPTIONAL
-from relax_actors.config.schema import DataSection
+from relax_actors.config.data import DataSection
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.prompt_maker import PromptMaker, open_data
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.megatron import architecture, layout, presence
-from relax_actors.engines.sglang import presence as sglang
+from relax_actors.engines.backends import inference_backend, scoring_backend, training_backend
+from relax_actors.engines.sglang.backend import SERVER_BYTES
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages.experts import compact
+from relax_actors.registry.catalog import ALL
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import make_role
 from relax_actors.roles.rollout import stop_id
+from relax_actors.roles.scoring import Scorer
 from relax_actors.runtime.role import COLUMNS, Role
 
 SAMPLE = 200
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
 # With deltas: two sets in half precision in the trainer, one in each that generates.
 BASES_BYTES, COPY_BYTES = 4, 2
-PROCESS_BYTES, MODELLED_BYTES, SERVER_BYTES = 700 << 20, 20 << 20, 1700 << 20
+PROCESS_BYTES, MODELLED_BYTES = 700 << 20, 20 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +72,16 @@ def examine(config: Config) -> Findings:
             yield from ()
 
         attempt(model)
-        attempt(lambda: _megatron(config, folder))
+        attempt(_installed)
         attempt(lambda: _roles(config))
         attempt(lambda: _rewards(config))
         attempt(lambda: _arithmetic(config))
         attempt(lambda: placed(config))
         if facts:
             found = facts[0]
-            attempt(lambda: _sglang(config, found))
+            attempt(lambda: training_backend(config).check(config, folder))
+            attempt(lambda: inference_backend(config).check(config, folder))
+            attempt(lambda: _scoring(config, folder))
             attempt(lambda: _router_replay(config, found))
             attempt(lambda: _data(config, config.data, "data", folder, found))
             if config.eval is not None:
@@ -87,38 +91,18 @@ def examine(config: Config) -> Findings:
     return Findings(tuple(errors), tuple(notes), facts[0] if facts else None)
 
 
-def _megatron(config: Config, folder: Path) -> Iterator[str]:
-    roles = [name for name in OPTIONAL if name in config.roles]
-    users = [f"roles.{name}" for name in roles if config.roles[name].options.get("backend") == "megatron"]
-    users += ["trainer"] * (config.trainer.backend == "megatron")
-    if not users:
-        return
-    presence.require(users[0])
-    fields = json.loads((folder / "config.json").read_text())
-    architecture.check(fields)
-    if config.trainer.backend != "megatron":
-        return
-    found = layout.Layout.of(config.trainer.megatron)
-    layout.check(found, fields)
-    if found.ranks > 1:
-        sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
-        yield f"the trainer has {found.ranks} ranks: {sizes}"
+def _installed() -> Iterator[str]:
+    for registry in ALL:
+        registry.check_installed()
+    yield from ()
 
 
-def _sglang(config: Config, facts: ModelFacts) -> Iterator[str]:
-    if config.rollout.backend != "sglang":
-        return
-    if facts.moe is not None and facts.model_type not in sglang.FAMILIES_WITH_EXPERTS:
-        msg = (
-            f'rollout.backend = "sglang" with a model of type {facts.model_type}: of those with experts it is given '
-            f'weights of {", ".join(sglang.FAMILIES_WITH_EXPERTS)} only; use "transformers"'
-        )
-        raise ConfigError(msg)
-    if not config.owns_servers:
-        yield f"rollouts use {len(config.rollout.sglang.urls)} servers that run elsewhere"
-        return
-    sglang.require()
-    yield f"{config.rollout.replicas} inference servers, about {SERVER_BYTES >> 20} MiB each besides the model"
+def _scoring(config: Config, folder: Path) -> Iterator[str]:
+    for name in config.roles:
+        role = make_role(config, name)
+        if isinstance(role, Scorer):
+            where = f"roles.{name}.backend"
+            yield from scoring_backend(role.backend, where).check(config, folder, where)
 
 
 def _router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
@@ -162,6 +146,7 @@ def _roles(config: Config) -> Iterator[str]:
 
 
 def _rewards(config: Config) -> Iterator[str]:
+    load_estimator(config.advantages.estimator)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
     if config.eval is not None:
         settings["eval.reward"] = config.eval.reward
@@ -224,7 +209,8 @@ def _room(config: Config, facts: ModelFacts) -> Iterator[str]:
     process = PROCESS_BYTES if config.simulate is None else MODELLED_BYTES
     ranks = config.trainer.megatron.ranks if config.trainer.backend == "megatron" else 1
     processes = process * (1 + following + fixed + (ranks if ranks > 1 else 0))
-    servers = SERVER_BYTES * config.rollout.replicas if config.owns_servers else 0
+    serves = inference_backend(config).server_module(config)
+    servers = SERVER_BYTES * config.rollout.replicas if serves else 0
     need = model + processes + servers
     have = _memory()
     text = f"{facts.parameters / 1e6:.2f} M parameters, about {need >> 20} MiB of memory"

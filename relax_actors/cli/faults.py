@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.sglang import launch
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import Connected
@@ -149,7 +150,8 @@ def _damage(path: Path, way: Damage, source: random.Random) -> None:
 
 def _check(at: Connected, target: str) -> None:
     role, _, n = target.partition("/")
-    names = [*role_names(at.config), *([SERVER] if at.config.owns_servers else []), ANY, NODE, BROKER]
+    has_servers = inference_backend(at.config).server_module(at.config)
+    names = [*role_names(at.config), *([SERVER] if has_servers else []), ANY, NODE, BROKER]
     if role not in names or (n and not n.isdigit()):
         msg = f"{target!r} is no target of chaos; choose among {', '.join(names)}, or <role>/<number>"
         raise ConfigError(msg)

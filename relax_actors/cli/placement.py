@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from relax_actors.config import Config
-from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import ConfigError
-from relax_actors.roles import replicas
+from relax_actors.roles import replicas, spec_of
 
 
 def scored(config: Config, produced: Collection[str], read: Collection[str]) -> Iterator[str]:
@@ -27,8 +26,8 @@ def scored(config: Config, produced: Collection[str], read: Collection[str]) -> 
         "reference": "algorithm.kl_coefficient is 0: set it above 0, or remove the section",
         "actor_fwd": f'algorithm.proximal is "{algorithm.proximal}": set it to "actor_fwd", or remove the section',
     }
-    for name in OPTIONAL:
-        if name in config.roles and not wanted[name] and name not in read:
+    for name, is_wanted in wanted.items():
+        if name in config.roles and not is_wanted and name not in read:
             msg = f"roles.{name} would compute log-probs that nobody reads, for {remedies[name]}"
             raise ConfigError(msg)
     if wanted["actor_fwd"] and "actor_fwd" not in produced:
@@ -68,7 +67,8 @@ def placed(config: Config) -> Iterator[str]:
 
 def _device(config: Config, role: str) -> str | None:
     """The torch device that a role is told; None for roles that are told none."""
-    if role in OPTIONAL and role in config.roles:
-        return str(config.roles[role].options.get("device", "auto"))
+    if role in config.roles:
+        device = config.roles[role].options.get("device", "auto" if spec_of(config, role).device else None)
+        return None if device is None else str(device)
     section = getattr(config, role, None)
     return getattr(section, "device", None)

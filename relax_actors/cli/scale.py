@@ -8,8 +8,8 @@ from typing import Any
 from relax_actors.config import Config, validate
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import Connected, children_of, connected
-from relax_actors.roles import role_names, section_of
-from relax_actors.supervision.assignment import SINGLE, SPAN, Assignment
+from relax_actors.roles import role_names, section_of, spec_of
+from relax_actors.supervision.assignment import SPAN, Assignment
 from relax_actors.supervision.streams import publish_scale
 
 PATIENCE = 120.0
@@ -59,7 +59,7 @@ def _parse(config: Config, setting: str) -> tuple[str, int]:
         names = ", ".join(role_names(config))
         msg = f"{setting!r} is no role=number; roles are {names}, and each has 1 to {SPAN - 1} actors"
         raise ConfigError(msg)
-    if role in SINGLE:
+    if spec_of(config, role).single:
         msg = f"{setting!r}: {role} owns state and has one actor"
         raise ConfigError(msg)
     return role, int(number)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
-from relax_actors.algorithms.advantages import group_advantages, has_signal
+from relax_actors.algorithms.advantages import has_signal
+from relax_actors.algorithms.estimators import Estimator, load_estimator
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, DropReason, Reward
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.role import Drop, Role, Row
 
 
@@ -18,10 +21,15 @@ class Advantages(Role):
     reads: ClassVar = ("reward",)
     writes: ClassVar = "advantage"
     max_concurrent_rows: ClassVar = 32
+    spec: ClassVar = RoleSpec(section="advantages", start_order=30)
 
     def inputs(self) -> tuple[str, ...]:
         """The column that holds the rewards: the reward role's, or a shaping role's."""
         return (self.context.config.advantages.reads,)
+
+    @cached_property
+    def _estimate(self) -> Estimator:
+        return load_estimator(self.context.config.advantages.estimator)
 
     def handle(self, row: Row) -> Advantage | Drop:
         """The row's advantages, or a drop if all samples scored the same and that is wanted."""
@@ -37,4 +45,4 @@ class Advantages(Role):
             raise RowError(msg)
         if self.context.config.algorithm.filter_zero_variance and not has_signal(rewards):
             return Drop(DropReason.NO_SIGNAL, f"all {len(rewards)} samples scored {rewards[0]:g}")
-        return Advantage(group_advantages(rewards, normalise=settings.normalise), float(rewards.mean()))
+        return Advantage(self._estimate(rewards, normalise=settings.normalise), float(rewards.mean()))

@@ -23,6 +23,7 @@ from broker.table import CALL_DEADLINE, Cell, Table
 from relax_actors import messages
 from relax_actors.config import Config
 from relax_actors.errors import CodecError, ConfigError, FencedError, StoreFullError, SubjectError
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 
@@ -149,6 +150,7 @@ class Role:
         linger: seconds that more rows are waited for when there is one.
         ahead: whether the next rows are taken while some are handled; not if those take so long that another actor
             of the role could begin with the next ones earlier.
+        spec: permissions and place in a run; only a `StatefulRole` needs one, which lists the cells that it writes.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
@@ -157,6 +159,7 @@ class Role:
     max_concurrent_rows: ClassVar[int] = 1
     linger: float = 0.0
     ahead: ClassVar[bool] = True
+    spec: ClassVar[RoleSpec] = RoleSpec()
 
     context: Context
 

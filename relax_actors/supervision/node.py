@@ -27,8 +27,9 @@ from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
-from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
+from relax_actors.registry.catalog import ROLES
+from relax_actors.roles import built_in_spec
 from relax_actors.roles.permissions import NODE
 from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
@@ -48,8 +49,6 @@ from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED
 from relax_actors.supervision.zygote_client import REPLY_SECONDS, Zygote
 
-# Roles whose engines take seconds to import.
-FORKED = ("rollout", "trainer", *OPTIONAL)
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 log = structlog.get_logger()
@@ -166,6 +165,10 @@ def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], jour
     )
 
 
+def _imports_slowly(role: str) -> bool:
+    return role in ROLES.built_in and built_in_spec(role).device
+
+
 def run(folder: RunFolder, status: Status) -> int:
     """Supervise until told to stop; gives the process's exit code."""
     seen = folder.state_of_config()
@@ -182,7 +185,7 @@ def run(folder: RunFolder, status: Status) -> int:
     reporter, environment = Reporter(folder, bridge, state, journal), actor_environment(config)
 
     # Simulated engines import nothing that is slow, but there may be very many actors.
-    forked = [role for role in node.roles if role in FORKED or config.simulate is not None]
+    forked = [role for role in node.roles if config.simulate is not None or _imports_slowly(role)]
     zygote = _zygote(config, folder, environment, journal)
     if forked:
         zygote.start()

@@ -12,7 +12,7 @@ import structlog
 from broker.connection import Bridge
 from broker.leases import RunState
 from relax_actors.errors import ConfigError
-from relax_actors.supervision.assignment import SINGLE, Assignment
+from relax_actors.supervision.assignment import Assignment
 
 OWNER_SECONDS = 5.0
 LOOK_SECONDS = 1.0
@@ -45,7 +45,7 @@ class Owned:
 
     def __init__(self, bridge: Bridge, state: RunState, node: Assignment, ttl: float) -> None:
         self._bridge, self._state, self._node, self._ttl = bridge, state, node, ttl
-        self._roles = [role for role in node.roles if role in SINGLE]
+        self._roles = node.single
         self._entry = {"node": node.number, "name": node.name, "where": node.where}
         self._keeping: dict[str, Future[None]] = {}
         self._telling: Future[None] | None = None

@@ -24,7 +24,7 @@ from broker.connection import Address, Bridge
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
-from relax_actors.config import Config, apply_settings
+from relax_actors.config import Config, apply_settings, make_importable
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.roles import section_of
 from relax_actors.roles.permissions import NODE
@@ -155,9 +155,10 @@ class Remote:
         config = self._config(found)
         self._check_store(found)
         number = self._claim(state, config)
+        code = str(wanted.code.resolve()) if wanted.code is not None else found.import_path
+        make_importable(Path(code))
         node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
         node = replace(node, where=where(self.folder))
-        code = str(wanted.code.resolve()) if wanted.code is not None else found.import_path
         self.folder.save_config(config, code)
         self.address.save(self.folder.address)
         node.save(self.folder)

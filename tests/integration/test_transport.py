@@ -21,7 +21,7 @@ import torch
 
 from relax_actors.errors import ConfigError
 from relax_actors.weights.protocols import WeightPayload
-from relax_actors.weights.transports.torch import ADDRESS_KEY
+from relax_actors.weights.transports.base import ADDRESS_KEY
 from relax_actors.weights.transports.torch_transport import wire
 from relax_actors.weights.transports.torch_transport.pair import RECEIVER, Pair, open_store
 from relax_actors.weights.transports.torch_transport.receiver import TorchReceiver, TransportError

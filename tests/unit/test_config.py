@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relax_actors.cli.check import examine
-from relax_actors.config import BUILT_IN, Config, load_config, validate
+from relax_actors.config import Config, load_config, validate
 from relax_actors.engines.megatron import presence
 from relax_actors.errors import ConfigError
-from relax_actors.roles import make_role, replicas, role_class, role_names, section_of
+from relax_actors.registry.catalog import ROLES
+from relax_actors.roles import built_in_spec, make_role, replicas, role_class, role_names, section_of
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 SMALL = """\
@@ -128,8 +129,8 @@ def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str
         ("algorithm.reject_low=1.1", "algorithm.reject_low", "less than or equal to 1"),
         ("algorithm.correction=tis", "algorithm", 'set algorithm.proximal to "trainer" or "actor_fwd"'),
         ("staleness.policy=correct", None, "set algorithm.correction (with algorithm.proximal) or algorithm.reject"),
-        ("weights.patience=1", "weights", 'is of use only with weights.transport = "torch"'),
-        ("weights.listen=0.0.0.0", "weights", "is of use only with"),
+        ("weights.patience=1", "weights", 'has no effect without weights.transport = "torch"'),
+        ("weights.listen=0.0.0.0", "weights", "has no effect without"),
         ("weights.patience=21", "weights.patience", "less than or equal to 20"),
         ("weights.transport=nccl", "weights.transport", "torch"),
         ("prompts.replicas=2", None, "prompts.replicas must be 1: one actor owns the admission of rows"),
@@ -267,7 +268,7 @@ def test_modules_beside_the_file_can_be_named(write: Write, tmp_path: Path) -> N
 
 
 def test_a_role_that_is_not_there_is_refused_with_those_there_are(write: Write) -> None:
-    with pytest.raises(ConfigError, match="no role 'judge' in this run; there are reward, advantages"):
+    with pytest.raises(ConfigError, match="no role 'judge' in run run; its roles are reward, advantages"):
         role_class(load_config(write()), "judge")
 
 
@@ -280,7 +281,7 @@ def test_a_deterministic_run_handles_rows_on_their_own(write: Write) -> None:
     assert config.rollout.group_size == 5
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", [name for name in ROLES.built_in if built_in_spec(name).section != "roles"])
 def test_a_built_in_name_is_refused_for_an_own_role(write: Write, name: str) -> None:
     path = write(f'[roles.{name}]\nactor = "a.B"\n')
     assert re.search(
@@ -310,19 +311,21 @@ def test_the_whole_tree_is_validated_at_once() -> None:
 @pytest.mark.parametrize("listen", ["0.0.0.0", "::1", "localhost"])  # noqa: S104 refused
 def test_an_address_that_others_cannot_connect_to_is_refused(write: Write, listen: str) -> None:
     text = refusal(write(), "weights.transport=torch", f"weights.listen={listen}")
-    assert f"weights.listen = '{listen}' is no IPv4 address that others can connect to" in text
+    assert f"weights.listen = '{listen}' is not an IPv4 address that other machines can connect to" in text
 
 
 def test_simulated_engines_have_no_weights_to_send() -> None:
     simulated = Path(__file__).parents[1] / "support" / "cluster.toml"
-    with pytest.raises(ConfigError, match=r'weights.transport = "torch" needs tensors to send, .* set "store"'):
+    with pytest.raises(
+        ConfigError, match=r'weights.transport = "torch": simulated engines have no tensors to send; set "store"'
+    ):
         load_config(simulated, ["weights.transport=torch"])
 
 
 def test_a_group_of_ranks_sends_no_weights_from_memory() -> None:
     wide = ["trainer.backend=megatron", "trainer.megatron.ranks=2", "weights.transport=torch"]
-    with pytest.raises(ConfigError, match=r'the ranks of trainer.megatron are others .* set "store"'):
-        load_config(DEMO, wide)
+    (error,) = examine(load_config(DEMO, wide)).errors
+    assert "the weights are in the processes of the ranks; set weights.transport" in error
 
 
 def test_weights_from_memory_survive_being_saved_and_count_as_memory(write: Write) -> None:
@@ -409,7 +412,10 @@ def test_a_role_that_scores_by_megatron_needs_it_installed() -> None:
         assert error.startswith('roles.reference.backend = "megatron" needs megatron.core')
     else:
         assert errors == ()
-    with pytest.raises(ConfigError, match=r"roles\.reference\.backend: Input should be 'torch' or 'megatron'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"roles\.reference\.backend: .*'sglang' is not a known scoring engine; known: torch, megatron",
+    ):
         make_role(load_config(DEMO, ["roles.reference.backend=sglang"]), "reference")
 
 
@@ -420,7 +426,20 @@ def test_sglang_is_given_weights_of_known_models_with_experts_only() -> None:
     assert examine(load_config(DEMO, [*overrides, "model.architecture.model_type=qwen3_moe"])).errors == ()
     (error,) = examine(load_config(DEMO, [*overrides, "model.architecture.model_type=mixtral"])).errors
     assert "with a model of type mixtral" in error
-    assert "qwen3_moe only" in error
+    assert "only qwen2_moe, qwen3_moe are supported" in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.min_tokens=3"], "rollout.min_tokens = 3: log-probs of SGLang"),
+        (["rollout.sglang.urls=['http://127.0.0.1:1']", "rollout.replicas=2"], "give each actor one"),
+        (["rollout.options.x=1"], "rollout.options: the backend 'sglang' takes none; remove x"),
+    ],
+)
+def test_settings_that_sglang_cannot_follow_are_refused(overrides: list[str], said: str) -> None:
+    (error,) = examine(load_config(DEMO, ["rollout.backend=sglang", *overrides])).errors
+    assert said in error
 
 
 def test_router_replay_needs_a_model_with_experts() -> None:
@@ -457,10 +476,10 @@ def test_log_probs_that_a_role_of_the_users_reads_are_not_idle(write: Write, tmp
 @pytest.mark.parametrize(
     ("groups", "error"),
     [
-        ("[['trainer']]", "['trainer'] is one role, which shares its device with nobody"),
+        ("[['trainer']]", "['trainer'] has only one role; name at least two"),
         ("[['trainer', 'rollout'], ['reward', 'rollout']]", "names 'rollout' twice"),
-        ("[['trainer', 'reference']]", "names 'reference'; roles of this run that compute are ['advantages', "),
-        ("[['trainer', 'prompts']]", "names 'prompts'; roles of this run that compute"),
+        ("[['trainer', 'reference']]", "names 'reference'; the roles of this run that compute are ['advantages', "),
+        ("[['trainer', 'prompts']]", "names 'prompts'; the roles of this run that compute"),
     ],
 )
 def test_groups_that_take_turns_are_roles_of_the_run_each_once(write: Write, groups: str, error: str) -> None:

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relax_actors.data.source import DataSource
 from relax_actors.data.sources import open_source
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
 from tests.support.data_files import ROWS, TASKS, jsonl_of, module_of, parquet_of
 
 
-def all_of(source: Any) -> list[Task]:
+def all_of(source: DataSource) -> list[Task]:
     return [source[i] for i in range(len(source))]
 
 
@@ -169,7 +170,7 @@ def test_a_file_that_is_not_parquet_is_a_config_error(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data.kind = 'csv' is unknown"):
+    with pytest.raises(ConfigError, match=r"data.kind = 'csv' is not a known data source"):
         open_source("csv")
 
 
@@ -199,7 +200,7 @@ def test_a_task_without_a_single_answer_has_an_empty_answer() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("chain_sums", {}, r"^data.task = 'chain_sums' is no task of reasoning-gym; did you mean chain_sum"),
+        ("chain_sums", {}, r"^data.task = 'chain_sums' is not a task of reasoning-gym; did you mean chain_sum"),
         ("zzzzzz", {}, "use one of .*chain_sum, .*word_sorting"),
         ("chain_sum", {"max_term": 3}, r"^data.options = .*'chain_sum' refuses them .*max_term"),
         ("chain_sum", {"min_terms": 9, "max_terms": 3}, r"^data.options = .* refuses them .AssertionError"),

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts, MoeFacts
+from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.connection import SglangSettings
@@ -208,8 +209,6 @@ def test_server_arguments_follow_the_configuration() -> None:
 @pytest.mark.parametrize(
     ("rollout", "why"),
     [
-        ({"min_tokens": 3}, "rollout.min_tokens = 3"),
-        ({"sglang": {"urls": ["http://a"]}, "replicas": 2}, "give each actor one"),
         ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "needs servers that the run starts"),
         ({"sglang": {"api_key_file": "key"}}, "is for urls"),
         ({"sglang": {"urls": ["http://a", "http://a/"]}, "replicas": 2}, "more than once"),
@@ -221,9 +220,13 @@ def test_invalid_settings_are_refused(rollout: dict[str, Any], why: str) -> None
 
 
 def test_run_starts_servers_unless_urls_are_set() -> None:
-    assert config_of().owns_servers
-    assert not config_of(rollout={"backend": "sglang", "sglang": {"urls": ["http://a"]}}).owns_servers
-    assert not config_of(rollout={"backend": "transformers"}).owns_servers
+    external = config_of(rollout={"backend": "sglang", "sglang": {"urls": ["http://a"]}})
+    for config, starts in (
+        (config_of(), True),
+        (external, False),
+        (config_of(rollout={"backend": "transformers"}), False),
+    ):
+        assert bool(inference_backend(config).server_module(config)) == starts
 
 
 def test_missing_sglang_error_names_the_install_command() -> None:

@@ -6,18 +6,9 @@ to them. All transports end in the same verified host copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
-from relax_actors.registry.dotted import load
+from relax_actors.registry.catalog import WEIGHT_TRANSPORTS
 from relax_actors.runtime.role import Context
 from relax_actors.weights.transports.base import Receiver, Sender, WeightTransport
-
-TRANSPORTS = {
-    "store": "relax_actors.weights.transports.store:StoreTransport",
-    "torch": "relax_actors.weights.transports.torch:TorchTransport",
-}
-"""Transports by the name in `weights.transport`; imported on use."""
 
 
 def make_transport(context: Context) -> WeightTransport:
@@ -26,8 +17,8 @@ def make_transport(context: Context) -> WeightTransport:
     Raises:
         ConfigError: the transport cannot be imported.
     """
-    path = TRANSPORTS[context.config.weights.transport]
-    return cast("Callable[[Context], WeightTransport]", load(path, "weights.transport"))(context)
+    transport: WeightTransport = WEIGHT_TRANSPORTS.load(context.config.weights.transport, "weights.transport")(context)
+    return transport
 
 
-__all__ = ["TRANSPORTS", "Receiver", "Sender", "WeightTransport", "make_transport"]
+__all__ = ["Receiver", "Sender", "WeightTransport", "make_transport"]

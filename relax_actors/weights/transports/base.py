@@ -7,6 +7,12 @@ from typing import Protocol
 from relax_actors.messages import Weights
 from relax_actors.weights.protocols import WeightCopy, WeightProducer, WeightUpdate
 
+ADDRESS_KEY = "note.weights_sender"
+"""Key of the sender's address in the run's bucket, which only the trainer may write.
+
+The address is not part of a publication, because publications outlive their sender.
+"""
+
 
 class Sender(Protocol):
     """The trainer's end of a transport."""

@@ -11,13 +11,11 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages import Weights
 from relax_actors.runtime.role import Context
 from relax_actors.weights.protocols import PayloadProducer, WeightCopy, WeightPayload, WeightProducer, WeightUpdate
-from relax_actors.weights.transports.base import Receiver
+from relax_actors.weights.transports.base import ADDRESS_KEY, Receiver
 from relax_actors.weights.transports.store import StoreReceiver
 from relax_actors.weights.transports.torch_transport.receiver import TorchReceiver
 from relax_actors.weights.transports.torch_transport.sender import Address, TorchSender
 
-ADDRESS_KEY = "note.weights_sender"
-"""Key of the sender's address in the run's bucket. Not part of a publication: publications outlive their sender."""
 SENDER_RETRY_SECONDS = 30.0
 """A receiver does not contact a failed sender again for this time."""
 
