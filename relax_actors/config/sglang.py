@@ -11,8 +11,9 @@ from relax_actors.config.sections import Fraction, Positive, Section
 
 
 class SglangSection(Section):
-    """[rollout.sglang]: one server on this machine per rollout actor, unless `urls` are set. A server's model, context
-    length, concurrency and seeds follow from the other sections.
+    """[rollout.sglang]: one server on this machine per rollout actor, unless `urls` are set.
+
+    A server's model, context length, concurrency and seeds follow from the other sections.
     """
 
     urls: list[str] = Field(default_factory=list)

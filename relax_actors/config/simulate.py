@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Distribution(Section):
-    """Distribution: a number, or a table with one of `constant`, `median`, `values` and `recorded`."""
+    """A number, or a table with one of `constant`, `median`, `values` and `recorded`."""
 
     constant: NonNegative | None = None
     """Always this value; a plain number means the same."""
@@ -66,7 +66,10 @@ ZERO = Distribution(constant=0.0)
 
 
 class GenerationSection(Section):
-    """[simulate.generation]: a token takes `token_seconds` x (1 + `load` x running samples on its device)."""
+    """[simulate.generation]: the speed of generation.
+
+    A token takes `token_seconds` x (1 + `load` x running samples on its device).
+    """
 
     tokens: Distribution = Distribution(constant=1.0)
     """Tokens per sample."""
@@ -105,7 +108,7 @@ class PhasesSection(Section):
 
 
 class CalibrationSection(Section):
-    """[simulate.calibration]: one measured step; determines the values that the other sections leave out."""
+    """[simulate.calibration]: a measured step, which determines values that are not set."""
 
     colocated_seconds: PositiveFloat
     """Measured seconds of a step in which generation and training take turns on all devices."""

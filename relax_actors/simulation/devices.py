@@ -1,4 +1,4 @@
-"""Simulated devices shared by the actors of a run: their load, their turns and the passage of simulated time.
+"""Simulated devices shared by the actors of a run: load, turns and simulated time.
 
 The actors share three small files in the run's folder. `samples` holds the number of running samples of each rollout
 actor; every actor derives its speed from the sum. Two lock files let trainer and rollout take turns on the devices.
@@ -48,7 +48,10 @@ class Devices:
             return np.frombuffer(mmap.mmap(file.fileno(), 4 * MAX_ACTORS), np.int32)
 
     def elapse(self, seconds: float, progress: Callable[[], None]) -> None:
-        """Sleep for simulated seconds, scaled by `simulate.time_scale`; call `progress` at least once a second."""
+        """Sleep for simulated seconds, scaled by `simulate.time_scale`.
+
+        Calls `progress` at least once a second.
+        """
         end = time.monotonic() + seconds * self.simulate.time_scale
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 1.0))

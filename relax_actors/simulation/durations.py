@@ -1,4 +1,4 @@
-"""Durations of simulated phases: seeded draws from distributions, and their calibration to one measured step."""
+"""Durations of simulated phases: seeded draws, and calibration to a measured step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def draw(distribution: Distribution, generator: np.random.Generator, count: int 
 
 
 def concurrent_seconds(tokens: Floats, devices: int, load: float) -> float:
-    """Return the time to generate samples that all start at once, in units of one token of a sample alone.
+    """Return the time of samples that start together, in tokens of a sample that runs alone.
 
     Args:
         tokens: `[samples] float64`, length of each sample.

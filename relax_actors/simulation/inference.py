@@ -1,4 +1,4 @@
-"""Simulated inference engine: samples of random length take the time that the load of their devices implies."""
+"""Simulated inference engine: samples of random length on devices of limited speed."""
 
 from __future__ import annotations
 
@@ -155,14 +155,14 @@ class SimulatedInference(GeneratesAll):
                 self._devices.running[self._n] = 0
 
     def _lengths(self, request: GenerationRequest) -> Floats:
-        """Draw the tokens of each sample, `[samples]`, or the seconds of the row, `[1]`, from the row's seed."""
+        """Draw the tokens of each sample, `[samples]`, or the seconds of the row, `[1]`."""
         section, generator = self._devices.simulate.generation, random_generator(request.seed)
         if section.row is not None:
             return draw(section.row, generator)
         return draw(section.tokens, generator, request.samples)
 
     def _wait(self, rows: Collection[_Row], tokens: float) -> float:
-        """Wait until a sample ends, at most one tick; return the real seconds per token during the wait.
+        """Wait until a sample ends, at most one tick; return the real seconds per token.
 
         Args:
             rows: the running rows.
@@ -195,7 +195,7 @@ class _Row:
 
 
 def _samples(row: _Row) -> list[Generation]:
-    """Return samples with one token of the first version that generated them and one of the last, if it differs.
+    """Return samples with one token per weight version: the first, and the last if another.
 
     The token is 0 or 1, drawn from the row's seed.
     """

@@ -1,4 +1,7 @@
-"""Simulated training engine: takes time; its weights are a digest of all steps, so that a replay can be verified."""
+"""Simulated training engine, whose weights are a digest of all steps.
+
+A replay can be verified by the digest.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,10 @@ def _pattern(tensor: Tensor) -> Tensor:
 
 
 def _changes(old: Tensor, new: Tensor) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """Yield positions and differences of changed patterns, in order; CPU tensors in blocks that fit the caches."""
+    """Yield positions and differences of changed patterns, in order.
+
+    CPU tensors are compared in blocks that fit the caches.
+    """
     if old.device.type != "cpu":
         changed = (old != new).nonzero()[:, 0]
         yield changed.cpu().numpy(), (new[changed] - old[changed]).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Encodes a model's weights for publication: the full set, or the delta to the last published version."""
+"""Encodes a model's weights for publication, as a full set or as a delta."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ class WeightEncoder:
         return self.fingerprint()
 
     def delta_writer(self) -> Callable[[Path], str] | None:
-        """Return a function that writes the delta to the base, as `write_full` does; None if too large or no base."""
+        """Return a function that writes the delta to the base, as `write_full` does.
+
+        None if there is no base, or if the delta is too large to pay off.
+        """
         if self._base is None:
             return None
         fingerprint, base = self._base
@@ -69,7 +72,10 @@ class WeightEncoder:
         return self.fingerprint()
 
     def payloads(self) -> list[WeightPayload]:
-        """Return the delta, if one was written, and the full weights, in tensors that no later step changes."""
+        """Return the delta, if one was written, and the full weights.
+
+        No later step changes the tensors.
+        """
         # With `keep_base` the tensors are a copy already, kept for the next delta.
         current = self._tensors if self._keep_base else {name: t.clone() for name, t in self._tensors.items()}
         full = WeightPayload(None, current)

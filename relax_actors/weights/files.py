@@ -1,4 +1,4 @@
-"""Weight files (safetensors, Hugging Face names) and the fingerprint that identifies a set of weights."""
+"""Weight files in safetensors format, and the fingerprint of a set of weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DELTA_BASE_KEY = "delta_of"
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the xxh3-128 hex digest of names, dtypes, shapes and bytes of tensors, in the order of their names."""
+    """Return the xxh3-128 hex digest of names, dtypes, shapes and bytes, ordered by name."""
     hasher = xxhash.xxh3_128()
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         data = tensor.detach().contiguous().cpu()
@@ -71,7 +71,7 @@ def load(shards: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def delta_base(shard: Path) -> str | None:
-    """Return the fingerprint of the weights that a shard is a delta to; None if it holds full tensors.
+    """Return the base fingerprint of a delta file; None if it holds full tensors.
 
     Raises:
         StoreError: the shard is missing or is not a safetensors file.

@@ -1,4 +1,4 @@
-"""Version 0 of the weights, kept in the store and in the run's folder for actors that score with it."""
+"""Version 0 of the weights, kept in the store and in the run's folder for scoring."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relax_actors.runtime.role import Context
 
 
 class InitialWeights:
-    """Keeps both copies of version 0; restores either from the other after checking its fingerprint."""
+    """Keeps both copies of version 0; restores one from the verified other."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -34,7 +34,7 @@ class WeightUpdate:
 
 
 class WeightCopy(Protocol):
-    """Weights of one version in host memory. Empty, or verified against the published fingerprint."""
+    """Weights of one version in host memory: verified, or none at all."""
 
     @property
     def version(self) -> int | None:
@@ -49,7 +49,9 @@ class WeightCopy(Protocol):
         """Tensors by name, as `WeightConsumer.stage` takes them."""
 
     def apply(self, updates: Sequence[WeightUpdate]) -> None:
-        """Advance to the last of `updates`, which begin with a full set or with a delta to this copy.
+        """Advance to the last of `updates`.
+
+        The first one is a full set or a delta to this copy.
 
         Raises:
             StoreError: a shard is missing or corrupt, a delta has another base, or the result does not have the
@@ -58,7 +60,7 @@ class WeightCopy(Protocol):
 
 
 class WeightConsumer(Protocol):
-    """An engine that computes with one weight version at a time, and with none before the first swap."""
+    """An engine that computes with one weight version at a time; none before the first swap."""
 
     @property
     def version(self) -> int | None:
@@ -81,7 +83,9 @@ class WeightConsumer(Protocol):
         """
 
     def swap(self) -> int:
-        """Switch to the staged weights and return their version; takes milliseconds. Not while the engine computes.
+        """Switch to the staged weights and return their version.
+
+        Takes milliseconds. Not to be called while the engine computes.
 
         Raises:
             StoreError: nothing has been staged since the last swap.
@@ -102,13 +106,16 @@ class WeightProducer(Protocol):
     """An engine whose weights are published version by version."""
 
     def publish(self, path: Path) -> str:
-        """Write the full weights as safetensors with Hugging Face names to `path`; return their fingerprint."""
+        """Write the full weights to `path`, with Hugging Face names; return their fingerprint."""
 
     def remember(self) -> None:
         """Make the current weights the base of the next delta."""
 
     def delta(self) -> Callable[[Path], str] | None:
-        """Return a function that writes the delta since `remember`, as `publish` does; None if too large to pay off."""
+        """Return a function that writes the delta since `remember`, as `publish` does.
+
+        None if the delta is too large to pay off.
+        """
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the weights as `publish` would write them."""

@@ -1,4 +1,4 @@
-"""Publishes the trainer's weights; collects old versions and finished rows; exports the final model."""
+"""Publishes the trainer's weights; removes old versions and rows; exports the final model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 class Publisher:
-    """Publishes the weights of one trainer, in a thread of its own, while the next step computes on its rows.
+    """Publishes the weights of one trainer while its next step computes, in a thread of its own.
 
     The engine's weights must not change between `publish` and `flush`.
 
@@ -108,7 +108,7 @@ class Publisher:
             self._initial.restore_missing()
 
     def _write(self, version: int) -> Weights:
-        """Write the weight file of a version: a delta to the base where that pays off, else the full set."""
+        """Write the weight file of a version: a delta where that pays off, else the full set."""
         base = self._base
         write_delta = None if base is None or self._needs_full_set(base) else self._engine.delta()
         # The incarnation in the name keeps a replaced trainer from overwriting the files of its successor.
@@ -119,7 +119,7 @@ class Publisher:
         return Weights(version, fingerprint, [shard], self._context.incarnation, base_version)
 
     def _needs_full_set(self, base: Weights) -> bool:
-        """Whether a late joiner would read too many or too large files if the next version were a delta to `base`."""
+        """Whether a late joiner would read too much if the next version were a delta to `base`."""
         chain = self._delta_chain(base.version)
         sizes = [sum(shard.nbytes for shard in cell.shards) for cell in chain]
         return not chain or len(chain) >= self._context.config.weights.full_every or sum(sizes[:-1]) > sizes[-1]
@@ -144,7 +144,7 @@ class Publisher:
         self._engine.remember()
 
     def restore(self, version: int) -> None:
-        """Publish a version, or rewrite its files: the store may have lost files that the table still names."""
+        """Publish a version, or rewrite its files, which the store may have lost."""
         self.flush()
         table = self._context.table
         known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
@@ -172,7 +172,10 @@ class Publisher:
         return True
 
     def _write_full(self, known: Weights) -> None:
-        """Write the full set to the files of a version, also if they held a delta: each file says which it is."""
+        """Write the full set to the files of a version.
+
+        They may have held a delta before: each file says which it is.
+        """
         written = [self._write_file(shard.path, self._engine.publish) for shard in known.shards]
         shards = [replace(shard, nbytes=nbytes) for shard, (_, nbytes) in zip(known.shards, written, strict=True)]
         self._latest = replace(known, shards=shards)
@@ -205,7 +208,7 @@ class Publisher:
                 path.unlink(missing_ok=True)
 
     def _pending_evaluations(self, before: int) -> list[int]:
-        """Return the latest versions below `before` whose evaluation has not finished: generation may lag behind."""
+        """Return the latest versions below `before` whose evaluation has not finished."""
         config, table = self._context.config, self._context.table
         present = {path.name.split(".", 1)[0] for path in table.store.path("weights").glob("*.safetensors")}
         numbers = sorted((int(n) for n in present if n.isdigit() and int(n) < before), reverse=True)
@@ -214,13 +217,13 @@ class Publisher:
         cells = table.get_all(table.subjects.numbered("evaluation", n) for n in evaluated)
         return [n for n, cell in zip(evaluated, cells, strict=False) if cell is None]
 
-    def purge(self, old: int, floor: int) -> None:
-        """Remove the rows of the steps from `old` up to `floor`; cells of quarantined rows stay for inspection."""
-        if old >= floor:
+    def purge(self, previous_floor: int, floor: int) -> None:
+        """Remove the rows of steps below `floor`; cells of quarantined rows stay for inspection."""
+        if previous_floor >= floor:
             return
         table = self._context.table
         rows = f"{table.subjects.prefix}.group"
-        # Includes steps before `old`: a slow or restarted role may have written there after an earlier purge.
+        # Includes steps below `previous_floor`: a slow or restarted role may have written there after an earlier purge.
         below = [cell for cell in table.cells(f"{rows}.>") if cell.step < floor]
         kept = {cell.step for cell in below if cell.field in KEPT_COLUMNS}
         table.purge(f"{rows}.{step}.>" for step in {cell.step for cell in below} - kept)

@@ -1,4 +1,4 @@
-"""Fetches, verifies and stages weight versions beside those in use, while the engine computes.
+"""Fetches, verifies and stages weight versions while the engine computes.
 
 Invariant: the engine serves only weights whose bytes have the published fingerprint. The slow work runs in a thread of
 its own; the thread that generates only swaps, between two batches.
@@ -108,7 +108,10 @@ class Stager:
                 self._context.progress()
 
     def refresh(self) -> bool:
-        """Swap to newer weights if they are prepared; return whether it did. Runs between two tokens."""
+        """Swap to newer weights if they are prepared; return whether it did.
+
+        Runs between two tokens.
+        """
         if self._ready is None:
             return False
         with self._changed:
@@ -142,7 +145,9 @@ class Stager:
         return True
 
     def use_version(self, version: int) -> None:
-        """Swap to exactly this version, which the trainer keeps and rewrites if its files are corrupt.
+        """Swap to exactly this version; wait until its files are complete.
+
+        Corrupt files are removed, and the trainer rewrites them.
 
         Raises:
             ActorError: the version did not arrive.
@@ -215,7 +220,7 @@ class Stager:
             pause = POLL_SECONDS if complete else RETRY_SECONDS if failed is None else ERROR_RETRY_SECONDS
 
     def prepare_newest(self) -> bool:
-        """Stage the newest published weights; return False if they are published but not available yet.
+        """Stage the newest published weights; return False if they are not available yet.
 
         The stager's thread calls this; without that thread any one other may.
         """
@@ -268,7 +273,7 @@ class Stager:
         return False
 
     def _files_of(self, target: Weights) -> dict[Path, tuple[int, int]]:
-        """Return the existing files of a version with the inode and time that tell them from rewritten ones."""
+        """Return the existing files of a version, each with its inode and modification time."""
         found = {}
         for shard in target.shards:
             path = self._context.table.store.path(shard.path)

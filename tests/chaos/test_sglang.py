@@ -1,4 +1,4 @@
-"""With SGLang, killed actors and servers lose no row, and on-policy runs end with the same weights."""
+"""With SGLang, kills lose no row, and on-policy runs end with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight versions from a training engine to a generating engine, through the store and a real nats-server."""
+"""Weight versions from training to generation, through the store and a real nats-server."""
 
 from __future__ import annotations
 

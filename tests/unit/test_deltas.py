@@ -1,4 +1,4 @@
-"""Deltas reproduce the exact bits; deltas that do not fit or are corrupt never reach an engine."""
+"""Deltas reproduce the exact bits; those that do not fit or are corrupt are refused."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def random_bits(source: np.random.Generator, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of random bit patterns, including infinities, subnormal numbers and all kinds of NaN."""
+    """Return a tensor of random bit patterns: infinities, subnormal numbers and NaN included."""
     width = torch.empty((), dtype=dtype).element_size()
     data = source.integers(0, 2 if dtype is torch.bool else 256, (*shape, width), dtype=np.uint8)
     return torch.from_numpy(data.reshape(-1)).view(dtype).reshape(shape)
 
 
 def perturbed(source: np.random.Generator, tensor: Tensor, share: float, *, far: bool) -> Tensor:
-    """Return the tensor with a share of its elements changed, to a neighbouring number or to random bits."""
+    """Return the tensor with a share of its elements changed, slightly or to random bits."""
     if far or tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         other = random_bits(source, tensor.dtype, tuple(tensor.shape))
     else:

@@ -1,4 +1,4 @@
-"""Simulated engines take the configured durations; calibrated durations reproduce the measured step."""
+"""Simulated engines take the configured durations, and calibration reproduces a step."""
 
 from __future__ import annotations
 

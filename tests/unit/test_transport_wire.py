@@ -1,4 +1,4 @@
-"""Wire format of the torch transport: tensors round-trip; malformed or oversized messages are refused."""
+"""Wire format of the torch transport: round trips, and refusal of malformed messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broadcast of weights in a gloo group of an actor and the ranks of its server, on the loopback interface.
+"""Broadcast of weights in a gloo group of an actor and the ranks of its server.
 
 The actor is rank 0 and hosts the store where the ranks meet. A group serves one instance of a server. NCCL is not used:
 the tensors are the actor's verified copy in host memory.

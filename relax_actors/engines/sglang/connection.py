@@ -1,4 +1,4 @@
-"""Connection of an engine to the server in use: waits for a server, prepares it, and replaces it when it is lost."""
+"""Connection of an engine to its server, which is replaced when it is lost."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ServerConnection:
                 return
 
     def _wait_for_server(self, end: float) -> Server:
-        """Wait for the next server, and abort the requests that an earlier incarnation of the actor left on it."""
+        """Wait for the next server; abort requests left by an earlier incarnation of the actor."""
         settings = self._settings
         while True:
             if time.monotonic() > end or settings.stopping():
@@ -140,7 +140,10 @@ class ServerConnection:
             raise ServerGoneError(msg)
 
     def discard(self, reason: str) -> None:
-        """Disconnect from a lost server; kill it if the run started it, so that the node starts another."""
+        """Disconnect from a lost server.
+
+        A server that the run started is killed, so that the node starts another.
+        """
         server, self.server, self.failure = self.server, None, None
         if server is None:
             return

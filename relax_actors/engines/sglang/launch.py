@@ -1,4 +1,6 @@
-"""Process of a server: `python -m relax_actors.engines.sglang.launch <run folder> <number> <port>`.
+"""Process of a server.
+
+Usage: `python -m relax_actors.engines.sglang.launch <run folder> <number> <port>`.
 
 SGLang's own launcher takes the API key as an argument, which every user of the machine can read.
 """
@@ -41,7 +43,10 @@ def main() -> None:
 
 
 def _class_arguments(model: Path) -> list[str]:
-    """Return arguments that name the model's class where its config does not, as with `model.architecture`."""
+    """Return arguments that name the model's class where its config does not.
+
+    A config made from `model.architecture` names none.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: PLC0415
 
     fields = json.loads((model / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""A sample while it is generated: the tokens received so far, and the request that continues it.
+"""A sample in progress: the tokens received, and the request that continues it.
 
 Invariant: tokens, log-probs and versions have the same length; the version of a token is that of the weights that
 sampled it.
@@ -79,7 +79,10 @@ class PartialSample:
         self._offset, self._certain = len(self._tokens), None
 
     def swapped(self) -> None:
-        """Note that weights changed during the request: later tokens may still be of the old weights."""
+        """Note that weights changed during the request.
+
+        Tokens that follow may still be of the old weights.
+        """
         if self._certain is None:
             self._certain = len(self._tokens)
 
@@ -151,7 +154,7 @@ class PartialSample:
                 self._versions[position] = named[span["version"]]
 
     def request_broken(self, *, keep: bool) -> None:
-        """Drop the tokens whose version is uncertain after a broken request, or all tokens if `keep` is False."""
+        """Drop tokens of uncertain version after a broken request; all tokens unless `keep`."""
         kept = (len(self._tokens) if self._certain is None else self._certain) if keep else 0
         del self._tokens[kept:], self._logprobs[kept:], self._versions[kept:]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RowLimit:
-    """Additive increase, multiplicative decrease: rows whose samples are retracted lower the limit.
+    """Limit with additive increase, and multiplicative decrease when samples are retracted.
 
     Args:
         max_rows: upper bound and initial value of the limit.

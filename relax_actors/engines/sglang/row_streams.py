@@ -1,4 +1,4 @@
-"""Streamed requests for active rows: one request per row, for its samples that have not ended."""
+"""Streamed requests for active rows: one per row, for its unfinished samples."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class RowStreams:
         """Tokens received so far, over all rows."""
 
     async def generate(self, group: list[PartialSample], versions: ServedVersions) -> None:
-        """Generate the samples of a row until all have ended; wait while the limit of rows is reached.
+        """Generate the samples of a row until all have ended.
+
+        Waits while the limit of rows is reached.
 
         Raises:
             ServerGoneError: the connection broke; the samples hold the tokens from which they can continue.
@@ -65,7 +67,10 @@ class RowStreams:
                 self._slot_free.notify_all()
 
     async def _request(self, samples: list[PartialSample], versions: ServedVersions) -> None:
-        """Send one request for samples; an abort on the server can end it while samples are unfinished."""
+        """Send one request for samples.
+
+        An abort on the server can end it while samples are unfinished.
+        """
         name = uuid.uuid4().hex
         running = {f"{name}-{i}": sample for i, sample in enumerate(samples)}
         body = {

@@ -86,7 +86,10 @@ class Server:
         self._ask("POST", "/end_weight_update", {}, LOAD_SECONDS)
 
     def _mark_unfinished(self) -> None:
-        """Rename the weights in use before an update: a failed update leaves a mixture of two versions."""
+        """Rename the weights in use before an update.
+
+        A failed update leaves a mixture of two versions.
+        """
         self._ask("POST", "/update_weight_version", {"new_version": UNFINISHED, "abort_all_requests": False})
 
     def end_update(self) -> None:
@@ -97,7 +100,10 @@ class Server:
         self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
 
     def pause(self) -> None:
-        """Pause between two tokens; running samples return to the queue, so that the key-value cache can be flushed."""
+        """Pause between two tokens; running samples return to the queue.
+
+        The key-value cache can be flushed then.
+        """
         self._ask("POST", "/pause_generation", {"mode": "retract"})
 
     def resume(self) -> None:

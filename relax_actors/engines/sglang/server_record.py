@@ -1,4 +1,4 @@
-"""Address of a server, written by its keeper and read by each incarnation of the actor that uses it."""
+"""Address of a server, written by its keeper and read by the actor that uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.files import write_private
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """A server that is ready: its address, its API key, and the process group to kill if it hangs.
+    """A server that is ready: address, API key, and the process group to kill if it hangs.
 
     `instance` differs between all servers that were ever started. `process_group` is 0 for an external server.
     `start_ticks` is the start time of the group's leader, which tells it from a later process with the same pid (in a
@@ -29,11 +29,14 @@ class ServerRecord:
 
     @property
     def is_own(self) -> bool:
-        """Whether the run's node keeps the server: it is on the loopback interface and never behind a proxy."""
+        """Whether the run started the server: on the loopback interface, never behind a proxy."""
         return self.process_group > 0
 
     def kill(self) -> None:
-        """SIGKILL the server's process group, if it still is the same one. Does nothing to external servers."""
+        """SIGKILL the server's process group, if it still is the same one.
+
+        Does nothing to external servers.
+        """
         if self.is_own and process_start_ticks(self.process_group) == self.start_ticks:
             with suppress(ProcessLookupError):
                 os.killpg(self.process_group, signal.SIGKILL)
@@ -53,7 +56,7 @@ class ServerRecord:
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if there is no such process."""
+    """Return the start time of a process in clock ticks since boot; None if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):

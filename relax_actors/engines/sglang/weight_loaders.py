@@ -36,7 +36,10 @@ class WeightLoader(Protocol):
     """A way to load weights into a server."""
 
     def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
-        """Keep tensors for `load`, in addition to those staged before; the caller may change them afterwards."""
+        """Keep tensors for `load`, in addition to those staged before.
+
+        The caller may change the tensors afterwards.
+        """
 
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Load staged weights into a server.
@@ -91,7 +94,9 @@ class DiskLoader:
 
 
 class TensorLoader:
-    """Sends pickled tensors in the request; only for servers that the run started. See `WeightLoader`.
+    """Sends pickled tensors in the request; see `WeightLoader`.
+
+    Only for servers that the run started.
 
     Args:
         ranks: number of ranks of the server.

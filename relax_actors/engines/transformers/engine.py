@@ -107,7 +107,7 @@ class TransformersEngine(ServedModel, GeneratesAll):
     def _forward(
         self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the model; return the logits after the last token and the chosen experts, if they are recorded.
+        """Run the model; return the last logits, and the chosen experts if they are recorded.
 
         Returns:
             `[batch, vocab]` and `[batch, tokens, layers, experts_of_token] int64`.

@@ -121,7 +121,10 @@ class LockstepBatch:
         return not bool(self._running.any())
 
     def shrink(self) -> Tensor | None:
-        """Remove ended samples once they are half of the batch; return the positions that stay, or None."""
+        """Remove ended samples once they are half of the batch; return the positions kept.
+
+        None if the batch stays as it is.
+        """
         count = int(self._running.sum())
         if count * 2 > len(self._running):
             return None
@@ -162,7 +165,7 @@ class LockstepBatch:
 
 
 def _uniforms(request: GenerationRequest, width: int) -> NDArray[Any]:
-    """Draw `[samples, width] float64` in [0, 1) from the request's seed alone; zeros from `max_tokens` on."""
+    """Draw `[samples, width] float64` in [0, 1) from the seed alone; zeros from `max_tokens`."""
     generator = np.random.Generator(np.random.Philox(key=request.seed))
     drawn = generator.random((request.samples, request.max_tokens))
     return np.pad(drawn, ((0, 0), (0, width - request.max_tokens)))

@@ -1,4 +1,4 @@
-"""Transports that bring published weights from the trainer to the actors that compute with them.
+"""Transports of published weights from the trainer to other actors.
 
 The weight files in the store are written with every transport. They are the durable copy, and each receiver falls back
 to them. All transports end in the same verified host copy.

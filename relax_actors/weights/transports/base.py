@@ -18,7 +18,7 @@ class Sender(Protocol):
     """The trainer's end of a transport."""
 
     def offer(self, published: Weights) -> None:
-        """Make the engine's current weights, whose files are written, available. Never waits for a receiver."""
+        """Offer the engine's current weights, whose files are written. Never waits for a receiver."""
 
     def close(self) -> None:
         """Stop sending."""

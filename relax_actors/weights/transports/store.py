@@ -44,7 +44,7 @@ class StoreSender:
 
 
 class StoreReceiver:
-    """Reads the files from the version of a copy, or from the last full set, to a published version.
+    """Reads the files that lead from a copy, or from the last full set, to a version.
 
     Args:
         table: of the run.
@@ -81,7 +81,10 @@ class StoreReceiver:
 
 
 def fetch_published(table: Table, version: int) -> Weights | None:
-    """Return the cell of a version; None if there is none or it is malformed, which the trainer then replaces."""
+    """Return the cell of a version; None if it is missing or malformed.
+
+    The trainer replaces malformed cells.
+    """
     with suppress(CodecError):
         return table.fetch(table.subjects.numbered("weights", version), Weights)
     return None

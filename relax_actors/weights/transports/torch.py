@@ -1,4 +1,7 @@
-"""Transport `"torch"`: actors receive the newest version from the trainer's memory over torch.distributed (gloo)."""
+"""Transport `"torch"`: actors receive weights from the trainer's memory.
+
+Uses torch.distributed (gloo), for the newest version alone; older versions are read from files.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ class MemorySender:
 
 
 class MemoryReceiver:
-    """Receives the newest version from the sender's memory, as a delta or in full; falls back to the files.
+    """Receives the newest version from the sender's memory; falls back to the files.
 
     Args:
         context: of the actor.

@@ -1,4 +1,4 @@
-"""MurmurHash3 (32 bits) of seed, position and column, from which SGLang derives random numbers of seeded requests.
+"""MurmurHash3 (32 bits), from which SGLang derives the random numbers of seeded requests.
 
 Gives the same numbers as the GPU kernel (sglang/kernels/ops/sampling/murmur_hash.py).
 """
@@ -22,7 +22,10 @@ def _rotate(x: Tensor, bits: int) -> Tensor:
 
 
 def murmur_hash32(seed: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
-    """Return `[rows, columns] uint32` from `seed [rows] uint64`, `positions [rows]` and `columns [columns]`."""
+    """Return the hash, `[rows, columns] uint32`.
+
+    Arguments are `seed [rows] uint64`, `positions [rows]` and `columns [columns]`.
+    """
     # int64 products may overflow, but their low 32 bits are exact.
     seeds, masked = seed.view(torch.int64), positions.to(torch.int64) & MASK
     h = torch.zeros_like(seeds)

@@ -1,4 +1,4 @@
-"""Import hook that makes the CUDA builds of torchvision and torchaudio importable without CUDA.
+"""Import hook for the CUDA builds of torchvision and torchaudio on a machine without CUDA.
 
 relax_sglang_cpu.pth imports this module at the start of every interpreter, so it is small. The compiled parts of both
 packages do not load without CUDA. torchvision then fails because it registers fake kernels of two undefined operators,

@@ -1,4 +1,6 @@
-"""Import-only replacement of sglang-kernel, which exists for CUDA only; SGLang imports it on a CPU without calling it.
+"""Import-only replacement of sglang-kernel, which exists for CUDA only.
+
+SGLang imports it on a CPU without calling it.
 
 Three names are left out on purpose, because SGLang takes them as a sign of native CPU kernels:
 `convert_weight_packed`, `fused_qk_norm_cpu`, `fused_qk_norm_rope_cpu`.

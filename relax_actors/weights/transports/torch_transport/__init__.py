@@ -1,1 +1,1 @@
-"""Sends tensors between the memory of two torch processes over torch.distributed (gloo), without files."""
+"""Sends tensors between two processes over torch.distributed (gloo), without files."""

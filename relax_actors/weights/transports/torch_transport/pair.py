@@ -1,4 +1,4 @@
-"""Connection of two processes over torch.distributed (gloo): a process group of exactly two members.
+"""Connection of two processes: a gloo process group with exactly two members.
 
 There is no global process group. A pair is made when a receiver connects, and is unusable after its first failure.
 """

@@ -31,7 +31,7 @@ class TransportError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """A pair, and an idle socket to the same process, whose end of file says that the sender is gone."""
+    """A pair, and an idle socket that is closed when the sender's process ends."""
 
     pair: Pair
     idle: socket.socket
@@ -122,7 +122,7 @@ class TorchReceiver:
         self.exchange: _Exchange | None = None
 
     def fetch(self, address: Address, wanted: str, base: str, max_bytes: int) -> WeightPayload | None:
-        """Receive the weights of a fingerprint, in full or as a delta; None if the sender no longer holds them.
+        """Receive the weights of a fingerprint; None if the sender no longer holds them.
 
         Only the form of the answer is verified, not its content.
 

@@ -1,4 +1,4 @@
-"""Sending end: holds the newest version and sends it to receivers that prove to have the token.
+"""Sending end: sends the newest version to receivers that have the token.
 
 Invariant: `offer` never waits for a receiver. Each receiver has a thread of its own, which references no more than the
 chunk that it sends, so a replaced version is freed even in the middle of a transfer.
@@ -90,7 +90,10 @@ class TorchSender:
         self._offer = _Offer(fingerprint, tuple(payloads), layouts, headers)
 
     def close(self) -> None:
-        """Stop listening and answering; connections end with the process, or when the receivers close them."""
+        """Stop listening and answering.
+
+        Connections end with the process, or when the receivers close them.
+        """
         if self._closing:
             return
         self._closing, self._offer = True, None
@@ -165,7 +168,7 @@ class TorchSender:
             pair.send(part)
 
     def _choose(self, wanted: str, base: str) -> tuple[int, bytes, int]:
-        """Return the index of the payload to send, its header and its body length; an empty header for none."""
+        """Return index, header and body length of the payload to send; empty header for none."""
         offer = self._offer
         if offer is not None and offer.fingerprint == wanted:
             for index, payload in enumerate(offer.payloads):
@@ -210,7 +213,7 @@ def request_pair(store: Store, token: str, deadline: float) -> str:
 
 
 def _pair_name(token: str, n: int, value: bytes) -> str | None:
-    """Return the name of the pair that a request asks for; None if it does not prove to have the token."""
+    """Return the name of the requested pair; None if the request lacks the token's proof."""
     own, _, received = value.decode(errors="replace").partition(":")
     expected = wire.proof(token, f"{n} {own}".encode()).hex()
     return f"pair/{own}" if hmac.compare_digest(received.encode(), expected.encode()) else None

@@ -55,7 +55,7 @@ def request(wanted: str, base: str) -> bytes:
 
 
 def parse_request(data: bytes) -> tuple[str, str]:
-    """Return the wanted fingerprint and the base; the base is all zeros if the receiver has none.
+    """Return the wanted fingerprint and the base, which is all zeros for none.
 
     Raises:
         ValueError: they are not two fingerprints.
