@@ -1,9 +1,9 @@
-"""Packed against padded micro-batches: CPU time of forward and backward, one thread, paired in one run.
+"""Compare packed and padded micro-batches: CPU time of forward and backward, one thread, interleaved.
 
     python benchmarks/packing.py [--repeats 7] [--json]
 
-Both get the same sequences, the same budget of tokens a micro-batch and the same model; "padded" is what a
-transformers model takes as it is: rows padded to the longest, sorted by length, logits of completions only.
+Both get the same sequences, the same limit of tokens per micro-batch and the same model. "Padded" is the input that a
+transformers model takes unchanged: rows padded to the longest, sorted by length, logits of completions only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from relax_actors.engines.torch.forward import Forward
 
 @dataclass(frozen=True)
 class Case:
-    """A model's sizes, and the lengths of completions."""
+    """Sizes of a model, and lengths of completions."""
 
     name: str
     hidden: int
@@ -41,7 +41,7 @@ class Case:
     budget: int
 
     def model(self, attention: str | None) -> PreTrainedModel:
-        """A Qwen3 of these sizes with random weights."""
+        """Build a Qwen3 of these sizes with random weights."""
         config = Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
@@ -58,21 +58,21 @@ class Case:
         return model
 
 
-def tailed(median: float, sigma: float, most: int, count: int) -> NDArray[np.int64]:
-    """Log-normal lengths."""
+def long_tailed(median: float, sigma: float, most: int, count: int) -> NDArray[np.int64]:
+    """Draw `count` log-normal lengths, at most `most`."""
     drawn = median * np.random.default_rng(0).lognormal(0, sigma, count)
     return np.clip(drawn.round(), 2, most).astype(np.int64)
 
 
 CASES = (
     Case("all of 32 tokens", 128, 4, 103, 16, np.full(64, 32), 8192),
-    Case("long tail, 2 to 25 tokens", 128, 3, 12, 6, tailed(5, 0.7, 25, 128), 2048),
-    Case("long tail, 2 to 300 tokens", 128, 3, 4096, 20, tailed(40, 0.9, 300, 64), 4096),
+    Case("long tail, 2 to 25 tokens", 128, 3, 12, 6, long_tailed(5, 0.7, 25, 128), 2048),
+    Case("long tail, 2 to 300 tokens", 128, 3, 4096, 20, long_tailed(40, 0.9, 300, 64), 4096),
 )
 
 
 def padded_step(model: PreTrainedModel, sequences: Sequences, budget: int) -> None:
-    """Forward and backward of micro-batches whose rows are padded on the right."""
+    """Forward and backward of micro-batches with rows padded on the right."""
     order = sorted(range(len(sequences)), key=lambda i: -sequences.lengths[i])
     parts: list[list[int]] = []
     for i in order:
@@ -93,13 +93,13 @@ def padded_step(model: PreTrainedModel, sequences: Sequences, budget: int) -> No
 
 
 def packed_step(model: PreTrainedModel, sequences: Sequences, budget: int, forward: Forward) -> None:
-    """Forward and backward as the trainer does it."""
+    """Forward and backward as in the trainer."""
     for part in micro_batches(sequences.lengths, token_budget=budget):
         forward.logprobs(model, forward.part(sequences, part)).sum().backward()
 
 
 def measure(case: Case, repeats: int) -> dict[str, float]:
-    """Median CPU seconds of both."""
+    """Median CPU seconds of both, and their ratio."""
     source, forward = np.random.default_rng(1), Forward(torch.device("cpu"), torch.float32, 1.0)
     sequences = Sequences(
         [source.integers(0, case.vocabulary, case.prompt, dtype=np.int32) for _ in case.lengths],
