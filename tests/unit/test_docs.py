@@ -109,6 +109,14 @@ def test_make_targets_exist(page: Path) -> None:
     assert set(used) <= set(targets)
 
 
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_source_files_exist(page: Path) -> None:
+    folders = ("relax_actors", "broker", "benchmarks", "examples", "deploy", "docs", "tests")
+    files = [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    for name in re.findall(r"`([\w./-]+\.py)(?: [^`]*)?`", page.read_text()):
+        assert any(file.endswith(f"/{name}") for file in files), name
+
+
 def test_pages_of_the_site_are_in_its_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n", 1)[1]
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
