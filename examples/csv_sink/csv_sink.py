@@ -13,7 +13,7 @@ class CsvSink:
 
     def __init__(self, target: str, run: str) -> None:
         self._run = run
-        self._file = Path(target).open("a", newline="")
+        self._file = Path(target).open("a", newline="")  # noqa: SIM115 open for the whole run
         self._writer = csv.writer(self._file)
 
     def take(self, message: LogMessage) -> None:
