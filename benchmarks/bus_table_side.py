@@ -12,9 +12,10 @@ import numpy as np
 from bus_workload import Workload, arguments, check, serve
 from nats.aio.msg import Msg
 
+from broker.address import Address
 from broker.codec import Array
-from broker.connection import Address, Bridge
-from broker.pull import StandingPull
+from broker.connection import Connection
+from broker.pull import PullSubscription
 from broker.store import Store
 from broker.streams import ensure_consumer, ensure_streams, pool_spec, table_spec
 from broker.subjects import RowId, Subjects
@@ -37,10 +38,10 @@ class Samples:
 def open_table(work: Workload, author: str) -> Table:
     """Connect like an actor."""
     folder = Path(work.place)
-    bridge = Bridge(Address.load(folder / "broker" / "address.json"), author)
+    connection = Connection(Address.load(folder / "broker" / "address.json"), author)
     subjects = Subjects("bench")
-    bridge.call(ensure_streams(bridge, [table_spec(subjects, 2 << 30)]), 20)
-    return Table(bridge, subjects, Store(folder / "store"), f"{author}.0#1")
+    connection.call(ensure_streams(connection, [table_spec(subjects, 2 << 30)]), 20)
+    return Table(connection, subjects, Store(folder / "store"), f"{author}.0#1")
 
 
 class Producer:
@@ -53,7 +54,7 @@ class Producer:
         """Write batches; return when the last one is acknowledged."""
         pending: deque[Future[list[bool]]] = deque()
         for number in range(first, first + count):
-            pending.append(self.table.bridge.submit(self._write(self._encoded(number))))
+            pending.append(self.table.connection.submit(self._write(self._encoded(number))))
             if len(pending) > WINDOW:
                 self._wait_for(pending.popleft())
         while pending:
@@ -64,7 +65,7 @@ class Producer:
         cells = []
         for index in range(self.work.samples // size):
             group = Samples(**{name: array[index * size : (index + 1) * size] for name, array in arrays.items()})
-            subject = self.table.cell(RowId(number, index), COLUMN)
+            subject = self.table.subject(RowId(number, index), COLUMN)
             cells.append((subject, self.table.encode(subject, group)))
         return cells
 
@@ -83,11 +84,11 @@ class Consumer:
 
     def __init__(self, work: Workload) -> None:
         self.work, self.table = work, open_table(work, "trainer")
-        bridge, subjects = self.table.bridge, self.table.subjects
+        connection, subjects = self.table.connection, self.table.subjects
         spec = pool_spec(POOL, [subjects.column(COLUMN)], 30.0, 1024)
-        bridge.call(ensure_consumer(bridge, subjects.table_stream, spec), 20)
-        self.pull = StandingPull(bridge, subjects.table_stream, POOL, 4 * work.samples // work.group)
-        bridge.call(self.pull.start(), 10)
+        connection.call(ensure_consumer(connection, subjects.table_stream, spec), 20)
+        self.pull = PullSubscription(connection, subjects.table_stream, POOL, 4 * work.samples // work.group)
+        connection.call(self.pull.start(), 10)
 
     def get(self, _first: int, count: int) -> None:
         """Take `count` batches in any order; return when all are purged."""
@@ -96,7 +97,7 @@ class Consumer:
         pending: deque[Future[None]] = deque()
         seen = 0
         while seen < count * groups:
-            messages = self.table.bridge.call(self.pull.next(groups, 60.0), 70)
+            messages = self.table.connection.call(self.pull.fetch(groups, 60.0), 70)
             if not messages:
                 msg = f"{seen} of {count * groups} cells arrived within a minute"
                 raise RuntimeError(msg)
@@ -108,7 +109,7 @@ class Consumer:
             for number in done:
                 check(self.work, number, sum(totals.pop(number)))
                 self.table.store.remove(f"group/{number}")
-            pending.append(self.table.bridge.submit(self._release(messages, done)))
+            pending.append(self.table.connection.submit(self._release(messages, done)))
             if len(pending) > WINDOW:
                 pending.popleft().result(60)
         while pending:
@@ -121,7 +122,9 @@ class Consumer:
     async def _release(self, messages: list[Msg], done: list[int]) -> None:
         table = self.table
         purges = (
-            table.bridge.js.purge_stream(table.subjects.table_stream, subject=f"{table.subjects.prefix}.group.{n}.>")
+            table.connection.js.purge_stream(
+                table.subjects.table_stream, subject=f"{table.subjects.prefix}.group.{n}.>"
+            )
             for n in done
         )
         await asyncio.gather(*(message.ack() for message in messages))

@@ -14,9 +14,10 @@ from typing import Any
 
 from grpo_workload import Workload
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.errors import RelaxError
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.streams import wait_for_stream
 from broker.subjects import Subjects
 
@@ -97,17 +98,17 @@ class Steps(threading.Thread):
         end = time.monotonic() + WAIT_SECONDS
         while not self._address.exists() and time.monotonic() < end:
             time.sleep(0.05)
-        bridge = Bridge(Address.load(self._address), "benchmark", deadline=WAIT_SECONDS)
+        connection = Connection(Address.load(self._address), "benchmark", deadline=WAIT_SECONDS)
         stream = self._subjects.log_stream
         try:
-            bridge.call(wait_for_stream(bridge, stream, WAIT_SECONDS), WAIT_SECONDS + 1)
-            bridge.call(self._follow(bridge, stream), threading.TIMEOUT_MAX)
+            connection.call(wait_for_stream(connection, stream, WAIT_SECONDS), WAIT_SECONDS + 1)
+            connection.call(self._follow(connection, stream), threading.TIMEOUT_MAX)
         finally:
             with contextlib.suppress(RelaxError):
-                bridge.close()
+                connection.close()
 
-    async def _follow(self, bridge: Bridge, stream: str) -> None:
-        async for messages in Follower(bridge, stream, [self._subjects.metric("trainer", "*")]).batches():
+    async def _follow(self, connection: Connection, stream: str) -> None:
+        async for messages in OrderedConsumer(connection, stream, [self._subjects.metric("trainer", "*")]).batches():
             for message in messages:
                 body = json.loads(message.data)
                 if body.get("kind") == "step":

@@ -17,11 +17,12 @@ from typing import TypeVar
 from nats.aio.msg import Msg
 from process_memory import PROC, tree
 
+from broker.address import Address
 from broker.codec import open_envelope
-from broker.connection import Address, Bridge
+from broker.connection import Connection
 from broker.errors import BrokerError, SubjectError
 from broker.leases import RunState
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import NUMBERED_KINDS, CellId, Subjects
@@ -125,18 +126,18 @@ class LiveRun:
 
     def _connect(self, name: str) -> None:
         address = wait_for(self._address, "broker", 60)
-        self.bridge = Bridge(address, "bench")
+        self.connection = Connection(address, "bench")
         self.subjects = Subjects(name)
-        self.table = Table(self.bridge, self.subjects, Store(self.folder.root / "store"), "bench")
-        self.bridge.call(wait_for_stream(self.bridge, self.subjects.table_stream, 60), 61)
-        self.state = RunState(self.bridge, self.bridge.call(ensure_bucket(self.bridge, self.subjects), 30))
-        self.bridge.call(self._subscribe(), 10)
-        self._following = [self.bridge.submit(self._follow_cells()), self.bridge.submit(self._follow_events())]
+        self.table = Table(self.connection, self.subjects, Store(self.folder.root / "store"), "bench")
+        self.connection.call(wait_for_stream(self.connection, self.subjects.table_stream, 60), 61)
+        self.state = RunState(self.connection, self.connection.call(ensure_bucket(self.connection, self.subjects), 30))
+        self.connection.call(self._subscribe(), 10)
+        self._following = [self.connection.submit(self._follow_cells()), self.connection.submit(self._follow_events())]
 
     def _address(self) -> Address | None:
         try:
             address = Address.load(self.folder.address)
-            Bridge(address, "probe", 1.0).close()
+            Connection(address, "probe", 1.0).close()
         except BrokerError:
             return None
         return address
@@ -148,10 +149,10 @@ class LiveRun:
             cell, author = self.subjects.parse(message.subject), open_envelope(message.data).author
             self.seen.attempts[cell.step, cell.index].add(int(author.rpartition("#")[2]))
 
-        await self.bridge.nc.subscribe(self.subjects.column("trajectory"), cb=take)
+        await self.connection.nc.subscribe(self.subjects.column("trajectory"), cb=take)
 
     async def _follow_cells(self) -> None:
-        follower = Follower(self.bridge, self.subjects.table_stream, self.subjects.table_subjects())
+        follower = OrderedConsumer(self.connection, self.subjects.table_stream, self.subjects.table_subjects())
         async for batch in follower.batches():
             for message in batch:
                 self._take(message)
@@ -179,7 +180,7 @@ class LiveRun:
             seen.steps = max(seen.steps, cell.step + 1)
 
     async def _follow_events(self) -> None:
-        follower = Follower(self.bridge, self.subjects.log_stream, [self.subjects.event("*", "*", "*")])
+        follower = OrderedConsumer(self.connection, self.subjects.log_stream, [self.subjects.event("*", "*", "*")])
         async for batch in follower.batches():
             self.seen.events += [json.loads(message.data) for message in batch]
 
@@ -220,14 +221,14 @@ class LiveRun:
         """Violations: trajectories that were stored twice, or that disappeared before their rows ended."""
         ledger = read_ledger(self.table, self.folder.load_config())
         trained = {(step, index) for step, batch in ledger.batches.items() for index in batch.rows}
-        present = {(cell.step, cell.index) for cell in self.table.cells(self.subjects.column("trajectory"))}
+        present = {(cell.step, cell.index) for cell in self.table.list_cells(self.subjects.column("trajectory"))}
         known, found = trained | present | self.seen.ended, list(ledger.violations())
 
         async def snapshot() -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
             # Copied in the follower's thread, which adds to the dict.
             return list(self.seen.trajectories.items())
 
-        for row, cells in self.bridge.call(snapshot(), 10):
+        for row, cells in self.connection.call(snapshot(), 10):
             if row not in known:
                 found.append(f"trajectory of group.{row[0]}.{row[1]} is gone")
             if len({sequence for sequence, _ in cells}) > 1:
@@ -242,10 +243,10 @@ class LiveRun:
 
     def stop(self) -> None:
         """Stop the run in order."""
-        if hasattr(self, "bridge"):
+        if hasattr(self, "connection"):
             for future in getattr(self, "_following", []):
                 future.cancel()
-            self.bridge.close()
+            self.connection.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)

@@ -20,7 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.errors import BrokerError
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo" / "demo.toml"
@@ -66,8 +67,8 @@ class Listener:
 
     def __init__(self, address: Address) -> None:
         self.last: dict[str, dict[str, float]] = {}
-        self._bridge = Bridge(address, "bench")
-        self._bridge.call(self._listen(), 10)
+        self._connection = Connection(address, "bench")
+        self._connection.call(self._listen(), 10)
 
     async def _listen(self) -> None:
         async def take(message: object) -> None:
@@ -75,7 +76,7 @@ class Listener:
             if "kind" not in body:  # metrics with a kind belong to a step or a row
                 self.last[body["role"]] = body
 
-        await self._bridge.nc.subscribe("relax.overhead.metric.>", cb=take)
+        await self._connection.nc.subscribe("relax.overhead.metric.>", cb=take)
 
     def read(self, folder: Path) -> Reading:
         """Take a reading."""
@@ -92,7 +93,7 @@ class Listener:
 
     def close(self) -> None:
         """Disconnect."""
-        self._bridge.close()
+        self._connection.close()
 
 
 def measure(steps: int, folder: Path) -> dict[str, object]:
@@ -124,7 +125,7 @@ def wait_for_address(folder: Path) -> Address:
     while time.monotonic() < end:
         try:
             address = Address.load(folder / "broker.json")
-            Bridge(address, "probe", 1.0).close()
+            Connection(address, "probe", 1.0).close()
         except BrokerError:
             time.sleep(0.1)
         else:

@@ -80,7 +80,7 @@ class Recovered:
 
 def rows_being_generated(run: LiveRun) -> set[tuple[int, int]]:
     """Training rows that the rollout was generating, from its black box."""
-    box = BlackBox(run.folder.box("rollout.0"))
+    box = BlackBox(run.folder.black_box("rollout.0"))
     rows = [RowId.parse(text) for text in box.read().rows]
     box.close()
     return {(row.step, row.index) for row in rows if row.kind == "group"}
@@ -93,7 +93,7 @@ def preload(run: LiveRun) -> float:
 
 def incarnations(run: LiveRun) -> dict[str, int]:
     """Current incarnation of every role."""
-    found = run.bridge.call(run.state.leases(), 30)
+    found = run.connection.call(run.state.leases(), 30)
     return {role: int(found[f"{role}.0"]["incarnation"]) for role in ROLES if f"{role}.0" in found}
 
 

@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.server import Server
 from broker.store import Store
@@ -38,14 +39,13 @@ from relax_actors.config.simulate import DEFAULTS
 from relax_actors.data.model_folder import prepare
 from relax_actors.messages import Prompt, Shard, Weights
 from relax_actors.roles.rollout import Rollout
-from relax_actors.runtime import logs
+from relax_actors.runtime import Context, logs
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.mailbox import Mailbox, ask
 from relax_actors.runtime.pump import PoolPump
-from relax_actors.runtime.role import Context
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.runtime.watchdog import Watch
+from relax_actors.runtime.watchdog import Watchdog
 from relax_actors.supervision.streams import ensure_run_streams
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -53,12 +53,12 @@ DEADLINE = 300.0
 FLAT = 0.20
 
 
-class LoopBridge(Bridge):
+class LoopConnection(Connection):
     """A separate connection in an event loop shared with other actors."""
 
     def __init__(self, address: Address, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.address, self.loop, self.on_reconnect = address, loop, []
-        self.waiting = lambda: None
+        self.on_wait = lambda: None
         self._name, self._closing = name, False
         self._refused_at, self._refusal = float("-inf"), ""
 
@@ -74,15 +74,15 @@ def config_of(folder: Path) -> Config:
     return validate(body, "benchmark")
 
 
-async def run_actor(config: Config, bridge: LoopBridge, n: int) -> None:
+async def run_actor(config: Config, connection: LoopConnection, n: int) -> None:
     """Run one actor until the process ends."""
-    await bridge.connect()
+    await connection.connect()
     subjects, folder = Subjects("scale"), RunFolder(config.folder)
-    table = Table(bridge, subjects, Store(config.store_path), f"rollout.{n}#1")
-    state = RunState(bridge, await ensure_bucket(bridge, subjects))
+    table = Table(connection, subjects, Store(config.store_path), f"rollout.{n}#1")
+    state = RunState(connection, await ensure_bucket(connection, subjects))
     role = Rollout()
-    role.context = Context(config, folder, "rollout", n, 1, table, state, Journal(bridge, subjects, "rollout", n))
-    watch = Watch(role.context, BlackBox(folder.box(f"rollout.{n}")), DEADLINE, print)
+    role.context = Context(config, folder, "rollout", n, 1, table, state, Journal(connection, subjects, "rollout", n))
+    watch = Watchdog(role.context, BlackBox(folder.black_box(f"rollout.{n}")), DEADLINE, print)
     mailbox = Mailbox.start()
     await ask(mailbox, role.setup)
     await PoolPump(role, role.context, mailbox, watch, lambda error: os._exit(print(error) or 1)).run(asyncio.Event())
@@ -96,7 +96,7 @@ def run_actors(folder: Path, numbers: range) -> None:
     loop = asyncio.new_event_loop()
 
     async def run_all() -> None:
-        await asyncio.gather(*(run_actor(config, LoopBridge(address, f"rollout.{n}", loop), n) for n in numbers))
+        await asyncio.gather(*(run_actor(config, LoopConnection(address, f"rollout.{n}", loop), n) for n in numbers))
 
     threading.Thread(target=loop.run_until_complete, args=(run_all(),), daemon=True).start()
     sys.stdin.read()
@@ -121,12 +121,12 @@ class Testbed:
     def __init__(self, folder: Path) -> None:
         self.config = config_of(folder)
         prepare(self.config, self.config.model_path)
-        RunFolder(folder).box("x").parent.mkdir(parents=True, exist_ok=True)
+        RunFolder(folder).black_box("x").parent.mkdir(parents=True, exist_ok=True)
         self.server = Server(folder / "broker")
         address = self.server.start()
-        self.bridge = Bridge(address, "bench")
-        self.bridge.call(ensure_run_streams(self.bridge, self.config), 60)
-        self.table = Table(self.bridge, Subjects("scale"), Store(self.config.store_path), "bench.0#1")
+        self.connection = Connection(address, "bench")
+        self.connection.call(ensure_run_streams(self.connection, self.config), 60)
+        self.table = Table(self.connection, Subjects("scale"), Store(self.config.store_path), "bench.0#1")
         self.table.store.write("weights/0.safetensors", lambda path: path.write_bytes(b"weights"))
         fingerprint = xxhash.xxh3_128_hexdigest(b"weights")
         shard = Shard("weights/0.safetensors", 7, fingerprint)
@@ -137,7 +137,7 @@ class Testbed:
         tokens = np.array([0, 2], np.int32)
         for begin in range(0, rows, 512):
             self.table.put_all(
-                (self.table.cell(RowId(0, i), "prompt"), Prompt("0>", tokens, "1", {}, i, 0))
+                (self.table.subject(RowId(0, i), "prompt"), Prompt("0>", tokens, "1", {}, i, 0))
                 for i in range(begin, min(begin + 512, rows))
             )
 
@@ -152,14 +152,16 @@ class Testbed:
     def consumer(self) -> tuple[int, int]:
         """Waiting requests of the actors' consumer, and rows that are not finished."""
         try:
-            info = self.bridge.call(self.bridge.js.consumer_info(self.table.subjects.table_stream, "rollout"), 10)
+            info = self.connection.call(
+                self.connection.js.consumer_info(self.table.subjects.table_stream, "rollout"), 10
+            )
         except Exception:  # noqa: BLE001 the first actor has not created it yet
             return 0, -1
         return info.num_waiting or 0, (info.num_pending or 0) + (info.num_ack_pending or 0)
 
     def close(self) -> None:
         """Stop the broker."""
-        self.bridge.close()
+        self.connection.close()
         self.server.stop()
 
 
@@ -180,7 +182,7 @@ def measure(actors: int, rows: int, processes: int) -> dict[str, float]:
             testbed.wait("end", lambda: testbed.consumer()[1] == 0)
             seconds, cpu = time.monotonic() - began, cpu_seconds(pid) - cpu
             own = sum(cpu_seconds(w.pid) for w in workers) - own
-            done = testbed.table.count(testbed.table.subjects.column("trajectory"))
+            done = testbed.table.count_cells(testbed.table.subjects.column("trajectory"))
             if done != rows:
                 sys.exit(f"{done} of {rows} rows have a trajectory")
             return {

@@ -121,7 +121,7 @@ class Sampler(threading.Thread):
                 await self._run.state.renew_lease("soak", 0, lease, 10)
 
         try:
-            self._run.bridge.call(work(), 5)
+            self._run.connection.call(work(), 5)
         except (BrokerError, nats.errors.Error) as error:
             print(f"could not write leases: {error}", file=sys.stderr)
 
@@ -149,9 +149,9 @@ class Sampler(threading.Thread):
     def _broker(self) -> dict[tuple[str, str], float]:
         run, found = self._run, dict[tuple[str, str], float]()
         try:
-            streams = run.bridge.call(self._streams(), 5)
+            streams = run.connection.call(self._streams(), 5)
             cells = Counter(
-                run.subjects.parse(subject).kind for subject in run.table.written(f"{run.subjects.prefix}.>")
+                run.subjects.parse(subject).kind for subject in run.table.list_subjects(f"{run.subjects.prefix}.>")
             )
         except Exception as error:  # noqa: BLE001 the broker is being killed; the next sample follows
             print(f"no sample of the broker: {error}", file=sys.stderr)
@@ -164,7 +164,7 @@ class Sampler(threading.Thread):
 
     async def _streams(self) -> list[tuple[int, int]]:
         """Consumers and messages of each stream of the run."""
-        subjects, js = self._run.subjects, self._run.bridge.js
+        subjects, js = self._run.subjects, self._run.connection.js
         names = (subjects.table_stream, subjects.log_stream, f"KV_{subjects.state_bucket}")
         states = [(await js.stream_info(name)).state for name in names]
         return [(state.consumer_count, state.messages) for state in states]

@@ -1,1 +1,100 @@
-"""The durable table of write-once cells on NATS JetStream, and tensors by reference beside it."""
+"""Durable table of write-once cells on NATS JetStream, with large tensors in a store.
+
+Names are imported on first use (PEP 562), so `import broker` costs next to nothing. `broker.process`, which supervisors
+import, does not import NATS or NumPy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from broker.address import Address
+    from broker.codec import Envelope, decode, encode
+    from broker.connection import Connection
+    from broker.errors import (
+        BrokerError,
+        BrokerFullError,
+        BrokerUnreachableError,
+        CodecError,
+        RelaxError,
+        StoreError,
+        StoreFullError,
+        SubjectError,
+    )
+    from broker.fields import TensorRef
+    from broker.leases import Failures, RunState
+    from broker.ordered_consumer import OrderedConsumer
+    from broker.pull import Delivery, PullSubscription
+    from broker.server import Server, ServerSettings
+    from broker.store import Store
+    from broker.streams import ensure_bucket, ensure_consumer, ensure_streams
+    from broker.subjects import CellId, RowId, Subjects
+    from broker.table import Cell, Table
+
+_MODULES = {
+    "address": ("Address",),
+    "codec": ("Envelope", "decode", "encode"),
+    "connection": ("Connection",),
+    "errors": (
+        "BrokerError",
+        "BrokerFullError",
+        "BrokerUnreachableError",
+        "CodecError",
+        "RelaxError",
+        "StoreError",
+        "StoreFullError",
+        "SubjectError",
+    ),
+    "fields": ("TensorRef",),
+    "leases": ("Failures", "RunState"),
+    "ordered_consumer": ("OrderedConsumer",),
+    "pull": ("Delivery", "PullSubscription"),
+    "server": ("Server", "ServerSettings"),
+    "store": ("Store",),
+    "streams": ("ensure_bucket", "ensure_consumer", "ensure_streams"),
+    "subjects": ("CellId", "RowId", "Subjects"),
+    "table": ("Cell", "Table"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "Address",
+    "BrokerError",
+    "BrokerFullError",
+    "BrokerUnreachableError",
+    "Cell",
+    "CellId",
+    "CodecError",
+    "Connection",
+    "Delivery",
+    "Envelope",
+    "Failures",
+    "OrderedConsumer",
+    "PullSubscription",
+    "RelaxError",
+    "RowId",
+    "RunState",
+    "Server",
+    "ServerSettings",
+    "Store",
+    "StoreError",
+    "StoreFullError",
+    "SubjectError",
+    "Subjects",
+    "Table",
+    "TensorRef",
+    "decode",
+    "encode",
+    "ensure_bucket",
+    "ensure_consumer",
+    "ensure_streams",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        msg = f"module {__name__!r} has no attribute {name!r}; it exports {', '.join(__all__)}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,4 +1,4 @@
-"""Certificates for TLS: an authority of one's own, the server's certificate, and one a user for mutual TLS."""
+"""TLS certificates of a private authority, for servers and (mutual TLS) for clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from broker.files import write_private
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CertificatePair:
     """A certificate and its private key."""
 
     certificate: x509.Certificate
@@ -24,29 +24,33 @@ class Pair:
 
     @property
     def pem(self) -> str:
-        """The certificate as text."""
+        """The certificate in PEM format."""
         text: str = self.certificate.public_bytes(serialization.Encoding.PEM).decode()
         return text
 
     def save(self, certificate: Path, key: Path) -> None:
-        """Write both; the key for this user only."""
+        """Write the certificate and, readable by this user only, the key."""
         plain = serialization.NoEncryption()
         text = self.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
         write_private(key, text.decode())
         certificate.write_text(self.pem)
 
     @classmethod
-    def load(cls, certificate: Path, key: Path) -> Pair:
-        """Read what `save` wrote."""
+    def load(cls, certificate: Path, key: Path) -> CertificatePair:
+        """Read a pair written by `save`.
+
+        Raises:
+            TypeError: the key is not an elliptic-curve key.
+        """
         private = serialization.load_pem_private_key(key.read_bytes(), None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            msg = f"{key} is no key of an elliptic curve"
+            msg = f"{key} is not an elliptic-curve private key"
             raise TypeError(msg)
         return cls(x509.load_pem_x509_certificate(certificate.read_bytes()), private)
 
 
-def authority(days: float) -> Pair:
-    """A new certificate authority, which signs itself."""
+def new_authority(days: float) -> CertificatePair:
+    """Create a self-signed certificate authority, valid for `days` days."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("relax certificate authority")
     usage = x509.KeyUsage(
@@ -64,13 +68,20 @@ def authority(days: float) -> Pair:
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(usage, critical=True)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    return Pair(builder.sign(key, hashes.SHA256()), key)
+    return CertificatePair(builder.sign(key, hashes.SHA256()), key)
 
 
-def issue(by: Pair, name: str, days: float, hosts: tuple[str, ...] = ()) -> Pair:
-    """A certificate for a server at some host names or addresses, or for a client if there are none."""
+def issue(issuer: CertificatePair, name: str, days: float, hosts: tuple[str, ...] = ()) -> CertificatePair:
+    """Issue a certificate for a server, or for a client if `hosts` is empty.
+
+    Args:
+        issuer: the certificate authority.
+        name: common name of the subject.
+        days: validity in days.
+        hosts: DNS names and IP addresses of the server.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_name(name), by.certificate.subject, key, days)
+    builder = _builder(_name(name), issuer.certificate.subject, key, days)
     use = (
         [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         if hosts
@@ -78,12 +89,12 @@ def issue(by: Pair, name: str, days: float, hosts: tuple[str, ...] = ()) -> Pair
     )
     builder = builder.add_extension(x509.ExtendedKeyUsage(use), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    known = x509.AuthorityKeyIdentifier.from_issuer_public_key(by.key.public_key())
+    known = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key())
     builder = builder.add_extension(known, critical=False)
     if hosts:
         names = x509.SubjectAlternativeName([_host(host) for host in hosts])
         builder = builder.add_extension(names, critical=False)
-    return Pair(builder.sign(by.key, hashes.SHA256()), key)
+    return CertificatePair(builder.sign(issuer.key, hashes.SHA256()), key)
 
 
 def _builder(
@@ -92,7 +103,7 @@ def _builder(
     now = dt.datetime.now(dt.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number())
-    # Clocks of machines differ a little.
+    # Backdated by 5 minutes because the clocks of machines differ.
     builder = builder.not_valid_before(now - dt.timedelta(minutes=5) + min(dt.timedelta(), dt.timedelta(days=days)))
     return builder.not_valid_after(now + dt.timedelta(days=days))
 

@@ -1,8 +1,8 @@
-"""Credentials of NATS users as signed claims (JWT), made here and nowhere else.
+"""Credentials of NATS users as signed claims (JWT).
 
-An operator vouches for an account, the account for its users. The server knows the operator and the account only: its
-configuration holds no secret, a user's permissions and his last day are in his own claims, and new users need no word
-to the server. A `.creds` file has the claims and the seed that proves whose they are.
+An operator signs an account, the account signs its users. The server knows only the operator and the account: its
+configuration holds no secret, a user's permissions and expiry are in the user's own claims, and adding a user does not
+involve the server. A `.creds` file holds the claims and the seed that proves their ownership.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _JETSTREAM = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": 
 _OPERATOR_PREFIX, _ACCOUNT_PREFIX, _USER_PREFIX = 14 << 3, 0, 20 << 3
 
 
-class Key:
-    """A signing key: `seed` is the secret, `public` its name."""
+class SigningKey:
+    """An Ed25519 signing key: `seed` is the secret, `public` the encoded public key."""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
@@ -35,15 +35,23 @@ class Key:
         self.public = self._pair.public_key.decode()
 
     @classmethod
-    def new(cls, prefix: int) -> Key:
-        """A new one, of an operator, an account or a user."""
+    def new(cls, prefix: int) -> SigningKey:
+        """Generate a key; `prefix` marks it as the key of an operator, an account or a user."""
         seed: bytes = _nkeys().encode_seed(secrets.token_bytes(32), prefix)
         return cls(seed.decode())
 
     def sign(
         self, subject: str, name: str, nats: dict[str, Any], *, expires: float | None = None, issued: int | None = None
     ) -> str:
-        """Claims about `subject`, signed; `expires` and `issued` (now, if not given) in seconds since 1970."""
+        """Return a signed JWT with claims about `subject`.
+
+        Args:
+            subject: public key that the claims are about.
+            name: name of the subject.
+            nats: NATS-specific claims.
+            expires: Unix time in seconds; None never expires.
+            issued: Unix time in seconds; now by default.
+        """
         body: dict[str, Any] = {
             "iat": int(time.time()) if issued is None else issued,
             "iss": self.public,
@@ -53,57 +61,57 @@ class Key:
         body |= {"nats": {**nats, "version": 2}} | ({"exp": int(expires)} if expires is not None else {})
         digest = hashlib.sha256(json.dumps(body).encode()).digest()
         body["jti"] = base64.b32encode(digest).decode().rstrip("=")
-        text = f"{_plain({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{_plain(body)}"
+        text = f"{_encode_json({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{_encode_json(body)}"
         return f"{text}.{_base64(self._pair.sign(text.encode()))}"
 
 
 @dataclass(frozen=True, slots=True)
-class Authority:
-    """Who vouches for the users of a server: the keys of an operator, of an account, and of the server's own one."""
+class OperatorKeys:
+    """Signing keys of a server's operator, account and system account."""
 
-    operator: Key
-    account: Key
-    system: Key
+    operator: SigningKey
+    account: SigningKey
+    system: SigningKey
     issued: int
-    """When they were made (seconds since 1970): a server reads its configuration again only if its operator's claims
-    are the same to the letter."""
+    """Creation time (Unix seconds). A server reloads its configuration only if the operator's claims are identical, so
+    they are always signed with this time."""
     revoked: int = 0
-    """Credentials that were given before (seconds since 1970) are refused."""
+    """Credentials issued before this time (Unix seconds) are refused."""
 
     @classmethod
-    def new(cls) -> Authority:
-        """A new one."""
-        return cls(Key.new(_OPERATOR_PREFIX), Key.new(_ACCOUNT_PREFIX), Key.new(_ACCOUNT_PREFIX), int(time.time()))
+    def new(cls) -> OperatorKeys:
+        """Generate new keys."""
+        operator, account, system = map(SigningKey.new, (_OPERATOR_PREFIX, _ACCOUNT_PREFIX, _ACCOUNT_PREFIX))
+        return cls(operator, account, system, int(time.time()))
 
     def save(self, path: Path) -> None:
-        """Write the secrets, for this user only."""
+        """Write the secret seeds, readable by this user only."""
         seeds = {name: getattr(self, name).seed for name in ("operator", "account", "system")}
         write_private(path, json.dumps({**seeds, "issued": self.issued, "revoked": self.revoked}))
 
     @classmethod
-    def load(cls, path: Path) -> Authority:
-        """Read what `save` wrote.
+    def load(cls, path: Path) -> OperatorKeys:
+        """Read keys written by `save`.
 
         Raises:
-            BrokerError: it is something else.
+            BrokerError: the file cannot be read or holds something else.
         """
         try:
             body = json.loads(path.read_text())
-            return cls(
-                Key(body["operator"]), Key(body["account"]), Key(body["system"]), body["issued"], body["revoked"]
-            )
+            operator, account, system = (SigningKey(body[name]) for name in ("operator", "account", "system"))
+            return cls(operator, account, system, body["issued"], body["revoked"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            msg = f"{path} holds no keys of an operator: {error}; restore it, or make all keys anew in another folder"
+            msg = f"{path} does not hold operator keys: {error}; restore it, or create all keys in another folder"
             raise BrokerError(msg) from error
 
     def server_config(self) -> str:
-        """What a server must know to check credentials; no secret."""
+        """Server configuration to check credentials with; contains no secret."""
         account = {"type": "account", "limits": _ACCOUNT | _JETSTREAM, "default_permissions": {"pub": {}, "sub": {}}}
         if self.revoked:
             account["revocations"] = {"*": self.revoked}
         system = {"type": "account", "limits": _ACCOUNT, "default_permissions": {"pub": {}, "sub": {}}}
         operator = {"type": "operator", "system_account": self.system.public}
-        # The server's monitoring tells an account by the name in its claims, and those that ask by its key.
+        # The server's monitoring reports accounts by the name in their claims and looks them up by key.
         name = self.account.public
         own = self.operator.sign(name, name, account, issued=max(self.issued, self.revoked))
         servers = self.operator.sign(self.system.public, "SYS", system, issued=self.issued)
@@ -118,9 +126,9 @@ class Authority:
         )
 
     def credentials(self, name: str, permissions: Permissions, expires: float | None = None) -> str:
-        """Content of a `.creds` file for a new user."""
-        user = Key.new(_USER_PREFIX)
-        # An empty list would allow all.
+        """Return the content of a `.creds` file for a new user; `expires` is a Unix time in seconds."""
+        user = SigningKey.new(_USER_PREFIX)
+        # NATS takes an empty allow list as "everything is allowed".
         pub, sub = (
             {"allow": list(allowed)} if allowed else {"deny": [">"]}
             for allowed in (permissions.publish, permissions.subscribe)
@@ -136,37 +144,39 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a `.creds` file says of its user: a name, and the prefix of the answers that he may hear; None if any."""
+    """Claims of a `.creds` file."""
 
     name: str
-    inbox: str | None
+    """Name of the user."""
+    inbox_prefix: str | None
+    """Prefix of the inboxes that the user may subscribe to; None if unrestricted."""
 
 
-def claims_of(path: Path) -> Claims:
-    """Read a `.creds` file; its signature is the server's to check.
+def read_claims(path: Path) -> Claims:
+    """Read the claims of a `.creds` file without checking the signature, which the server does.
 
     Raises:
-        BrokerError: the file is none.
+        BrokerError: the file is not a `.creds` file.
     """
     try:
         text = path.read_text().split("-----BEGIN NATS USER JWT-----", 1)[1].split()[0].split(".")[1]
         body = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        heard = body["nats"].get("sub", {}).get("allow", [])
+        allowed = body["nats"].get("sub", {}).get("allow", [])
         name = str(body["name"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        msg = f"{path} is no file of NATS credentials ({type(error).__name__}: {error}); mend broker.credentials"
+        msg = f"{path} is not a NATS .creds file ({type(error).__name__}: {error}); fix broker.credentials"
         raise BrokerError(msg) from error
-    inbox = next((pattern.removesuffix(".>") for pattern in heard if pattern.startswith("_INBOX")), None)
-    return Claims(name, inbox)
+    prefix = next((pattern.removesuffix(".>") for pattern in allowed if pattern.startswith("_INBOX")), None)
+    return Claims(name, prefix)
 
 
 def _nkeys() -> Any:
-    import nkeys  # noqa: PLC0415 only those that sign pay for it
+    import nkeys  # noqa: PLC0415 only needed to sign
 
     return nkeys
 
 
-def _plain(body: dict[str, Any]) -> str:
+def _encode_json(body: dict[str, Any]) -> str:
     return _base64(json.dumps(body, separators=(",", ":")).encode())
 
 

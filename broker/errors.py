@@ -1,4 +1,4 @@
-"""The exception tree of the project; every error we raise on purpose is a `RelaxError`.
+"""Exceptions of the project: every error raised on purpose is a `RelaxError`.
 
 A message says what happened, to what, and what to do about it.
 """
@@ -15,7 +15,7 @@ class BrokerError(RelaxError):
 
 
 class BrokerUnreachableError(BrokerError):
-    """No answer from the broker before the deadline."""
+    """The broker did not answer before the deadline."""
 
 
 class BrokerFullError(BrokerError):
@@ -23,16 +23,16 @@ class BrokerFullError(BrokerError):
 
 
 class CodecError(RelaxError):
-    """A message that does not decode: wrong schema, unknown field, wrong type, too large."""
+    """A message cannot be decoded: wrong schema, unknown field, wrong type or too large."""
 
 
 class SubjectError(RelaxError):
-    """A name that cannot be part of a subject, or a subject of none of our kinds."""
+    """A name cannot be part of a subject, or a subject does not name a cell of the run."""
 
 
 class StoreError(RelaxError):
-    """A tensor segment that is missing, corrupt, outside the store or cannot be written."""
+    """A tensor segment is missing, corrupt, outside the store or cannot be written."""
 
 
 class StoreFullError(StoreError):
-    """No space left for a segment."""
+    """No space is left for a segment."""

@@ -1,4 +1,4 @@
-"""Small files that are there whole or not at all."""
+"""Atomic writes of small private files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file for this user only, whole or not at all: whoever is killed here is started again."""
+    """Write a file atomically, with mode 0600.
+
+    A process killed here leaves the old content or the new one.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # What an earlier process of this number left; whatever else somebody put there is not written through.
+    # An earlier process with this pid may have left the file. Unlinking also avoids writing through a planted link.
     temporary.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -21,7 +24,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what processes that are gone left of files that they were writing to a folder."""
+    """Remove the temporary files that dead processes left in a folder."""
     for path in folder.glob(".*.tmp"):
         pid = path.name.split(".")[-2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

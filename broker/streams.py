@@ -1,4 +1,4 @@
-"""The streams of a run as data, made or brought up to date in one place."""
+"""Configuration and creation of a run's streams, consumers and KV bucket."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFo
 from nats.js.kv import KeyValue
 
 from broker.codec import MAX_CELL_BYTES
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.subjects import Subjects
 
-_DUPLICATES_SECONDS = 120.0
+_DUPLICATE_WINDOW = 120.0
 MAX_LOG_BYTES = 256 << 10
-_HEADERS = 4 << 10
+_HEADER_BYTES = 4 << 10
 MAX_ACTORS = 8192
-"""Actors of a role that may wait for rows at once; the server's own limit is 512."""
+"""Maximum number of actors of a role with a pending pull request; the server's default limit is 512."""
 _NAME_IN_USE = 10058
 
 
 def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamConfig:
-    """The table: one message a subject, and a second one is refused for as long as the first is there."""
+    """Table stream: one message per subject, and the server refuses a second one."""
     return StreamConfig(
         name=subjects.table_stream,
         subjects=subjects.table_subjects(),
@@ -42,14 +42,14 @@ def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamC
         discard=DiscardPolicy.NEW,
         discard_new_per_subject=True,
         max_bytes=max_bytes,
-        max_msg_size=MAX_CELL_BYTES + _HEADERS,
+        max_msg_size=MAX_CELL_BYTES + _HEADER_BYTES,
         num_replicas=replicas,
         allow_direct=True,
     )
 
 
 def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int = 1) -> StreamConfig:
-    """Events and metrics, bounded by size and age (seconds)."""
+    """Log stream for events and metrics, bounded by `max_bytes` and `max_age` (seconds)."""
     return StreamConfig(
         name=subjects.log_stream,
         subjects=subjects.log_subjects(),
@@ -57,7 +57,7 @@ def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int =
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,
         max_bytes=max_bytes,
-        max_msg_size=MAX_LOG_BYTES + _HEADERS,
+        max_msg_size=MAX_LOG_BYTES + _HEADER_BYTES,
         max_age=max_age,
         num_replicas=replicas,
         allow_direct=True,
@@ -65,10 +65,16 @@ def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int =
 
 
 def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: int) -> ConsumerConfig:
-    """The one consumer that all actors of a role share.
+    """Durable consumer that all actors of a role share.
 
-    A message is delivered again until it is acknowledged: how often a row may fail is the role's decision, which
-    knows a delivery that killed an actor from one that merely waited in its hands.
+    Deliveries are unlimited: the actor decides how often a row may fail, because it can tell a delivery that killed an
+    actor from one that was only buffered.
+
+    Args:
+        name: name of the consumer, the role's name.
+        filters: subjects to deliver.
+        ack_wait: seconds after which an unacknowledged message is redelivered.
+        max_ack_pending: maximum number of unacknowledged messages.
     """
     return ConsumerConfig(
         durable_name=name,
@@ -82,59 +88,62 @@ def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: i
     )
 
 
-async def ensure_streams(bridge: Bridge, specs: list[StreamConfig], deadline: float = 20.0) -> None:
-    """Make the streams, or update those that are there; safe to call by several processes at once.
+async def ensure_streams(connection: Connection, specs: list[StreamConfig], deadline: float = 20.0) -> None:
+    """Create streams, or update existing ones. Several processes may call this at once.
 
     Raises:
-        BrokerError: the server refuses, e.g. for want of room; says which stream and why.
+        BrokerError: the server refuses a stream, e.g. for lack of storage.
+        BrokerUnreachableError: no answer within `deadline` seconds.
     """
     for spec in specs:
 
         async def ensure(spec: StreamConfig = spec) -> None:
             try:
-                await bridge.js.stream_info(str(spec.name))
+                await connection.js.stream_info(str(spec.name))
             except NotFoundError:
                 try:
-                    await bridge.js.add_stream(spec)
+                    await connection.js.add_stream(spec)
                 except BadRequestError as error:
                     if error.err_code != _NAME_IN_USE:
                         raise
             else:
-                await bridge.js.update_stream(spec)
+                await connection.js.update_stream(spec)
 
         try:
-            await bridge.persist(ensure, f"make stream {spec.name}", deadline)
+            await connection.retry(ensure, f"create stream {spec.name}", deadline)
         except APIError as error:
-            msg = f"broker {bridge.address.url} refuses stream {spec.name}: {error.description}"
+            url = connection.address.url
+            msg = f"broker {url} refuses stream {spec.name}: {error.description}; free space or lower broker.max_bytes"
             raise BrokerError(msg) from error
 
 
-async def wait_for_stream(bridge: Bridge, name: str, deadline: float) -> None:
-    """Wait until somebody has made a stream.
+async def wait_for_stream(connection: Connection, name: str, deadline: float) -> None:
+    """Wait until another process has created a stream.
 
     Raises:
-        BrokerError: nobody did within `deadline` seconds.
+        BrokerError: the stream does not exist after `deadline` seconds.
     """
     end = time.monotonic() + deadline
 
-    async def look() -> bool:
+    async def exists() -> bool:
         try:
-            await bridge.js.stream_info(name)
+            await connection.js.stream_info(name)
         except NotFoundError:
             return False
         return True
 
-    while not await bridge.persist(look, f"wait for stream {name}", deadline):
+    while not await connection.retry(exists, f"wait for stream {name}", deadline):
         if time.monotonic() > end:
-            msg = f"stream {name} was not made within {deadline:g} s"
+            msg = f"stream {name} was not created within {deadline:g} s; is the run up?"
             raise BrokerError(msg)
         await asyncio.sleep(0.1)
 
 
-async def ensure_bucket(bridge: Bridge, subjects: Subjects, replicas: int = 1) -> KeyValue:
-    """The run's KV bucket for leases (with a time to live each), incarnations and failure counts.
+async def ensure_bucket(connection: Connection, subjects: Subjects, replicas: int = 1) -> KeyValue:
+    """Open the run's KV bucket for leases, incarnations and failure counts; create it if absent.
 
-    Made here and not by nats-py, whose buckets allow roll-ups: who may write a single key could clear them all.
+    Each lease has its own TTL. nats-py would create the bucket with roll-ups allowed, and a user that may write one key
+    could then purge all of them.
     """
     config = StreamConfig(
         name=f"KV_{subjects.state_bucket}",
@@ -142,7 +151,7 @@ async def ensure_bucket(bridge: Bridge, subjects: Subjects, replicas: int = 1) -
         storage=StorageType.FILE,
         max_msgs_per_subject=1,
         discard=DiscardPolicy.NEW,
-        duplicate_window=_DUPLICATES_SECONDS,
+        duplicate_window=_DUPLICATE_WINDOW,
         num_replicas=replicas,
         allow_msg_ttl=True,
         allow_rollup_hdrs=False,
@@ -151,22 +160,26 @@ async def ensure_bucket(bridge: Bridge, subjects: Subjects, replicas: int = 1) -
 
     async def ensure() -> KeyValue:
         try:
-            return await bridge.js.key_value(subjects.state_bucket)
+            return await connection.js.key_value(subjects.state_bucket)
         except (BucketNotFoundError, NotFoundError):
-            await bridge.js.add_stream(config)
-            return await bridge.js.key_value(subjects.state_bucket)
+            await connection.js.add_stream(config)
+            return await connection.js.key_value(subjects.state_bucket)
 
-    return await bridge.persist(ensure, f"open bucket {subjects.state_bucket}", 20.0)
+    return await connection.retry(ensure, f"open bucket {subjects.state_bucket}", 20.0)
 
 
-async def ensure_consumer(bridge: Bridge, stream: str, spec: ConsumerConfig) -> None:
-    """Make a durable consumer, or update it."""
+async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerConfig) -> None:
+    """Create a durable consumer, or update an existing one.
+
+    Raises:
+        BrokerError: the server refuses the consumer.
+    """
 
     async def ensure() -> Any:
-        return await bridge.js.add_consumer(stream, spec)
+        return await connection.js.add_consumer(stream, spec)
 
     try:
-        await bridge.persist(ensure, f"make consumer {spec.durable_name}")
+        await connection.retry(ensure, f"create consumer {spec.durable_name}")
     except APIError as error:
-        msg = f"broker {bridge.address.url} refuses consumer {spec.durable_name} of {stream}: {error.description}"
+        msg = f"broker {connection.address.url} refuses consumer {spec.durable_name} of {stream}: {error.description}"
         raise BrokerError(msg) from error

@@ -1,13 +1,13 @@
-"""Every subject of a run, built and parsed in one place.
+"""Subjects of a run: all of them are built and parsed here.
 
 relax.<run>.group.<step>.<index>.<field>     a cell of a training row
 relax.<run>.eval.<version>.<index>.<field>   a cell of an evaluation row
-relax.<run>.batch.<step>                     rows that a step consumes
-relax.<run>.weights.<version>                where a set of weights lies
+relax.<run>.batch.<step>                     rows that a step trains
+relax.<run>.weights.<version>                location and fingerprint of a weight version
 relax.<run>.checkpoint.<version>             a durable checkpoint
-relax.<run>.evaluation.<version>             what the evaluation of a version came to
-relax.<run>.event.<role>.<n>.<kind>          supervision, JSON
-relax.<run>.metric.<role>.<n>                measurements, JSON
+relax.<run>.evaluation.<version>             result of the evaluation of a version
+relax.<run>.event.<role>.<n>.<kind>          event of an actor or the supervision, JSON
+relax.<run>.metric.<role>.<n>                metrics of an actor, JSON
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ NUMBERED_KINDS = ("batch", "weights", "checkpoint", "evaluation")
 def check_name(name: str, what: str) -> str:
     """Return `name` if it can be a token of a subject.
 
+    Args:
+        name: the name to check.
+        what: kind of name, for the error.
+
     Raises:
-        SubjectError: it holds anything but 1 to 64 letters, digits, `-` or `_`.
+        SubjectError: the name is not 1 to 64 letters, digits, `-` or `_`.
     """
     if not _NAME.fullmatch(name):
         msg = f"{what} {name!r} cannot be part of a subject; use 1 to 64 letters, digits, '-' or '_'"
@@ -39,7 +43,7 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowId:
-    """The id of a row: (step, index) for training, (version, index) for evaluation."""
+    """Id of a row: (step, index) for training; (version, index) for kind `eval`."""
 
     step: int
     index: int
@@ -50,22 +54,25 @@ class RowId:
 
     @classmethod
     def parse(cls, text: str) -> RowId:
-        """Read back what `str` gives.
+        """Parse the output of `str`.
 
         Raises:
-            SubjectError: `text` names no row.
+            SubjectError: `text` does not name a row.
         """
         kind, _, rest = text.partition(".")
         step, _, index = rest.partition(".")
         if kind not in ROW_KINDS or not _NUMBER.fullmatch(step) or not _NUMBER.fullmatch(index):
-            msg = f"{text!r} names no row; a row is group.<step>.<index> or eval.<version>.<index>"
+            msg = f"{text!r} does not name a row; a row is group.<step>.<index> or eval.<version>.<index>"
             raise SubjectError(msg)
         return cls(int(step), int(index), kind)
 
 
 @dataclass(frozen=True, slots=True)
 class CellId:
-    """A parsed subject of the table: a row's field, or a numbered cell such as `batch.7`."""
+    """Parsed subject of a cell: a field of a row, or a numbered cell such as `batch.7`.
+
+    The number of a numbered cell is its `step`; its `index` is -1 and its `field` empty.
+    """
 
     kind: str
     step: int
@@ -74,7 +81,7 @@ class CellId:
 
     @property
     def row(self) -> RowId:
-        """The row of the cell; only for kinds `group` and `eval`."""
+        """Row of the cell; only for kinds `group` and `eval`."""
         return RowId(self.step, self.index, self.kind)
 
 
@@ -89,7 +96,7 @@ class Subjects:
 
     @property
     def prefix(self) -> str:
-        """What every subject of the run begins with, without the last dot."""
+        """Common prefix of the run's subjects, without a trailing dot."""
         return f"{ROOT}.{self.run}"
 
     @property
@@ -104,7 +111,7 @@ class Subjects:
 
     @property
     def state_bucket(self) -> str:
-        """Name of the KV bucket with leases, incarnations and failure counts."""
+        """Name of the KV bucket for leases, incarnations and failure counts."""
         return f"RELAX_{self.run}_STATE"
 
     def cell(self, row: RowId, field: str) -> str:
@@ -112,7 +119,7 @@ class Subjects:
         return f"{self.prefix}.{row}.{check_name(field, 'field')}"
 
     def column(self, field: str, kind: str = "group") -> str:
-        """Filter for one column over all rows of a kind."""
+        """Filter for one column of all rows of a kind."""
         return f"{self.prefix}.{kind}.*.*.{check_name(field, 'field')}"
 
     def row(self, row: RowId) -> str:
@@ -120,34 +127,38 @@ class Subjects:
         return f"{self.prefix}.{row}.*"
 
     def numbered(self, kind: str, number: int | str) -> str:
-        """Subject of the `batch`, `weights`, `checkpoint` or `evaluation` cell `number`; `*` for all of them."""
+        """Subject of a numbered cell (see `NUMBERED_KINDS`); `*` matches all numbers.
+
+        Raises:
+            SubjectError: `kind` is not one of `NUMBERED_KINDS`.
+        """
         if kind not in NUMBERED_KINDS:
             msg = f"no numbered kind {kind!r}; there are {', '.join(NUMBERED_KINDS)}"
             raise SubjectError(msg)
         return f"{self.prefix}.{kind}.{number}"
 
     def event(self, role: str, n: int | str, kind: str) -> str:
-        """Subject of a supervision event."""
+        """Subject of an event."""
         return f"{self.prefix}.event.{role}.{n}.{kind}"
 
     def metric(self, role: str, n: int | str) -> str:
-        """Subject of an actor's measurements."""
+        """Subject of an actor's metrics."""
         return f"{self.prefix}.metric.{role}.{n}"
 
     def table_subjects(self) -> list[str]:
-        """What the table's stream listens to."""
+        """Subjects of the table stream."""
         rows = [f"{self.prefix}.{kind}.*.*.*" for kind in ROW_KINDS]
         return rows + [f"{self.prefix}.{kind}.*" for kind in NUMBERED_KINDS]
 
     def log_subjects(self) -> list[str]:
-        """What the log's stream listens to."""
+        """Subjects of the log stream."""
         return [f"{self.prefix}.event.>", f"{self.prefix}.metric.>"]
 
     def parse(self, subject: str) -> CellId:
-        """Parse a subject of the table.
+        """Parse the subject of a cell.
 
         Raises:
-            SubjectError: it is none of this run's cells.
+            SubjectError: the subject does not name a cell of this run.
         """
         head = f"{self.prefix}."
         parts = subject[len(head) :].split(".") if subject.startswith(head) else []
@@ -157,5 +168,5 @@ class Subjects:
                 return CellId(kind, int(step), int(index), field)
         if len(parts) == 2 and parts[0] in NUMBERED_KINDS and _NUMBER.fullmatch(parts[1]):  # noqa: PLR2004
             return CellId(parts[0], int(parts[1]))
-        msg = f"subject {subject[:200]!r} is no cell of run {self.run!r}"
+        msg = f"subject {subject[:200]!r} does not name a cell of run {self.run!r}"
         raise SubjectError(msg)

@@ -15,8 +15,8 @@ from relax_actors import messages
 from relax_actors.config import Config
 from relax_actors.monitoring.render import fields_of
 from relax_actors.roles.permissions import NODE, OBSERVER, OPERATOR, permissions, users
+from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
-from relax_actors.runtime.role import COLUMNS
 
 TARGET = Path(__file__).parent / "subjects.md"
 ROW, AUTHOR = RowId(12, 3), "rollout.0#1"

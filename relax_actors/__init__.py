@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from relax_actors.errors import RelaxError, RowError
-    from relax_actors.runtime.role import Drop, Role, Row, StatefulRole
+    from relax_actors.runtime import Drop, Role, Row, StatefulRole
 
 __version__ = "0.1.0"
 __all__ = ["Drop", "RelaxError", "Role", "Row", "RowError", "StatefulRole"]
 
 _MODULES = {
-    "Drop": "runtime.role",
+    "Drop": "runtime",
     "RelaxError": "errors",
-    "Role": "runtime.role",
-    "Row": "runtime.role",
+    "Role": "runtime",
+    "Row": "runtime",
     "RowError": "errors",
-    "StatefulRole": "runtime.role",
+    "StatefulRole": "runtime",
 }
 
 

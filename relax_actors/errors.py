@@ -1,4 +1,4 @@
-"""Errors of the engine; all of them are `broker.errors.RelaxError`."""
+"""Errors of the engine; all are subclasses of `broker.errors.RelaxError`."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = [
 
 
 class ConfigError(RelaxError):
-    """The configuration cannot work; found before anything starts, never restarted."""
+    """Invalid configuration, found before anything starts; the process is not restarted."""
 
 
 class RowError(RelaxError):
-    """This row's data is bad and will be so next time: it is quarantined at once, the actor lives on."""
+    """Permanently bad data in a row: the row is quarantined at once, and the actor continues."""
 
 
 class ActorError(RelaxError):
-    """The actor cannot work, whatever the row: its process ends, and no row is blamed."""
+    """Failure of the actor, whatever the row: the process ends, and no row is blamed."""
 
 
 class EngineError(RelaxError):
-    """An engine failed again and again with these rows in hand: it is counted against them."""
+    """Repeated failure of an engine with the current rows: counted against these rows."""
 
 
 class FencedError(ActorError):
-    """Another life of this actor took over; this one must stop."""
+    """Fencing of this incarnation: a later incarnation of the actor has started, so this one must exit."""

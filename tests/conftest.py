@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.server import Server
 from broker.store import Store
 from broker.streams import ensure_streams, log_spec, table_spec
@@ -35,10 +36,10 @@ def address(server: Server) -> Address:
 
 
 @pytest.fixture
-def bridge(address: Address) -> Iterator[Bridge]:
-    bridge = Bridge(address, "test")
-    yield bridge
-    bridge.close()
+def connection(address: Address) -> Iterator[Connection]:
+    connection = Connection(address, "test")
+    yield connection
+    connection.close()
 
 
 @pytest.fixture
@@ -46,30 +47,32 @@ def subjects() -> Subjects:
     return Subjects(f"t{uuid.uuid4().hex[:12]}")
 
 
-MakeTable = Callable[[Bridge], Table]
+MakeTable = Callable[[Connection], Table]
 
 
 @pytest.fixture
 def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator[MakeTable]:
     made = False
 
-    def make(bridge: Bridge) -> Table:
+    def make(connection: Connection) -> Table:
         nonlocal made
         made = True
-        bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 26), log_spec(subjects, 1 << 24, 3600)]), 20)
-        return Table(bridge, subjects, Store(tmp_path / "store"), "test.0#1")
+        connection.call(
+            ensure_streams(connection, [table_spec(subjects, 1 << 26), log_spec(subjects, 1 << 24, 3600)]), 20
+        )
+        return Table(connection, subjects, Store(tmp_path / "store"), "test.0#1")
 
     yield make
     if made:
         # What a stream may take is set aside by the server, and there is one server for all tests.
-        with closing(Bridge(address, "cleaner")) as bridge:
+        with closing(Connection(address, "cleaner")) as connection:
             for stream in (subjects.table_stream, subjects.log_stream):
-                bridge.call(bridge.js.delete_stream(stream), 20)
+                connection.call(connection.js.delete_stream(stream), 20)
 
 
 @pytest.fixture
-def table(bridge: Bridge, make_table: MakeTable) -> Table:
-    return make_table(bridge)
+def table(connection: Connection, make_table: MakeTable) -> Table:
+    return make_table(connection)
 
 
 @pytest.fixture

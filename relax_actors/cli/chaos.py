@@ -40,18 +40,18 @@ def chaos(run: str, fault: Callable[[faults.Scene], bool], schedule: Schedule) -
         if not at.live:
             msg = f"run {at.config.run.name} is not up; `relax up` it first"
             raise ConfigError(msg)
-        scene = faults.Scene(at, Journal(at.table.bridge, at.table.subjects, "chaos", 0), source)
+        scene = faults.Scene(at, Journal(at.table.connection, at.table.subjects, "chaos", 0), source)
         done = 0
         for _ in range(schedule.count):
             time.sleep(source.uniform(0.5, 1.5) * schedule.every)
             end = time.monotonic() + PATIENCE
-            while not (hit := fault(scene)) and time.monotonic() < end and not at.folder.finished.exists():
+            while not (hit := fault(scene)) and time.monotonic() < end and not at.folder.summary.exists():
                 time.sleep(0.2)
             if not hit:
                 break
             done += 1
         # After a kill of the broker its event is stored once that is back, if the run does not end before.
         end = time.monotonic() + PATIENCE
-        while not scene.journal.settle(0.2) and time.monotonic() < end and not at.folder.finished.exists():
+        while not scene.journal.flush(0.2) and time.monotonic() < end and not at.folder.summary.exists():
             pass
         return done

@@ -25,7 +25,7 @@ from relax_actors.messages.experts import compact
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import make_role
 from relax_actors.roles.rollout import stop_id
-from relax_actors.runtime.role import COLUMNS, Role
+from relax_actors.runtime import COLUMNS, Role
 
 SAMPLE = 200
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4

@@ -165,7 +165,7 @@ def _living(at: Connected, target: str) -> Iterator[tuple[str, int]]:
             if _COMMANDS[role] in command and f"{at.folder.root}{f' {n} ' if n else ''}" in command:
                 yield role, pid
         return
-    leases = at.table.bridge.call(at.state.leases(), LEASE_SECONDS)
+    leases = at.table.connection.call(at.state.leases(), LEASE_SECONDS)
     alive = dict(_commands())
     for name, lease in leases.items():
         own, _, number = name.rpartition(".")

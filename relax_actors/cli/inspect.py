@@ -27,7 +27,7 @@ def status(run: str, *, as_json: bool) -> None:
     """Print where a run stands."""
     with connected(run) as at:
         ledger = read_ledger(at.table, at.config)
-        leases = at.table.bridge.call(at.state.leases(), 10)
+        leases = at.table.connection.call(at.state.leases(), 10)
     leases = {name: lease for name, lease in leases.items() if not name.startswith(SUPERVISION)}
     account = ledger.account()
     last = ledger.batches[max(ledger.batches)] if ledger.batches else None
@@ -98,14 +98,14 @@ def ledger(run: str, *, as_json: bool) -> int:
 def tree(run: str) -> None:
     """Print the supervision tree with the state of each actor and what it does."""
     with connected(run) as at:
-        leases = at.table.bridge.call(at.state.leases(), 10)
+        leases = at.table.connection.call(at.state.leases(), 10)
     machines = {key[5:]: leases.pop(key) for key in sorted(leases, key=_order) if key.startswith("node.")}
     kept = {key[5:]: children_of(leases.pop(key)) for key in list(leases) if key.startswith("root.")}
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
     if at.config.broker.url is None:
         root.add(f"broker, embedded {_state(kept.get('0', {}).get('broker') if at.live else None)}")
     else:
-        root.add(escape(f"broker {at.table.bridge.address.url}"))
+        root.add(escape(f"broker {at.table.connection.address.url}"))
     for number in machines or ["0"]:
         state = kept.get(number, {}).get("node") if at.live else None
         _add_node(root, at.config, number, state, machines.get(number, {}), leases)

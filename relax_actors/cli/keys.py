@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from broker.connection import CREDENTIALS
-from broker.credentials import Authority
+from broker.address import CREDENTIALS_FILE
+from broker.credentials import OperatorKeys
 from broker.files import write_private
 from broker.server import MAX_PAYLOAD
 from relax_actors.config import Config, load_config
@@ -66,7 +66,7 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
         own = folder / user
         own.mkdir(exist_ok=True)
         text = authority.credentials(f"{config.run.name}.{user}", permissions(config, user), expires)
-        write_private(own / CREDENTIALS, text)
+        write_private(own / CREDENTIALS_FILE, text)
     if settings.tls:
         _certificates(folder, names, settings)
     else:
@@ -82,7 +82,7 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
     scheme = "tls" if settings.tls else "nats"
     url = f"{scheme}://HOST:{settings.listen.rpartition(':')[2]}"
     return [
-        f"credentials of {', '.join(names)}: {folder}/<user>/{CREDENTIALS}",
+        f"credentials of {', '.join(names)}: {folder}/<user>/{CREDENTIALS_FILE}",
         f"the server: nats-server -c {server}/nats-server.conf",
         f"the run: relax up {run} broker.url={url} broker.credentials={folder}",
     ]
@@ -156,11 +156,11 @@ def _config_of(run: str, overrides: list[str]) -> Config:
     return find(run).load_config()
 
 
-def _authority(path: Path, *, renew: bool) -> Authority:
-    known = Authority.load(path) if path.exists() else None
+def _authority(path: Path, *, renew: bool) -> OperatorKeys:
+    known = OperatorKeys.load(path) if path.exists() else None
     if known is None or renew:
         # What is given in this very second must be good.
-        known = Authority.new() if known is None else replace(known, revoked=int(time.time()) - 1)
+        known = OperatorKeys.new() if known is None else replace(known, revoked=int(time.time()) - 1)
         known.save(path)
     return known
 
@@ -176,8 +176,8 @@ def _certificates(folder: Path, names: list[str], settings: Settings) -> None:
 
     ca_files = folder / "private" / "ca.pem", folder / "private" / "ca-key.pem"
     if not all(path.exists() for path in ca_files):
-        certificates.authority(CA_DAYS).save(*ca_files)
-    ca = certificates.Pair.load(*ca_files)
+        certificates.new_authority(CA_DAYS).save(*ca_files)
+    ca = certificates.CertificatePair.load(*ca_files)
     hosts = tuple(dict.fromkeys((*settings.hosts, *settings.cluster, *HOSTS, socket.gethostname())))
     certificates.issue(ca, "nats", SERVER_DAYS, hosts).save(
         folder / "server" / "cert.pem", folder / "server" / "key.pem"

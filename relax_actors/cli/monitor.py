@@ -16,8 +16,9 @@ from nats.aio.msg import Msg
 from rich.console import Console
 from rich.live import Live
 
-from broker.connection import Address, Bridge
-from broker.credentials import claims_of
+from broker.address import Address
+from broker.connection import Connection
+from broker.credentials import read_claims
 from broker.subjects import Subjects, check_name
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import find
@@ -44,9 +45,9 @@ def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path 
             msg = "say which run, or its broker: relax monitor RUN, or --broker nats://host:port"
             raise ConfigError(msg)
         folder = find(run)
-        return folder.load_config().run.name, Address.load(folder.address).of(OBSERVER)
-    address = address_of(url, credentials, ca).of(OBSERVER)
-    name = run or (claims_of(Path(address.credentials)).name.partition(".")[0] if address.credentials else None)
+        return folder.load_config().run.name, Address.load(folder.address).for_user(OBSERVER)
+    address = address_of(url, credentials, ca).for_user(OBSERVER)
+    name = run or (read_claims(Path(address.credentials)).name.partition(".")[0] if address.credentials else None)
     if name is None:
         msg = "say which run of this broker: relax monitor RUN --broker ..., or --credentials of its own"
         raise ConfigError(msg)
@@ -62,7 +63,7 @@ def monitor(run: str, address: Address, sinks: list[Sink], *, count: int = 0) ->
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: halt.set())
     heard: queue.SimpleQueue[Msg] = queue.SimpleQueue()
-    bridge = Bridge(address, "monitor", deadline=REACH_SECONDS)
+    connection = Connection(address, "monitor", deadline=REACH_SECONDS)
 
     async def listen() -> None:
         async def on_message(message: Msg) -> None:
@@ -70,11 +71,11 @@ def monitor(run: str, address: Address, sinks: list[Sink], *, count: int = 0) ->
                 heard.put(message)
 
         for subject in Subjects(run).log_subjects():
-            await bridge.nc.subscribe(subject, cb=on_message)
+            await connection.nc.subscribe(subject, cb=on_message)
 
     taken = 0
     try:
-        bridge.call(listen(), REACH_SECONDS)
+        connection.call(listen(), REACH_SECONDS)
         with _Shown(console, progress) as shown:
             while not (halt.is_set() or progress.finished or (count and taken >= count)):
                 taken += _take(heard, progress, sinks)
@@ -82,7 +83,7 @@ def monitor(run: str, address: Address, sinks: list[Sink], *, count: int = 0) ->
     finally:
         for sink in sinks:
             sink.close()
-        bridge.close()
+        connection.close()
 
 
 class _Shown:

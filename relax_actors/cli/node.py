@@ -10,12 +10,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.credentials import claims_of
+from broker.credentials import read_claims
 from broker.subjects import check_name
 from relax_actors.errors import ConfigError
 from relax_actors.roles.permissions import NODE
 from relax_actors.runtime import logs
-from relax_actors.supervision.remote_node import Remote, Wanted
+from relax_actors.supervision.remote_node import NodeRequest, RemoteNode
 from relax_actors.supervision.root import address_of
 
 
@@ -43,8 +43,8 @@ def join(
     """
     logs.configure()
     address = address_of(place.url, place.credentials, place.ca)
-    own = address.of(NODE).credentials
-    run = place.run or (claims_of(Path(own)).name.partition(".")[0] if own else None)
+    own = address.for_user(NODE).credentials
+    run = place.run or (read_claims(Path(own)).name.partition(".")[0] if own else None)
     if run is None:
         msg = "say which run, by --run, or by --credentials of its own"
         raise ConfigError(msg)
@@ -53,8 +53,8 @@ def join(
     folder = store.resolve().parent if folder is None else Path(str(folder).replace("{run}", run))
     name = place.name or os.uname().nodename
     work = place.work or Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / f"{run}.{name}"
-    wanted = Wanted(run, name, roles, store, folder, work, code, tuple(settings), place.stays)
-    node = Remote(address, wanted)
+    wanted = NodeRequest(run, name, roles, store, folder, work, code, tuple(settings), place.stays)
+    node = RemoteNode(address, wanted)
     asked = threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:

@@ -19,7 +19,7 @@ from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Quarantined, Readmitted, Requeued
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.monitoring.render import fields_of, printable
-from relax_actors.runtime.role import COLUMNS
+from relax_actors.runtime import COLUMNS
 
 
 def list_rows(run: str, *, as_json: bool) -> None:
@@ -67,7 +67,7 @@ def requeue(run: str, rows: list[str], *, everything: bool) -> int:
         ConfigError: a row is not quarantined, or none was named.
     """
     with connected(run) as at:
-        if at.folder.finished.exists():
+        if at.folder.summary.exists():
             msg = f"run {at.config.run.name} is finished; raise run.steps and `relax up` it to train more rows"
             raise ConfigError(msg)
         wanted = [row for row, _ in _quarantined(at.table)] if everything else [_existing(at, row)[0] for row in rows]
@@ -75,12 +75,12 @@ def requeue(run: str, rows: list[str], *, everything: bool) -> int:
             msg = "name rows to requeue, e.g. group.12.3, or give --all; `relax quarantine list RUN` shows them"
             raise ConfigError(msg)
         cell = Requeued(time.time())
-        return sum(at.table.put_all((at.table.cell(row, "requeued"), cell) for row in wanted if row.kind == "group"))
+        return sum(at.table.put_all((at.table.subject(row, "requeued"), cell) for row in wanted if row.kind == "group"))
 
 
 def _existing(at: Connected, text: str) -> tuple[RowId, Quarantined]:
     row = RowId.parse(text)
-    cell = at.table.get(at.table.cell(row, "quarantined"))
+    cell = at.table.get(at.table.subject(row, "quarantined"))
     if cell is None:
         msg = f"{row} is not quarantined in run {at.config.run.name}; `relax quarantine list RUN` lists what is"
         raise ConfigError(msg)
@@ -110,5 +110,5 @@ def _readable(table: Table, name: str, expected: type[Any]) -> list[tuple[RowId,
 
 def _inputs(table: Table, row: RowId, columns: list[str]) -> dict[str, Any]:
     names = [name for name in columns if name != "quarantined"]
-    cells = table.get_all(table.cell(row, name) for name in names)
+    cells = table.get_all(table.subject(row, name) for name in names)
     return {name: fields_of(cell.data) for name, cell in zip(names, cells, strict=True) if cell is not None}

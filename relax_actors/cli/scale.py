@@ -40,9 +40,9 @@ def scale(run: str, settings: list[str], node: str | None = None) -> dict[str, i
             for role, count in wanted.items():
                 section = body["roles"] if role in body["roles"] else body
                 section[role]["replicas"] = count
-            at.folder.change_config(validate(body, "relax scale"))
+            at.folder.replace_config(validate(body, "relax scale"))
         else:
-            at.table.bridge.call(publish_scale(at.state, name, wanted), 30)
+            at.table.connection.call(publish_scale(at.state, name, wanted), 30)
         patience = PATIENCE + max(section_of(at.config, role).deadline for role in wanted)
         end = time.monotonic() + patience
         while (found := _ready(at, number, wanted)) != wanted:
@@ -68,7 +68,7 @@ def _parse(config: Config, setting: str) -> tuple[str, int]:
 def _nodes(at: Connected) -> dict[int, tuple[str, set[str]]]:
     """Name and roles of each node; that of `relax up` is there whether it has a lease or not."""
     found: dict[int, tuple[str, set[str]]] = {}
-    for key, lease in at.table.bridge.call(at.state.leases(), 10).items():
+    for key, lease in at.table.connection.call(at.state.leases(), 10).items():
         kind, _, number = key.partition(".")
         if kind == "node" and number.isdigit():
             found[int(number)] = (
@@ -100,7 +100,7 @@ def _find(nodes: dict[int, tuple[str, set[str]]], wanted: dict[str, int], node: 
 
 def _ready(at: Connected, node: int, roles: dict[str, int]) -> dict[str, int]:
     """How many actors each of the roles has there; those that start or stop do not count as right."""
-    children = children_of(at.table.bridge.call(at.state.leases(), 10).get(f"node.{node}", {}))
+    children = children_of(at.table.connection.call(at.state.leases(), 10).get(f"node.{node}", {}))
     found = dict.fromkeys(roles, 0)
     for name, child in children.items():
         role = name.rpartition(".")[0]

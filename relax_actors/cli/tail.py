@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from nats.aio.msg import Msg
 
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.monitoring.render import printable, readable
@@ -35,14 +35,16 @@ def tail(subject: str, run: str | None, *, history: bool, count: int) -> None:
     async def stored(at: Connected) -> None:
         subjects = at.table.subjects
         is_log = subject.split(".")[2:3] in (["event"], ["metric"])
-        follower = Follower(at.table.bridge, subjects.log_stream if is_log else subjects.table_stream, [subject])
+        follower = OrderedConsumer(
+            at.table.connection, subjects.log_stream if is_log else subjects.table_stream, [subject]
+        )
         async for batch in follower.batches(tick=TICK):
             if any(show(message) for message in batch) or (not at.live and not batch and follower.drained):
                 break
         await follower.close()
 
     async def coming(at: Connected) -> None:
-        subscription = await at.table.bridge.nc.subscribe(subject)
+        subscription = await at.table.connection.nc.subscribe(subject)
         async for message in subscription.messages:
             if show(message):
                 return
@@ -52,7 +54,7 @@ def tail(subject: str, run: str | None, *, history: bool, count: int) -> None:
             msg = f"run {at.config.run.name} is not up, nothing will come; --history shows what is stored"
             raise ConfigError(msg)
         with suppress(KeyboardInterrupt):
-            at.table.bridge.call(stored(at) if history else coming(at), FOREVER)
+            at.table.connection.call(stored(at) if history else coming(at), FOREVER)
 
 
 def run_of(subject: str) -> str:

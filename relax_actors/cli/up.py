@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table as RichTable
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.files import write_private
 from broker.leases import RunState
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import Subjects
@@ -65,27 +66,27 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         """Watch until the run is finished or halted; whatever goes wrong in between, watching begins again."""
         while not self.halt.is_set() and not self.finished:
-            bridge: Bridge | None = None
+            connection: Connection | None = None
             try:
-                bridge = Bridge(self._root.address.of(OPERATOR), "watcher", deadline=WAIT_SECONDS)
-                self._watch(bridge)
+                connection = Connection(self._root.address.for_user(OPERATOR), "watcher", deadline=WAIT_SECONDS)
+                self._watch(connection)
             except Exception as error:  # noqa: BLE001 nobody else would see that the run is finished
                 log.warning("watcher_failed", error=f"{type(error).__name__}: {error}")
                 self.halt.wait(1.0)
             finally:
-                if bridge is not None:
-                    bridge.close()
+                if connection is not None:
+                    connection.close()
         if self.finished:
             self._root.tree.stop()
 
-    def _watch(self, bridge: Bridge) -> None:
+    def _watch(self, connection: Connection) -> None:
         config = self._root.config
         subjects = Subjects(config.run.name)
-        table = Table(bridge, subjects, Store(config.store_path), "watcher", direct=config.broker.replicas == 1)
-        bridge.call(wait_for_stream(bridge, subjects.log_stream, WAIT_SECONDS), WAIT_SECONDS + 1)
-        journal = Journal(bridge, subjects, "run", 0)
+        table = Table(connection, subjects, Store(config.store_path), "watcher", direct=config.broker.replicas == 1)
+        connection.call(wait_for_stream(connection, subjects.log_stream, WAIT_SECONDS), WAIT_SECONDS + 1)
+        journal = Journal(connection, subjects, "run", 0)
         self.progress = Progress(config.run.name, config.run.steps)
-        following = bridge.submit(self._follow(bridge, subjects))
+        following = connection.submit(self._follow(connection, subjects))
         display = Live(self.progress, console=self._console, refresh_per_second=4) if self._live else None
         spoke = asked = time.monotonic()
         # Asked in a thread of its own: while the broker is away there is no answer, and this one says so.
@@ -95,7 +96,7 @@ class Watcher(threading.Thread):
                 if following.done():
                     following.result()
                 now = time.monotonic()
-                self._notice(bridge, now)
+                self._notice(connection, now)
                 if display:
                     display.update(self.progress)
                 elif self._lines and now - spoke > LINE_SECONDS:
@@ -114,29 +115,31 @@ class Watcher(threading.Thread):
                         self.result = summarise(
                             table, config, seconds=now - self.began, restarts=self.progress.restarts
                         )
-                        self._tell_all(bridge)
+                        self._tell_all(connection)
                         self.finished = True
                     asking = None
         following.cancel()
 
-    def _tell_all(self, bridge: Bridge) -> None:
+    def _tell_all(self, connection: Connection) -> None:
         """Let the nodes elsewhere end too."""
         config = self._root.config
-        bucket = bridge.call(ensure_bucket(bridge, Subjects(config.run.name), config.broker.replicas), ASK_SECONDS)
-        told = publish_run(RunState(bridge, bucket), config, self._root.import_path, finished=True)
-        bridge.call(told, ASK_SECONDS)
-        Journal(bridge, Subjects(config.run.name), "run", 0).event("finished", steps=config.run.steps)
+        bucket = connection.call(
+            ensure_bucket(connection, Subjects(config.run.name), config.broker.replicas), ASK_SECONDS
+        )
+        told = publish_run(RunState(connection, bucket), config, self._root.import_path, finished=True)
+        connection.call(told, ASK_SECONDS)
+        Journal(connection, Subjects(config.run.name), "run", 0).event("finished", steps=config.run.steps)
 
-    def _notice(self, bridge: Bridge, now: float) -> None:
+    def _notice(self, connection: Connection, now: float) -> None:
         """Say what the whole run waits for."""
-        if bridge.nc.is_connected:
+        if connection.nc.is_connected:
             self._connected = now
         away = now - self._connected
-        gone = f"broker {bridge.address.url} does not answer since {away:.0f} s" if away > AWAY_SECONDS else ""
+        gone = f"broker {connection.address.url} does not answer since {away:.0f} s" if away > AWAY_SECONDS else ""
         self.progress.notice = self._root.notice or gone
 
-    async def _follow(self, bridge: Bridge, subjects: Subjects) -> None:
-        follower = Follower(bridge, subjects.log_stream, subjects.log_subjects())
+    async def _follow(self, connection: Connection, subjects: Subjects) -> None:
+        follower = OrderedConsumer(connection, subjects.log_stream, subjects.log_subjects())
         async for messages in follower.batches():
             for message in messages:
                 self.progress.take(message.subject, message.data)
@@ -200,8 +203,8 @@ def up(
         console.print(f"stopped at {where}; `relax up {path}` goes on from there", highlight=False, soft_wrap=True)
         return 0 if interrupted and not must_finish else 1
     summary = replace(watcher.result[0], seconds_to_first_step=watcher.first_step_after)
-    draw(watcher.result[1], folder.picture, f"{config.run.name}: reward by step")
-    write_private(folder.finished, json.dumps(summary.json(), indent=1))
+    draw(watcher.result[1], folder.reward_plot, f"{config.run.name}: reward by step")
+    write_private(folder.summary, json.dumps(summary.json(), indent=1))
     _show(console, summary, folder, as_json=as_json)
     return 0
 
@@ -227,9 +230,9 @@ def keep_up(root: Root, watcher: Watcher) -> tuple[Failure | None, bool]:
 
 
 def _already_done(folder: RunFolder, config: Config) -> Summary | None:
-    if not folder.finished.exists():
+    if not folder.summary.exists():
         return None
-    summary = Summary(**json.loads(folder.finished.read_text()))
+    summary = Summary(**json.loads(folder.summary.read_text()))
     return summary if summary.steps >= config.run.steps else None
 
 
@@ -258,7 +261,7 @@ def _show(console: Console, summary: Summary, folder: RunFolder, *, as_json: boo
     for name, value in summary.json().items():
         if value is not None and name != "run":
             table.add_row(name.replace("_", " "), str(round(value, 4) if isinstance(value, float) else value))
-    table.add_row("reward curve", _short(folder.picture))
+    table.add_row("reward curve", _short(folder.reward_plot))
     table.add_row("model", _short(folder.model))
     console.print(table)
     if as_json:

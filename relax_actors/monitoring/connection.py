@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
-from broker.server import Server, ServerSettings, answers
+from broker.server import Server, ServerSettings, is_listening
 from broker.store import Store
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -61,7 +62,7 @@ def connected(run: str) -> Iterator[Connected]:
     folder = find(run)
     config = folder.load_config()
     address = Address.load(folder.address)
-    live = config.broker.url is not None or answers(address)
+    live = config.broker.url is not None or is_listening(address)
     store = Store(config.store_path)
     server = lock = None
     if not live:
@@ -70,14 +71,16 @@ def connected(run: str) -> Iterator[Connected]:
         server = Server(folder.broker, limits)
         address = server.start()
     try:
-        bridge = Bridge(address.of(OPERATOR), "reader", REACH_SECONDS)
+        connection = Connection(address.for_user(OPERATOR), "reader", REACH_SECONDS)
         try:
             subjects = Subjects(config.run.name)
-            table = Table(bridge, subjects, store, "reader", direct=config.broker.replicas == 1)
-            state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects, config.broker.replicas), 30))
+            table = Table(connection, subjects, store, "reader", direct=config.broker.replicas == 1)
+            state = RunState(
+                connection, connection.call(ensure_bucket(connection, subjects, config.broker.replicas), 30)
+            )
             yield Connected(folder, config, table, state, live)
         finally:
-            bridge.close()
+            connection.close()
     finally:
         if server is not None:
             server.stop()

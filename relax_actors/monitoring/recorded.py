@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config
 from relax_actors.config.simulate import Distribution
@@ -24,7 +24,7 @@ def read_metrics(table: Table, role: str, kind: str | None = None) -> list[dict[
     """The metrics of one kind that a role's actors published, in order; those about the actor itself have none."""
 
     async def work() -> list[dict[str, Any]]:
-        follower = Follower(table.bridge, table.subjects.log_stream, [table.subjects.metric(role, "*")])
+        follower = OrderedConsumer(table.connection, table.subjects.log_stream, [table.subjects.metric(role, "*")])
         found: list[dict[str, Any]] = []
         try:
             async for messages in follower.batches(tick=0.5):
@@ -35,7 +35,7 @@ def read_metrics(table: Table, role: str, kind: str | None = None) -> list[dict[
             await follower.close()
         return found
 
-    return [body for body in table.bridge.call(work(), CALL_DEADLINE) if body.get("kind") == kind]
+    return [body for body in table.connection.call(work(), CALL_DEADLINE) if body.get("kind") == kind]
 
 
 def with_recorded(config: Config) -> Config:

@@ -10,7 +10,7 @@ from relax_actors.config.schema import RoleSection
 from relax_actors.config.sections import PoolSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.dotted import load
-from relax_actors.runtime.role import Role, check_role
+from relax_actors.runtime import Role, check_role
 
 _BUILT_IN = {
     "prompts": "relax_actors.roles.prompts:PromptSource",

@@ -9,7 +9,7 @@ import numpy as np
 from relax_actors.algorithms.advantages import group_advantages, has_signal
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, DropReason, Reward
-from relax_actors.runtime.role import Drop, Role, Row
+from relax_actors.runtime import Drop, Role, Row
 
 
 class Advantages(Role):

@@ -15,9 +15,9 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Evaluation, Prompt, Reward
 from relax_actors.roles.prompts import first_cell
+from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import put_own, read_numbered
-from relax_actors.runtime.role import StatefulRole
-from relax_actors.runtime.seeds import seed_of
+from relax_actors.runtime.seeds import derive_seed
 
 ENDS = ("reward", "dropped", "quarantined")
 
@@ -75,7 +75,7 @@ class Evaluator(StatefulRole):
             self._sum_up(version)
         if complete:
             self._let_go()
-        self.context.waits_for("a version to evaluate")
+        self.context.report_waiting("a version to evaluate")
 
     def _end(self, cell_id: CellId, cell: Cell) -> None:
         ended = self._ended.setdefault(cell_id.step, {})
@@ -112,19 +112,19 @@ class Evaluator(StatefulRole):
         """Remove the rows of versions that are summed up, all but the last, and what was written to them late."""
         table, state = self.context.table, self.context.state
         gone = self._done - {max(self._done, default=0)}
-        there = {cell.step for cell in table.cells(f"{table.subjects.prefix}.eval.>")}
+        there = {cell.step for cell in table.list_cells(f"{table.subjects.prefix}.eval.>")}
         table.purge(f"{table.subjects.prefix}.eval.{version}.>" for version in sorted(gone & there))
-        for name in table.store.names("eval"):
+        for name in table.store.list_names("eval"):
             if name.isdigit() and int(name) in gone:
                 table.store.remove(f"eval/{name}")
-        table.bridge.call(state.forget_failures(lambda row: row.kind == "eval" and row.step in gone), CALL_DEADLINE)
+        table.connection.call(state.forget_failures(lambda row: row.kind == "eval" and row.step in gone), CALL_DEADLINE)
 
     def _ask(self, version: int) -> None:
         rows = [RowId(version, index, "eval") for index in range(self._rows)]
         self.context.table.put_encoded([first_cell(self.context, row, partial(self._prompt, row)) for row in rows])
 
     def _prompt(self, row: RowId) -> Prompt:
-        seed = seed_of(self.context.config.run.seed, "eval", row.index)
+        seed = derive_seed(self.context.config.run.seed, "eval", row.index)
         task = self._source[row.index]
         return self._maker.make(task, seed=seed, min_version=row.step, exact_version=True, greedy=True)
 

@@ -16,22 +16,22 @@ from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
+from relax_actors.runtime import END_COLUMNS, Context, StatefulRole
 from relax_actors.runtime.cells import observe
-from relax_actors.runtime.role import ENDS, Context, StatefulRole
-from relax_actors.runtime.seeds import seed_of, task_index
+from relax_actors.runtime.seeds import derive_seed, task_index
 from relax_actors.training.ledger import Ledger
 
 
 def first_cell(context: Context, row: RowId, make: Callable[[], Prompt]) -> tuple[str, bytes]:
     """Subject and content of the cell that begins a row: its prompt, or why it can have none."""
     table = context.table
-    subject = table.cell(row, "prompt")
+    subject = table.subject(row, "prompt")
     try:
         return subject, table.encode(subject, make())
     except (RowError, CodecError) as error:
         trace = "".join(traceback.format_exception(error))
         context.journal.event("row_quarantined", row=str(row), deliveries=1, error=str(error))
-        subject = table.cell(row, "quarantined")
+        subject = table.subject(row, "quarantined")
         return subject, table.encode(subject, Quarantined(context.role, 1, str(error)[:2000], trace[-8000:]))
 
 
@@ -59,7 +59,7 @@ class PromptSource(StatefulRole):
     def follows(self) -> list[str]:
         """Rows as they begin and end, and what the trainer publishes."""
         subjects = self.context.table.subjects
-        columns = [subjects.column(name) for name in ("prompt", *ENDS)]
+        columns = [subjects.column(name) for name in ("prompt", *END_COLUMNS)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -85,7 +85,7 @@ class PromptSource(StatefulRole):
         lead = self.context.config.staleness.max
         self._figures = self._measure()
         version = self._ledger.version
-        self.context.waits_for("weights 0" if version is None else f"weights {version + 1} (lead {lead})")
+        self.context.report_waiting("weights 0" if version is None else f"weights {version + 1} (lead {lead})")
 
     def _take(self, cell_id: CellId, cell: Cell) -> None:
         expected = WORDS.get(cell_id.field) if cell_id.kind == "group" else None
@@ -111,7 +111,7 @@ class PromptSource(StatefulRole):
 
     def _readmitted(self, old: RowId, row: RowId) -> None:
         if old in self._requeued:
-            self.context.table.put(self.context.table.cell(old, "readmitted"), Readmitted(str(row)))
+            self.context.table.put(self.context.table.subject(old, "readmitted"), Readmitted(str(row)))
             self.context.journal.event("row_readmitted", row=str(old), as_row=str(row))
             del self._requeued[old]
             self._origins[row] = self._origins.get(old, old)
@@ -128,7 +128,7 @@ class PromptSource(StatefulRole):
                 continue
             if is_new:
                 self._readmitted(requeued[row], row)
-            elif (cell := table.get(table.cell(row, "prompt"))) is not None:
+            elif (cell := table.get(table.subject(row, "prompt"))) is not None:
                 # Ours, if only its acknowledgement was lost.
                 self._find_readmitted(row, cell)
 
@@ -145,9 +145,9 @@ class PromptSource(StatefulRole):
             before = RowId(row.step, row.index - config.trainer.prompts_per_step)
             why = "no word of it is left"
             with suppress(CodecError):
-                if (bad := table.fetch(table.cell(before, "quarantined"), Quarantined)) is not None:
+                if (bad := table.fetch(table.subject(before, "quarantined"), Quarantined)) is not None:
                     why = f"quarantined by {bad.role}: {bad.error}"
-                elif (dropped := table.fetch(table.cell(before, "dropped"), Dropped)) is not None:
+                elif (dropped := table.fetch(table.subject(before, "dropped"), Dropped)) is not None:
                     why = f"dropped, {dropped.reason}: {dropped.detail}"
             msg = (
                 f"a slot of step {row.step} was refilled {config.prompts.max_refills} times, and {before} failed too "
@@ -162,14 +162,14 @@ class PromptSource(StatefulRole):
         index = task_index(config.run.seed, of, config.trainer.prompts_per_step, len(self._source))
         return self._maker.make(
             self._source[index],
-            seed=seed_of(config.run.seed, "row", row.step, row.index),
+            seed=derive_seed(config.run.seed, "row", row.step, row.index),
             min_version=max(0, row.step - config.staleness.max),
             requeue_of="" if requeue_of is None else str(requeue_of),
         )
 
     def _drop_surplus(self) -> None:
         table = self.context.table
-        surplus = [table.cell(row, "dropped") for row in self._ledger.surplus()]
+        surplus = [table.subject(row, "dropped") for row in self._ledger.surplus()]
         if surplus:
             detail = "the step's batch was complete without it"
             table.put_all((subject, Dropped(DropReason.SURPLUS, detail)) for subject in surplus)

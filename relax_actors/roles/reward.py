@@ -8,7 +8,7 @@ import numpy as np
 
 from relax_actors.messages import Reward
 from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
-from relax_actors.runtime.role import Role, Row
+from relax_actors.runtime import Role, Row
 from relax_actors.simulation.devices import REWARD, Devices
 
 

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from broker.errors import StoreError
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
-from relax_actors.errors import ConfigError, RelaxError, RowError
+from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import shared_prompt
-from relax_actors.runtime.role import Context, More, Results, Role, Row
+from relax_actors.runtime import Context, More, Results, Role, Row
 from relax_actors.simulation.devices import Devices
 from relax_actors.simulation.inference import SimulatedInference
 from relax_actors.training.step_rows import Limits
@@ -27,7 +26,7 @@ TELL_SECONDS = 0.25
 Kind: TypeAlias = tuple[int | None, bool]
 """What rows that are generated together have in common: the one version that they ask for, if any; greedy or not."""
 Waiting: TypeAlias = defaultdict[Kind, list[Row]]
-LINGER_LEAST, LINGER_MOST, LINGER_SHARE = 0.003, 0.1, 0.01
+BATCH_WAIT_LEAST, BATCH_WAIT_MOST, BATCH_WAIT_SHARE = 0.003, 0.1, 0.01
 
 
 def make_engine(context: Context) -> InferenceEngine:
@@ -96,10 +95,10 @@ class Rollout(Role):
     reads: ClassVar = ("prompt",)
     writes: ClassVar = "trajectory"
     kinds: ClassVar = ("group", "eval")
-    linger = LINGER_LEAST
-    ahead: ClassVar = False
+    batch_wait = BATCH_WAIT_LEAST
+    prefetch: ClassVar = False
 
-    def together(self) -> int:
+    def row_limit(self) -> int:
         """Prompts generated at once, at most."""
         return self.context.config.rollout.max_concurrent_prompts
 
@@ -202,7 +201,7 @@ class Rollout(Role):
     def _tell(self, samples: list[Generation], seconds: float) -> None:
         """Publish how long a row took; of quick ones only some."""
         # Rows that come a moment later would wait for the whole batch: the longer that takes, the longer they may be.
-        self.linger = min(LINGER_MOST, max(LINGER_LEAST, LINGER_SHARE * seconds))
+        self.batch_wait = min(BATCH_WAIT_MOST, max(BATCH_WAIT_LEAST, BATCH_WAIT_SHARE * seconds))
         now = time.monotonic()
         if now - self._told >= TELL_SECONDS:
             self._told = now

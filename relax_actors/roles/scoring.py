@@ -19,7 +19,7 @@ from relax_actors.engines.protocols import ScoringEngine
 from relax_actors.engines.protocols.sequences import Sequences
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
-from relax_actors.runtime.role import Role, Row
+from relax_actors.runtime import Role, Row
 from relax_actors.training.step_rows import Limits, experts_of
 from relax_actors.weights.stager import Stager
 
@@ -46,7 +46,7 @@ class Scorer(Role):
     """
 
     reads: ClassVar = ("trajectory",)
-    linger = 0.003
+    batch_wait = 0.003
 
     device: str = "auto"
     backend: Backend = "torch"
@@ -61,7 +61,7 @@ class Scorer(Role):
         """As of every role, and `max_concurrent_rows`."""
         return super().options() | {"max_concurrent_rows": (Annotated[int, Field(gt=0)], 8)}
 
-    def together(self) -> int:
+    def row_limit(self) -> int:
         """Rows scored at once."""
         return 1 if self.context.config.run.deterministic else self.max_concurrent_rows
 

@@ -13,17 +13,16 @@ from contextlib import suppress
 
 import numpy as np
 
-from broker.errors import RelaxError
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.protocols import TrainingEngine
-from relax_actors.errors import ConfigError, FencedError
+from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
+from relax_actors.runtime import Context, StatefulRole
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
-from relax_actors.runtime.role import Context, StatefulRole
-from relax_actors.runtime.seeds import seed_of
+from relax_actors.runtime.seeds import derive_seed
 from relax_actors.simulation.devices import Devices
 from relax_actors.simulation.training import SimulatedTraining
 from relax_actors.training.checkpointer import Checkpointer
@@ -137,7 +136,7 @@ class Trainer(StatefulRole):
             raise ConfigError(msg)
         self._engine.initialise(config.run.seed)
         if config.trainer.warm_start is not None:
-            with self.context.turn():
+            with self.context.device_lock():
                 loss = warm_start(config, self._engine, self.progress)
             self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
         self._engine.finish_warm_start()
@@ -188,7 +187,7 @@ class Trainer(StatefulRole):
             self._train(self._version, rows)
         step = self._version
         ready = len(self._ready(step))
-        self.context.waits_for(f"rows of step {step}: {ready} of {self._settings.prompts_per_step} are ready")
+        self.context.report_waiting(f"rows of step {step}: {ready} of {self._settings.prompts_per_step} are ready")
 
     def _rows_of(self, step: int) -> StepRows | None:
         """The step's rows, one a slot, if all are there and usable; rows that are not are dropped or quarantined."""
@@ -196,7 +195,7 @@ class Trainer(StatefulRole):
         lost = self._feed.take(step, self._ledger.candidates(step), ready.__contains__, self._settings.prompts_per_step)
         if lost:
             # Or a later life of the trainer is through with them.
-            self.context.give_way()
+            self.context.raise_if_fenced()
         for index, cell in lost.items():
             self._end(RowId(step, index), cell)
         return self._feed.complete(self._settings.prompts_per_step)
@@ -205,7 +204,7 @@ class Trainer(StatefulRole):
         """Take a row out of its step; PromptSource replaces it."""
         table, journal = self.context.table, self.context.journal
         field = "dropped" if isinstance(cell, Dropped) else "quarantined"
-        table.put(table.cell(row, field), cell)
+        table.put(table.subject(row, field), cell)
         if isinstance(cell, Dropped):
             journal.event("row_dropped", row=str(row), reason=cell.reason, detail=cell.detail)
         else:
@@ -218,7 +217,7 @@ class Trainer(StatefulRole):
         starved = min(waited, max(0.0, waited - (time.time() - self._completed.get(step, 0.0))))
         batch = Batch(
             rows=rows.ids,
-            seed=seed_of(self.context.config.run.seed, "step", step),
+            seed=derive_seed(self.context.config.run.seed, "step", step),
             incarnation=self.context.incarnation,
             reward=float(np.mean([a.reward for a in rows.advantages])),
             staleness=step - rows.oldest,
@@ -241,7 +240,7 @@ class Trainer(StatefulRole):
         """The step's batch is there already: an earlier life's is replayed, before a later life's we give way."""
         if batch.incarnation > self.context.incarnation:
             mine = self.context.incarnation
-            msg = f"step {step} belongs to incarnation {batch.incarnation}; this is incarnation {mine}, which gives way"
+            msg = f"step {step} belongs to incarnation {batch.incarnation}; this is incarnation {mine}, which exits"
             raise FencedError(msg)
         self._ledger.observe(CellId("batch", step), batch)
         self._replay(step, batch)

@@ -1,6 +1,7 @@
-"""What an actor was doing, kept where it outlives the actor: a small mapped file, written without a system call.
+"""Black box of an actor: a small mapped file that outlives the process, even a `kill -9`.
 
-The supervisor reads it for signs of life, and after a death to know which rows were in hand.
+Writing it costs no system call. The supervisor reads it for signs of life, and after a death to learn which rows the
+actor was handling and which deliveries it had taken.
 """
 
 from __future__ import annotations
@@ -16,82 +17,87 @@ from pathlib import Path
 from broker.pull import Delivery
 
 SIZE = 16 << 10
-HELD = 512
+MAX_DELIVERIES = 512
 _HEAD = struct.Struct("<dI")
 _DELIVERY = struct.Struct("<QQQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """`beat` is the last sign of life (seconds, CLOCK_MONOTONIC); `rows` are in hand; `waits_for` says for what.
+class Snapshot:
+    """Content of a black box.
 
-    `since` is when this was so first (seconds since 1970). `taken` are the last `HELD` deliveries, finished or not, in
-    no order; read after a death only.
+    Attributes:
+        beat: time of the last sign of life, in seconds of CLOCK_MONOTONIC.
+        rows: rows that the actor is handling.
+        waiting_for: what the actor waits for if it handles none.
+        since: when `rows` and `waiting_for` were recorded, in seconds since 1970.
+        deliveries: the last `MAX_DELIVERIES` messages that the actor took, acknowledged or not, in no order. Filled by
+            `read_with_deliveries` only.
     """
 
     beat: float
     rows: tuple[str, ...] = ()
-    waits_for: str = ""
+    waiting_for: str = ""
     since: float = 0.0
-    taken: tuple[Delivery, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
 
 
 class BlackBox:
-    """One actor's recorder; a new life writes over the old one's.
+    """Recorder of one actor; a new incarnation overwrites the record of the previous one.
 
     Args:
-        path: the file; made if it is not there.
+        path: the file; created if missing.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
-            size = SIZE + HELD * _DELIVERY.size
-            # With room of its own: a write into a hole of a mapped file on a full disk would kill the process.
+            size = SIZE + MAX_DELIVERIES * _DELIVERY.size
+            # Allocate the blocks now: a write into a hole of a mapped file on a full disk kills the process.
             os.posix_fallocate(file.fileno(), 0, size)
             self._map = mmap.mmap(file.fileno(), size)
         self._taken = 0
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Record a sign of life."""
         struct.pack_into("<d", self._map, 0, time.monotonic())
 
-    def record(self, rows: list[str], waits_for: str = "") -> None:
-        """Say which rows are in hand, or what is waited for; a sign of life too."""
+    def record(self, rows: list[str], waiting_for: str = "") -> None:
+        """Record the rows being handled, or what the actor waits for; also a sign of life."""
         now = round(time.time(), 3)
-        body = json.dumps([rows, waits_for, now]).encode()
+        body = json.dumps([rows, waiting_for, now]).encode()
         if len(body) > SIZE - _HEAD.size:
-            body = json.dumps([rows[:64], waits_for[:1000], now]).encode()
-        # The length is written last: a reader never takes half a text for a whole one.
+            body = json.dumps([rows[:64], waiting_for[:1000], now]).encode()
+        # Write the length last, so that a reader never parses a half-written text.
         _HEAD.pack_into(self._map, 0, time.monotonic(), 0)
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
         struct.pack_into("<I", self._map, 8, len(body))
 
-    def took(self, delivery: Delivery) -> None:
-        """Note a delivery; it takes the place of the one `HELD` before it."""
-        _DELIVERY.pack_into(self._map, SIZE + self._taken % HELD * _DELIVERY.size, *delivery)
+    def record_delivery(self, delivery: Delivery) -> None:
+        """Record a delivery; it overwrites the one `MAX_DELIVERIES` before it."""
+        _DELIVERY.pack_into(self._map, SIZE + self._taken % MAX_DELIVERIES * _DELIVERY.size, *delivery)
         self._taken += 1
 
-    def begin(self) -> None:
-        """Start a new life's record: nothing in hand, nothing taken."""
-        self._map[SIZE:] = bytes(HELD * _DELIVERY.size)
+    def reset(self) -> None:
+        """Start the record of a new incarnation: no rows, no deliveries."""
+        self._map[SIZE:] = bytes(MAX_DELIVERIES * _DELIVERY.size)
         self._taken = 0
         self.record([], "start")
 
-    def read(self) -> Reading:
-        """The last entry."""
+    def read(self) -> Snapshot:
+        """Read the current record, without deliveries; safe while the actor writes."""
         beat, length = _HEAD.unpack_from(self._map)
         try:
-            rows, waits_for, since = json.loads(self._map[_HEAD.size : _HEAD.size + length])
-            return Reading(beat, tuple(rows), waits_for, since)
+            rows, waiting_for, since = json.loads(self._map[_HEAD.size : _HEAD.size + length])
+            return Snapshot(beat, tuple(rows), waiting_for, since)
         except (ValueError, TypeError):
-            return Reading(beat)
+            return Snapshot(beat)
 
-    def read_whole(self) -> Reading:
-        """The last entry, with what was taken."""
-        taken = tuple(Delivery(*numbers) for numbers in _DELIVERY.iter_unpack(self._map[SIZE:]) if any(numbers))
-        return replace(self.read(), taken=taken)
+    def read_with_deliveries(self) -> Snapshot:
+        """Read the current record with its deliveries; call it after the actor's death."""
+        deliveries = tuple(Delivery(*numbers) for numbers in _DELIVERY.iter_unpack(self._map[SIZE:]) if any(numbers))
+        return replace(self.read(), deliveries=deliveries)
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the file."""
         self._map.close()

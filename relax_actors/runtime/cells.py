@@ -1,4 +1,8 @@
-"""How roles that own state read the table's cells, and write those that they alone may write."""
+"""Access to the table's cells for stateful roles: read columns, and read and write numbered cells.
+
+A numbered cell (`batch`, `weights`, `checkpoint`, `evaluation`) has one owner and a checksum of its subject and
+content.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from broker.codec import Array, plain_value
-from broker.errors import StoreError
 from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
-from relax_actors.errors import BrokerError, CodecError, RelaxError
+from relax_actors.errors import BrokerError, CodecError, RelaxError, StoreError
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Trajectory, Weights
-from relax_actors.runtime.role import Context
+from relax_actors.runtime.context import Context
 
 Numbered = Batch | Checkpoint | Weights | Evaluation
 T = TypeVar("T")
@@ -28,14 +31,14 @@ ATTEMPTS = 100
 
 
 class Observer(Protocol):
-    """What takes cells in: the ledger."""
+    """Observer of cells, as the ledger is."""
 
     def observe(self, cell_id: CellId, value: Any = None) -> bool:
-        """Take a cell in; False if it is a stray."""
+        """Record a cell; return False if it is a stray."""
 
 
 def read_numbered(context: Context, cell_id: CellId, cell: Cell) -> Numbered | None:
-    """The value of a numbered cell; None if it is malformed, which is told in an event."""
+    """Decode a numbered cell; publish an event and return None if it is malformed."""
     try:
         return context.table.read(cell.data, KINDS[cell_id.kind], subject=cell.subject)
     except CodecError as error:
@@ -44,10 +47,10 @@ def read_numbered(context: Context, cell_id: CellId, cell: Cell) -> Numbered | N
 
 
 def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell) -> Numbered | None:
-    """Let a ledger take a cell in; gives the value of a numbered one, None if it is malformed and left out."""
+    """Pass a cell to a ledger; return the value of a numbered cell, or None if it is malformed and was skipped."""
     if cell_id.kind not in KINDS:
         if not ledger.observe(cell_id) and context.role == "prompts":
-            context.journal.event("stray_cell", subject=cell.subject, error="no row of this id is wanted now")
+            context.journal.event("stray_cell", subject=cell.subject, error="the ledger expects no row with this id")
         return None
     value = read_numbered(context, cell_id, cell)
     if value is not None:
@@ -56,7 +59,7 @@ def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell) -> 
 
 
 def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
-    """Look up a numbered cell that the role owns; one that is malformed is named in an event and removed."""
+    """Fetch a numbered cell that the role owns; a malformed one is reported in an event and removed."""
     table = context.table
     cell = table.get(subject, direct=False)
     if cell is None:
@@ -70,10 +73,10 @@ def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
 
 
 def put_own(context: Context, subject: str, value: N) -> N | None:
-    """Write a numbered cell that the role owns; None if ours lies there now, else what was there.
+    """Write a numbered cell that the role owns; return None if it was written, else the value already there.
 
     Raises:
-        BrokerError: malformed cells take its place again and again.
+        BrokerError: malformed cells keep taking its place.
     """
     for _ in range(ATTEMPTS):
         if context.table.put(subject, value):
@@ -81,32 +84,32 @@ def put_own(context: Context, subject: str, value: N) -> N | None:
         known = fetch_own(context, subject, type(value))
         if known is not None:
             return known
-    msg = f"{subject} was taken by malformed cells {ATTEMPTS} times; find out who writes them, e.g. by `relax tail`"
+    msg = f"malformed cells took {subject} {ATTEMPTS} times; find their writer, e.g. with `relax tail`"
     raise BrokerError(msg)
 
 
 def read_column(table: Table, rows: Sequence[RowId], name: str, expected: type[T]) -> list[T | RelaxError]:
-    """A column of some rows, or why it cannot be had: `StoreError` if it is lost, `CodecError` if it is malformed."""
+    """Read a column of some rows; a lost column gives a `StoreError`, a malformed one a `CodecError`, in its place."""
     return _read(table, rows, name, lambda _, data: table.read(data, expected))
 
 
 def read_logprobs(
     table: Table, rows: Sequence[RowId], name: str, trajectories: Sequence[Trajectory | RelaxError]
 ) -> list[Array | RelaxError]:
-    """A column of log-probs of some rows, each `[total] float32` as its trajectory's own, or why it cannot be had."""
+    """Read a column of log-probs, `[total] float32` as laid out in its trajectory; errors as in `read_column`."""
 
     def read(n: int, data: bytes) -> Array:
         trajectory = trajectories[n]
         if isinstance(trajectory, RelaxError):
             raise trajectory
         try:
-            array = np.asarray(plain_value(table.open(data)), np.float32)
+            array = np.asarray(plain_value(table.read_envelope(data)), np.float32)
         except (CodecError, TypeError, ValueError) as error:
             msg = f"column {name}: {error}"
             raise CodecError(msg) from error
         if array.shape != trajectory.logprobs.shape or not np.isfinite(array).all():
-            wanted = f"{len(trajectory.logprobs)} finite numbers"
-            msg = f"column {name} has shape {list(array.shape)}, or does not hold {wanted}"
+            wanted = f"expected {len(trajectory.logprobs)} finite numbers"
+            msg = f"column {name} has shape {list(array.shape)} or is not finite; {wanted}"
             raise CodecError(msg)
         return array
 
@@ -115,11 +118,11 @@ def read_logprobs(
 
 def _read(table: Table, rows: Sequence[RowId], name: str, read: Callable[[int, bytes], T]) -> list[T | RelaxError]:
     found: list[T | RelaxError] = []
-    for n, cell in enumerate(table.get_all(table.cell(row, name) for row in rows)):
+    for n, cell in enumerate(table.get_all(table.subject(row, name) for row in rows)):
         try:
             if cell is None:
-                msg = f"cell {rows[n]}.{name} is gone"
-                raise StoreError(msg)  # noqa: TRY301 one way for all that is lost
+                msg = f"cell {rows[n]}.{name} does not exist"
+                raise StoreError(msg)  # noqa: TRY301 handled like a lost array
             found.append(read(n, cell.data))
         except (StoreError, CodecError) as error:
             found.append(error)

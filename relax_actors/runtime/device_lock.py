@@ -1,7 +1,7 @@
-"""Actors that share a device compute in turns: one lock file a device, held by the process that computes.
+"""Lock of a device that several actors share: the holder of the lock file may compute.
 
-Invariant: at most one process holds a device. The kernel frees it when its holder ends, however that comes. Who waits
-also holds the device's second lock, so that the one that had the device cannot take it again before it.
+Invariant: at most one process holds a device. The kernel releases the lock when its holder ends, however it ends. The
+next waiter also holds a second lock, so that the actor that just released the device cannot take it again first.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relax_actors.errors import ActorError
-from relax_actors.runtime.role import Context
+from relax_actors.runtime.context import Context
 
-SAY_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.005
 
 
-class Turns:
-    """One actor's turns on a device; call it for a context in which the device is its own.
+class DeviceLock:
+    """Lock of one device for one actor; each call returns a context in which the actor holds the device.
 
     Args:
-        path: the device's lock file; a second one lies beside it.
-        context: the actor's: its progress goes on while it waits, and its events tell of long waits.
-        patience: seconds after which waiting is given up.
+        path: the device's lock file; the second lock file is created beside it.
+        context: the actor's context. Waiting counts as progress; long waits are reported in events.
+        patience: seconds to wait before giving up.
     """
 
     def __init__(self, path: Path, context: Context, patience: float) -> None:
@@ -39,10 +39,10 @@ class Turns:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Wait for the device, and have it until the end of the block.
+        """Wait for the device and hold it until the end of the block.
 
         Raises:
-            ActorError: it was not free for `patience` seconds.
+            ActorError: the device was not free for `patience` seconds.
         """
         began = time.monotonic()
         self._wait(self._next, began)
@@ -58,17 +58,17 @@ class Turns:
             fcntl.flock(self._device, fcntl.LOCK_UN)
 
     def _wait(self, lock: int, began: float) -> None:
-        pause, said = FIRST_PAUSE, began
-        while not _taken(lock):
+        pause, reported_at = FIRST_PAUSE, began
+        while not _try_lock(lock):
             now = time.monotonic()
             if now - began > self._patience:
                 msg = (
-                    f"device {self._name} was not free for {now - began:.0f} s, {self.holder} has it; "
-                    "raise placement.patience if that is how long it computes"
+                    f"device {self._name} was not free for {now - began:.0f} s, {self.holder} holds it; "
+                    "raise placement.patience if it computes for that long"
                 )
                 raise ActorError(msg)
-            if now - said > SAY_SECONDS:
-                said = now
+            if now - reported_at > REPORT_SECONDS:
+                reported_at = now
                 seconds = round(now - began, 1)
                 self._context.journal.event(
                     "waiting_for_device", device=self._name, holder=self.holder, seconds=seconds
@@ -79,16 +79,16 @@ class Turns:
 
     @property
     def holder(self) -> str:
-        """Who had the device last: role, number and incarnation."""
+        """The actor that held the device last, as `<role>.<n>#<incarnation>`."""
         return os.pread(self._device, 80, 0).decode(errors="replace").strip() or "nobody"
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the lock files."""
         os.close(self._device)
         os.close(self._next)
 
 
-def _taken(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

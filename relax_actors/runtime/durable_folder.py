@@ -1,4 +1,7 @@
-"""Checkpoints on disk: written whole under a temporary name, forced to the disk, renamed, and only then published."""
+"""Durable folders (checkpoints, models): written under a temporary name, synced to disk, then renamed.
+
+Invariant: a folder is visible under its name only when it is complete and on disk.
+"""
 
 from __future__ import annotations
 
@@ -12,52 +15,52 @@ from pathlib import Path
 
 import xxhash
 
-from broker.errors import StoreError, StoreFullError
-from broker.store import raise_it, with_room
+from broker.store import raise_error, retry_when_full
+from relax_actors.errors import StoreError, StoreFullError
 
 DIGESTS = "digests.json"
-"""File of a checkpoint: xxh3-128 of each other one, by its path."""
+"""File that lists the xxh3-128 digest of every other file of a checkpoint, by relative path."""
 _RENAME_EXCHANGE, _HERE = 2, -100
 _NAME = re.compile(r"(?P<unfinished>\.)?(?P<version>\d+)\.(?P<incarnation>\d+)(?(unfinished)\.\d+\.tmp)")
 
 
-def write(folder: Path, save: Callable[[Path], None], when_full: Callable[[StoreFullError], None] = raise_it) -> None:
-    """Let `save` fill a folder and make it appear at `folder`, whole and durable; an older one there is replaced.
+def write(folder: Path, save: Callable[[Path], None], on_full: Callable[[StoreFullError], None] = raise_error) -> None:
+    """Let `save` fill a folder and publish it as `folder`, complete and durable; an existing one is replaced.
 
     Raises:
-        StoreFullError: no space left, and `when_full` gave up.
+        StoreFullError: the disk is full, and `on_full` gave up.
     """
-    with_room(lambda: _write(folder, save), folder.parent, f"{folder.parent.name}/{folder.name}", when_full)
+    retry_when_full(lambda: _write(folder, save), folder.parent, f"{folder.parent.name}/{folder.name}", on_full)
 
 
 def _write(folder: Path, save: Callable[[Path], None]) -> None:
-    unfinished = begin(folder)
+    unfinished = create_temporary(folder)
     try:
         save(unfinished)
-        put(unfinished, folder)
+        commit(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def place(folder: Path) -> Path:
-    """Where this process fills a checkpoint that is to be at `folder`."""
+def temporary_path(folder: Path) -> Path:
+    """Return the path under which this process fills the folder that will become `folder`."""
     return folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
 
 
-def begin(folder: Path) -> Path:
-    """Make `place` an empty folder, for `put`; what writers that died left of the same is removed."""
+def create_temporary(folder: Path) -> Path:
+    """Create the empty folder `temporary_path(folder)`, for `commit`; remove leftovers of dead writers."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         if not Path(f"/proc/{left.name.split('.')[-2]}").exists():
             shutil.rmtree(left, ignore_errors=True)
-    unfinished = place(folder)
+    unfinished = temporary_path(folder)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     return unfinished
 
 
-def put(unfinished: Path, folder: Path) -> None:
-    """Make what `begin` gave appear at `folder`, whole and durable; an older one there is replaced."""
+def commit(unfinished: Path, folder: Path) -> None:
+    """Publish the filled folder of `create_temporary` as `folder`, durably; an existing one is replaced."""
     for path in [*unfinished.rglob("*"), unfinished]:
         _sync(path)
     _exchange(unfinished, folder)
@@ -66,7 +69,7 @@ def put(unfinished: Path, folder: Path) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Write down what a checkpoint's files are, for `verify`."""
+    """Record the digests of a checkpoint's files, for `verify`."""
     (folder / DIGESTS).write_text(json.dumps(_digests(folder), indent=1))
 
 
@@ -83,12 +86,12 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def verify(folder: Path) -> None:
-    """See that a checkpoint's files are what was written.
+    """Check that a checkpoint's files are those that were sealed.
 
     Raises:
-        StoreError: one is missing, added or changed; names it.
-        OSError: one cannot be read.
-        ValueError: the list of digests is no JSON.
+        StoreError: a file is missing, added or changed; the message names it.
+        OSError: a file cannot be read.
+        ValueError: the list of digests is not JSON.
     """
     written, found = json.loads((folder / DIGESTS).read_text()), _digests(folder)
     wrong = sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name))
@@ -97,14 +100,14 @@ def verify(folder: Path) -> None:
         raise StoreError(msg)
 
 
-def collect(parent: Path, kept: Collection[str], version: int, incarnation: int) -> None:
-    """Remove checkpoints that nobody will load, and what writers that died left unfinished or unpublished.
+def remove_stale(parent: Path, kept: Collection[str], version: int, incarnation: int) -> None:
+    """Remove checkpoints that will not be loaded, and unfinished or unpublished ones of dead writers.
 
     Args:
         parent: folder of the checkpoints, each named `<version>.<incarnation>`.
-        kept: names of those to keep.
-        version: the last published one. Later ones stay: a life that was replaced and does not know it keeps off them.
-        incarnation: the caller's; what a later life is writing stays.
+        kept: names of checkpoints to keep.
+        version: last published version. Later ones stay: the caller may have been replaced without knowing it.
+        incarnation: the caller's; unfinished folders of later incarnations stay.
     """
     for path in parent.iterdir():
         found = _NAME.fullmatch(path.name)
@@ -115,7 +118,7 @@ def collect(parent: Path, kept: Collection[str], version: int, incarnation: int)
 
 
 def _exchange(new: Path, folder: Path) -> None:
-    """Rename `new` to `folder`; where the file system can, there is no moment without one of the two there."""
+    """Rename `new` to `folder`, atomically where the file system can exchange two names."""
     libc = ctypes.CDLL(None, use_errno=True)
     exchanged = (
         folder.exists()

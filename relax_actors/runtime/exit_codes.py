@@ -1,16 +1,16 @@
-"""Exit codes by which our processes tell their supervisors how they ended."""
+"""Exit codes by which processes report to their supervisors how they ended."""
 
 from __future__ import annotations
 
 EXIT_CONFIG = 2
-"""A configuration error: starting again cannot help."""
+"""Configuration error; a restart cannot help."""
 EXIT_CRASHED = 70
-"""A failure with rows in hand: it is counted against them."""
+"""Failure while rows were being handled; counted against these rows."""
 EXIT_HUNG = 71
-"""No progress with rows in hand: likewise."""
+"""No progress while rows were being handled; counted against these rows."""
 EXIT_BLAMELESS = 72
-"""A failure that no row can have caused."""
-EXIT_AWAY = 73
-"""The broker does not answer: nobody's fault, and no sign that starting again would not help."""
+"""Failure that no row can have caused."""
+EXIT_BROKER_UNREACHABLE = 73
+"""The broker does not answer. Counts neither against rows nor against the restart intensity."""
 EXIT_GAVE_UP = 75
-"""A supervisor below gave up."""
+"""A supervisor below this process gave up."""

@@ -1,4 +1,4 @@
-"""The pump of roles that own state: their columns in the order of the stream, first what is there, then what comes."""
+"""Pump of stateful roles: feeds their columns in stream order, first the history, then new cells."""
 
 from __future__ import annotations
 
@@ -11,52 +11,53 @@ from functools import partial
 import pykka
 from nats.aio.msg import Msg
 
-from broker.errors import SubjectError
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.subjects import CellId
 from broker.table import Cell
+from relax_actors.errors import SubjectError
+from relax_actors.runtime.context import Context
 from relax_actors.runtime.mailbox import Mailbox, ask
-from relax_actors.runtime.role import Context, StatefulRole
-from relax_actors.runtime.watchdog import Watch
+from relax_actors.runtime.stateful_role import StatefulRole
+from relax_actors.runtime.watchdog import Watchdog
 
 TICK = 0.5
 ANSWER_SECONDS = 5.0
 FENCE_SECONDS = 1.0
 
 
-class FollowPump:
-    """Feeds one stateful actor; see `PoolPump` for the arguments. An exception of the role ends the process."""
+class FollowerPump:
+    """Pump of one stateful actor; arguments as in `PoolPump`. An exception of the role ends the process."""
 
-    def __init__(self, role: StatefulRole, context: Context, mailbox: pykka.ActorRef[Mailbox], watch: Watch) -> None:
+    def __init__(self, role: StatefulRole, context: Context, mailbox: pykka.ActorRef[Mailbox], watch: Watchdog) -> None:
         self.role, self.context, self.mailbox, self.watch = role, context, mailbox, watch
         self.handled = 0
-        self._looked = float("-inf")
+        self._fence_checked_at = float("-inf")
         table = context.table
-        self._follower = Follower(table.bridge, table.subjects.table_stream, role.follows())
+        self._consumer = OrderedConsumer(table.connection, table.subjects.table_stream, role.follows())
 
     def wake(self) -> None:
-        """Look at `stopping` now."""
-        self._follower.wake()
+        """Make `run` check `stopping` now."""
+        self._consumer.wake()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Recover, then follow until told to stop."""
-        follower = self._follower
+        """Feed the history to `recover`, then new cells to `on_cells`, until `stopping` is set."""
+        consumer = self._consumer
         history: list[tuple[CellId, Cell]] | None = []
         seen = 0
-        async for messages in follower.batches(tick=TICK):
+        async for messages in consumer.batches(tick=TICK):
             if stopping.is_set():
-                await follower.close()
+                await consumer.close()
                 return
-            # What comes may be of a later life of this actor, and not this one's to act on: one that was stopped and
-            # taken for dead has not looked for long.
-            if time.monotonic() - self._looked > FENCE_SECONDS:
-                await self._give_way()
+            # The messages may belong to a later incarnation: an actor that was stopped by a signal and replaced has not
+            # checked for a long time.
+            if time.monotonic() - self._fence_checked_at > FENCE_SECONDS:
+                await self._check_fence()
             cells = [self._cell(m) for m in messages]
             seen += len(cells)
             if history is not None:
                 history += cells
-                drained = messages[-1].metadata.num_pending == 0 if messages else follower.drained
-                if seen < (follower.backlog or 0) and not drained:
+                drained = messages[-1].metadata.num_pending == 0 if messages else consumer.drained
+                if seen < (consumer.backlog or 0) and not drained:
                     continue
                 cells, history = history, None
                 await self._run(partial(self.role.recover, cells))
@@ -67,26 +68,26 @@ class FollowPump:
             self.handled += len(cells)
 
     async def _run(self, work: Callable[[], None]) -> None:
-        self.watch.begin([])
+        self.watch.start_rows([])
         try:
             await ask(self.mailbox, work)
         except Exception:
-            # A later life lets go of rows and files that this one misses.
-            await self._give_way()
+            # A later incarnation may have removed the rows and files that are missing here.
+            await self._check_fence()
             raise
-        self.watch.rest()
+        self.watch.end_work()
 
     async def _idle(self) -> None:
-        self.watch.work()
+        self.watch.start_work()
         await ask(self.mailbox, self.role.idle)
-        self.watch.rest()
+        self.watch.end_work()
 
-    async def _give_way(self) -> None:
-        """End by `FencedError` if a later life of the actor has begun; a broker that does not answer says nothing."""
+    async def _check_fence(self) -> None:
+        """Raise `FencedError` if a later incarnation has started; skip the check if the broker does not answer."""
         with suppress(TimeoutError):
-            if self.context.table.bridge.nc.is_connected:
-                await asyncio.wait_for(self.context.give_way_async(), ANSWER_SECONDS)
-                self._looked = time.monotonic()
+            if self.context.table.connection.nc.is_connected:
+                await asyncio.wait_for(self.context.raise_if_fenced_async(), ANSWER_SECONDS)
+                self._fence_checked_at = time.monotonic()
 
     def _cell(self, message: Msg) -> tuple[CellId, Cell]:
         known = message.metadata
@@ -94,7 +95,7 @@ class FollowPump:
         try:
             cell_id = self.context.table.subjects.parse(message.subject)
         except SubjectError as error:
-            # The stream takes `group.*.*.*`; a subject that is none of ours is nobody's cell.
+            # The stream accepts `group.*.*.*`, so subjects that name no cell can arrive.
             self.context.journal.event("malformed_subject", subject=message.subject, error=str(error)[:500])
             cell_id = CellId("unknown", 0)
         stored = known.timestamp.timestamp()

@@ -1,4 +1,4 @@
-"""The part of the pump that runs in the role's thread: rows in, encoded cells or errors out."""
+"""Handling of rows in the role's thread: jobs in, encoded cells or errors out."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from broker.errors import StoreError
 from broker.store import Store
 from broker.subjects import RowId
-from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreFullError
+from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreError, StoreFullError
 from relax_actors.messages import Dropped, DropReason
-from relax_actors.runtime.role import Context, Drop, Role, Row
+from relax_actors.runtime.context import Context
+from relax_actors.runtime.role import Drop, Role
+from relax_actors.runtime.row import Row
 
-NOT_THE_ROWS = (ActorError, BrokerError, ConfigError, StoreFullError)
-"""Errors that say nothing about the rows in hand."""
+BLAMELESS_ERRORS = (ActorError, BrokerError, ConfigError, StoreFullError)
+"""Errors that no row has caused."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A row in hand: its message, its columns, and what became of it."""
+    """Row being handled: its message and columns; then the column to write (`field`, `data`), or the error."""
 
     message: Msg
     row: RowId
@@ -31,84 +32,91 @@ class Job:
     error: Exception | None = None
 
 
-class _InHand:
-    """Jobs that a role was given: those that wait for a value, and those that have one of which nobody was told."""
+class _OpenJobs:
+    """Jobs given to a role: unfinished ones by row, and finished ones that were not reported yet."""
 
-    def __init__(self, store: Store, settle: Callable[[Job, Any], None], settled: Callable[[list[Job]], None]) -> None:
-        self._store, self._settle, self._settled = store, settle, settled
-        self.left: dict[Row, Job] = {}
-        self.last: list[Job] = []
+    def __init__(self, store: Store, encode: Callable[[Job, Any], None], report: Callable[[list[Job]], None]) -> None:
+        self._store, self._encode, self._report = store, encode, report
+        self.unfinished: dict[Row, Job] = {}
+        self.finished: list[Job] = []
 
     def add(self, jobs: list[Job]) -> list[Row]:
         rows = {Row(job.row, job.cells, self._store): job for job in jobs}
-        self.left |= rows
+        self.unfinished |= rows
         return list(rows)
 
-    def end(self, row: Row, value: Any) -> None:
-        job = self.left.pop(row)
+    def finish(self, row: Row, value: Any) -> None:
+        job = self.unfinished.pop(row)
         try:
-            self._settle(job, value)
-        except Exception as error:  # noqa: BLE001 sorted out by who asked
+            self._encode(job, value)
+        except Exception as error:  # noqa: BLE001 classified by the pump
             job.error = error
-        self.last.append(job)
+        self.finished.append(job)
 
-    def tell(self) -> None:
-        if self.last:
-            self._settled(self.last)
-            self.last = []
+    def flush(self) -> None:
+        if self.finished:
+            self._report(self.finished)
+            self.finished = []
 
 
 class Handler:
-    """Has a role handle jobs.
+    """Handles jobs with a role, in the role's thread.
 
     Args:
-        role: already set up.
-        context: its surroundings.
+        role: the role, after `setup`.
+        context: its context.
     """
 
     def __init__(self, role: Role, context: Context) -> None:
         self._role, self._context, self._table = role, context, context.table
 
-    def run(self, jobs: list[Job], more: Callable[[int], list[Job]], settled: Callable[[list[Job]], None]) -> list[Job]:
-        """Handle jobs, and those that `more` gives meanwhile.
+    def run(self, jobs: list[Job], more: Callable[[int], list[Job]], report: Callable[[list[Job]], None]) -> list[Job]:
+        """Handle jobs, and further ones that the role takes in meanwhile.
 
-        `settled` is told of those that are through while others are in hand; the last ones are given back.
+        Args:
+            jobs: jobs to begin with.
+            more: takes up to so many further jobs that have arrived.
+            report: called with finished jobs while others are still unfinished.
+
+        Returns:
+            Finished jobs that were not passed to `report`.
         """
-        hand = _InHand(self._table.store, self._encode, settled)
+        open_jobs = _OpenJobs(self._table.store, self._encode, report)
 
-        def joining(most: int) -> list[Row]:
-            hand.tell()
-            return hand.add(more(most))
+        def take_more(most: int) -> list[Row]:
+            open_jobs.flush()
+            return open_jobs.add(more(most))
 
         try:
-            first = hand.add(jobs)
-            with self._context.turn():
-                for results in self._role.stream(first, joining):
+            first = open_jobs.add(jobs)
+            with self._context.device_lock():
+                for results in self._role.stream(first, take_more):
                     for row, value in results:
-                        hand.end(row, value)
-                    if hand.left:
-                        hand.tell()
-            if hand.left:
-                msg = f"{type(self._role).__name__} gave no value for {', '.join(str(row.id) for row in hand.left)}"
+                        open_jobs.finish(row, value)
+                    if open_jobs.unfinished:
+                        open_jobs.flush()
+            if rows := open_jobs.unfinished:
+                msg = f"{type(self._role).__name__} returned no value for {', '.join(str(row.id) for row in rows)}"
                 raise ValueError(msg)  # noqa: TRY301 counted against the rows like any error of the role
         except BaseException as error:
-            hand.tell()
-            # One bad row must not take its neighbours along; an error without a row in hand is the actor's own.
-            if not (hand.left and isinstance(error, Exception)):
+            open_jobs.flush()
+            # Without an unfinished row the error is the actor's own.
+            if not (open_jobs.unfinished and isinstance(error, Exception)):
                 raise
-            together = len(hand.left) == 1 or isinstance(error, NOT_THE_ROWS)
-            for row in list(hand.left):
-                hand.tell()
-                hand.end(row, error if together else self._alone(row))
-        return hand.last
+            # Retry each row alone, so that one bad row does not fail the others.
+            same_error = len(open_jobs.unfinished) == 1 or isinstance(error, BLAMELESS_ERRORS)
+            for row in list(open_jobs.unfinished):
+                open_jobs.flush()
+                open_jobs.finish(row, error if same_error else self._handle_alone(row))
+        return open_jobs.finished
 
-    def _alone(self, row: Row) -> Any:
+    def _handle_alone(self, row: Row) -> Any:
         try:
-            with self._context.turn():
-                found = [value for results in self._role.stream([row], _nothing) for _, value in results]
-        except Exception as error:  # noqa: BLE001 sorted out by who asked
+            with self._context.device_lock():
+                found = [value for results in self._role.stream([row], _no_more) for _, value in results]
+        except Exception as error:  # noqa: BLE001 classified by the pump
             return error
-        return found[0] if found else ValueError(f"{type(self._role).__name__} gave no value for {row.id}")
+        return found[0] if found else ValueError(f"{type(self._role).__name__} returned no value for {row.id}")
 
     def _encode(self, job: Job, result: Any) -> None:
         if isinstance(result, StoreError) and not isinstance(result, StoreFullError):
@@ -120,9 +128,9 @@ class Handler:
         if isinstance(result, Drop):
             job.field, result = "dropped", Dropped(result.reason, result.detail)
         if job.field:
-            job.data = self._table.encode(self._table.cell(job.row, job.field), result)
+            job.data = self._table.encode(self._table.subject(job.row, job.field), result)
 
 
-def _nothing(most: int) -> Sequence[Row]:
+def _no_more(most: int) -> Sequence[Row]:
     del most
     return ()

@@ -1,4 +1,4 @@
-"""Events and metrics of an actor: JSON on the log's stream, readable as they are, bounded in size and number."""
+"""Journal of an actor: events and metrics as JSON on the log stream, bounded in size and number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import nats.errors
 import structlog
 from nats.js.errors import APIError
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.subjects import Subjects
 from relax_actors.errors import BrokerError
 
@@ -25,8 +25,8 @@ BURST, RATE = 200, 20.0
 REPORT_SECONDS = 5.0
 
 
-class Limiter:
-    """Lets `burst` events of a kind through at once and `rate` a second after that; counts those it refuses."""
+class RateLimiter:
+    """Rate limit per kind: `burst` at once, then `rate` a second; counts the refused ones."""
 
     def __init__(self, burst: int = BURST, rate: float = RATE) -> None:
         self._burst, self._rate = burst, rate
@@ -35,7 +35,7 @@ class Limiter:
         self._lock = threading.Lock()
 
     def admit(self, kind: str, now: float) -> bool:
-        """Whether one more may pass at `now` (seconds); from any thread."""
+        """Whether one more of this kind is admitted at `now` (seconds); callable from any thread."""
         with self._lock:
             left, since = self._left.get(kind, (float(self._burst), now))
             left = min(float(self._burst), left + (now - since) * self._rate)
@@ -46,37 +46,44 @@ class Limiter:
             return False
 
     def refused(self, kind: str) -> int:
-        """How many were refused since this was last asked."""
+        """Return how many of this kind were refused since the last call."""
         with self._lock:
             return self._refused.pop(kind, 0)
 
 
 class Journal:
-    """Publishes in the background; what cannot be stored within `PATIENCE` seconds is logged and let go.
+    """Publishes events and metrics in the background.
 
-    A flood of events, such as that of malformed messages, is cut off: `suppressed` tells how many of a kind were left
-    out. Long texts lose their middle. `patience` None: nothing is let go.
+    A flood of events of one kind, such as one a malformed message, is limited; the event `suppressed` counts those left
+    out. Long texts lose their middle.
+
+    Args:
+        connection: the connection to the broker.
+        subjects: the run's subjects.
+        role: role of the actor.
+        n: its number.
+        patience: seconds to retry a publication before it is logged as lost; None retries forever.
     """
 
     def __init__(
-        self, bridge: Bridge, subjects: Subjects, role: str, n: int, patience: float | None = PATIENCE
+        self, connection: Connection, subjects: Subjects, role: str, n: int, patience: float | None = PATIENCE
     ) -> None:
-        self._bridge = bridge
+        self._connection = connection
         self.subjects = subjects
         self._role, self._n, self._patience = role, n, patience
         self._unsettled: set[concurrent.futures.Future[Any]] = set()
-        self._limiter = Limiter()
+        self._limiter = RateLimiter()
         self._reporting: set[str] = set()
 
     def event(self, kind: str, *, role: str | None = None, n: int | None = None, **fields: Any) -> None:
-        """Something happened: `started`, `ready`, `crashed`, `row_quarantined`, ...; from any thread."""
+        """Publish an event: `started`, `ready`, `crashed`, `row_quarantined`, ...; callable from any thread."""
         if not self._limiter.admit(kind, time.monotonic()):
             if kind not in self._reporting:
                 self._reporting.add(kind)
                 self._submit(self._report(kind))
             return
         role, n = role or self._role, self._n if n is None else n
-        fields = {name: bounded(value) for name, value in fields.items()}
+        fields = {name: truncate(value) for name, value in fields.items()}
         log.info(kind, role=role, n=n, **fields)
         self._publish(self.subjects.event(role, n, kind), {"kind": kind, "role": role, "n": n, **fields})
 
@@ -86,7 +93,7 @@ class Journal:
         self.event("suppressed", of=kind, count=self._limiter.refused(kind), seconds=REPORT_SECONDS)
 
     def metric(self, values: dict[str, Any]) -> None:
-        """Measurements of this actor, one object a message; from any thread."""
+        """Publish measurements of this actor as one message; callable from any thread."""
         self._publish(self.subjects.metric(self._role, self._n), {"role": self._role, "n": self._n, **values})
 
     def _publish(self, subject: str, body: dict[str, Any]) -> None:
@@ -101,31 +108,31 @@ class Journal:
 
     def _submit(self, work: Any) -> None:
         try:
-            future = self._bridge.submit(work)
+            future = self._connection.submit(work)
         except RuntimeError:  # the loop is closed at the very end of a process
             work.close()
             return
         self._unsettled.add(future)
         future.add_done_callback(self._unsettled.discard)
 
-    def settle(self, seconds: float) -> bool:
-        """Wait until all is stored that was told; False if something is not, `seconds` later."""
+    def flush(self, seconds: float) -> bool:
+        """Wait until all events and metrics are stored; return False if some are not after `seconds`."""
         return not concurrent.futures.wait(tuple(self._unsettled), seconds).not_done
 
     async def _send(self, subject: str, data: bytes) -> None:
         headers = {"Nats-Msg-Id": uuid.uuid4().hex}
 
         async def publish() -> None:
-            await self._bridge.js.publish(subject, data, headers=headers)
+            await self._connection.js.publish(subject, data, headers=headers)
 
         try:
-            await self._bridge.persist(publish, f"publish {subject}", self._patience)
+            await self._connection.retry(publish, f"publish {subject}", self._patience)
         except (BrokerError, APIError, nats.errors.Error) as error:
             log.warning("journal_lost", subject=subject, error=str(error))
 
 
-def bounded(value: Any) -> Any:
-    """A field of an event, cut to a size that fits one: a long text keeps its beginning and its end."""
+def truncate(value: Any) -> Any:
+    """Cut a field of an event to a size that fits; a long text keeps its beginning and its end."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         half = MAX_TEXT // 2
         return f"{value[:half]} ... {len(value) - 2 * half} characters left out ... {value[-half:]}"

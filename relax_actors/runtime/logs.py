@@ -1,4 +1,4 @@
-"""How our own processes log: one line an event, to the file that their output goes to."""
+"""Logging of the engine's processes: one line an event, to the file that standard error goes to."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LOG_BYTES = 4 << 20
 
 
 def rotate(path: Path) -> None:
-    """Begin a log anew if it is over `LOG_BYTES`; the one before is kept as `<name>.1`.
+    """Rotate a log that exceeds `LOG_BYTES`; the previous one is kept as `<name>.1`.
 
-    Processes may have it open to append: the file stays, and is emptied. What they write in that moment is lost.
+    Processes may have the log open for appending, so it is copied and truncated. Lines written in between are lost.
     """
     with suppress(OSError):
         if path.stat().st_size > LOG_BYTES:
@@ -33,32 +33,32 @@ def rotate(path: Path) -> None:
                 temporary.unlink(missing_ok=True)
 
 
-def keep_root(folder: RunFolder) -> None:
-    """What the first process of a run or of a node does now and then: its log, and its sign of life."""
+def maintain_root_files(folder: RunFolder) -> None:
+    """Rotate the root's log and touch the folder's lock file; called regularly by the root of a run or a node."""
     rotate(folder.log("root"))
-    folder.beat()
+    folder.touch_lock()
 
 
-class Forgiving:
-    """A text file that drops what cannot be written: a full disk, or a closed file, must not stop whoever logs."""
+class BestEffortFile:
+    """Text file that drops what it cannot write: a full disk or a closed file must not stop a process that logs."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        """Write, if there is room."""
+        """Write `text`, or drop it; return the number of characters written."""
         with suppress(OSError, ValueError):
             return self._file.write(text)
         return 0
 
     def flush(self) -> None:
-        """Flush, if there is room."""
+        """Flush, and ignore errors."""
         with suppress(OSError, ValueError):
             self._file.flush()
 
 
 def configure(level: int = logging.INFO) -> None:
-    """Log to standard error as `timestamp level event key=value ...`, from `level` on."""
+    """Log to standard error as `timestamp level event key=value ...`, from `level` upwards."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
         processors=[
@@ -66,5 +66,5 @@ def configure(level: int = logging.INFO) -> None:
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", Forgiving(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", BestEffortFile(sys.stderr))),
     )

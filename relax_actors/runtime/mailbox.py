@@ -1,7 +1,7 @@
-"""The role's thread: a pykka actor whose inbox the pump feeds, one request at a time.
+"""The role's thread: a pykka actor that runs the pump's requests one at a time.
 
-pykka stops every actor of the process without an answer when one raises `SystemExit`, so every outcome of a handler is
-turned into an answer here.
+Invariant: every request gets an answer. pykka stops all actors of the process without an answer when one of them raises
+`SystemExit`, so `ask` turns every outcome into an answer.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import pykka
 
 
 class ExitRequestedError(Exception):
-    """A handler called `sys.exit` or was interrupted; the process must end as if it had crashed."""
+    """A handler called `sys.exit` or was interrupted; the process ends as crashed."""
 
 
 class Mailbox(pykka.ThreadingActor):
-    """Runs callables in one thread, in order."""
+    """Runs callables in one thread, in order of arrival."""
 
     use_daemon_thread = True
 
     def on_receive(self, message: Any) -> Any:
-        """Call what came; `ask` below has wrapped it so that it raises nothing."""
+        """Run the callable; `ask` has wrapped it so that it does not raise."""
         return message()
 
 
 async def ask(ref: pykka.ActorRef[Mailbox], work: Callable[[], Any]) -> Any:
-    """Run `work` in the mailbox's thread and await its result."""
+    """Run `work` in the mailbox's thread; await its result, or raise its exception."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 
@@ -58,7 +58,7 @@ async def ask(ref: pykka.ActorRef[Mailbox], work: Callable[[], Any]) -> Any:
     return await answer
 
 
-def stack_of(thread_id: int | None) -> str:
-    """Where a thread is now, as text."""
+def thread_stack(thread_id: int | None) -> str:
+    """Format the current stack of a thread."""
     frame = sys._current_frames().get(thread_id or -1)  # noqa: SLF001 the only way to look at another thread
     return "".join(traceback.format_stack(frame)) if frame else "(no such thread)"

@@ -1,31 +1,34 @@
-"""Time that nobody had: a container that was paused, a virtual machine that was moved, a laptop that slept."""
+"""Detection of pauses of the whole process: a suspended container, a migrated virtual machine, a sleeping laptop."""
 
 from __future__ import annotations
 
 
-class Pauses:
-    """Tells whoever looks regularly how long it could not, so that it does not take its own silence for another's.
+class PauseDetector:
+    """Detects that a regular check came late because the process was paused.
+
+    A supervisor uses it so that it does not take its own pause for the silence of a child.
 
     Args:
-        most: seconds between two looks that are nothing unusual.
+        threshold: seconds between two checks that are still normal.
     """
 
-    def __init__(self, most: float) -> None:
-        self._most = most
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
         self._last: float | None = None
 
-    def look(self, now: float, worked: float = 0.0) -> float:
-        """Seconds since the last look if it was too long ago, else 0.
+    def check(self, now: float, worked: float = 0.0) -> float:
+        """Return the seconds since the last check if the process was paused since, else 0.
 
         Args:
             now: seconds on the monotonic clock.
-            worked: processor seconds that whoever looks took since the last look; who is busy does not stand still.
+            worked: CPU seconds of the caller since the last check. A caller that computed for half of the time or
+                longer was busy, not paused.
         """
         gap = 0.0 if self._last is None else now - self._last
         self._last = now
-        return gap if gap > self._most and worked < gap / 2 else 0.0
+        return gap if gap > self._threshold and worked < gap / 2 else 0.0
 
 
-def unusual(heartbeat: float) -> float:
-    """How long a look may be late where `heartbeat` seconds of silence are a death: what is less does no harm."""
+def tolerated_delay(heartbeat: float) -> float:
+    """Return how late a check may be, in seconds, where `heartbeat` seconds of silence mean death."""
     return max(0.5, heartbeat / 3)

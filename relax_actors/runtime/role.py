@@ -1,214 +1,174 @@
-"""The base class of every role: declared columns in, one column out.
+"""Base class of every role: a function from columns to one column.
 
-A user's role is a subclass of `Role` with `reads`, `writes` and `handle(row)`. Annotated attributes are its options,
-set from `[roles.<name>]` and checked by pydantic. An instance lives in one thread of one process; the same row may be
-handled again after a crash, so `handle` should depend on the row alone.
+A user's role is a subclass of `Role` with `reads`, `writes` and `handle(row)`:
+
+    class LengthPenalty(Role):
+        reads = ("trajectory",)
+        writes = "length_penalty"
+        scale: float = 0.01  # option `scale` of [roles.length_penalty]
+
+        def handle(self, row):
+            return [-self.scale * len(text) for text in row.trajectory.texts]
+
+Invariant: a row may be handled more than once, since an actor can be killed before its result is written. `handle` must
+depend on the row and the run's seed alone; the table refuses the second write.
 """
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import pydantic
 
-from broker.codec import decode_fields, open_envelope, plain_value
-from broker.leases import RunState
-from broker.store import Store, raise_it
-from broker.subjects import CellId, RowId, check_name
-from broker.table import CALL_DEADLINE, Cell, Table
-from relax_actors import messages
-from relax_actors.config import Config
-from relax_actors.errors import CodecError, ConfigError, FencedError, StoreFullError, SubjectError
-from relax_actors.runtime.journal import Journal
-from relax_actors.runtime.run_folder import RunFolder
-
-COLUMNS: dict[str, type] = {
-    "prompt": messages.Prompt,
-    "trajectory": messages.Trajectory,
-    "reward": messages.Reward,
-    "advantage": messages.Advantage,
-    "dropped": messages.Dropped,
-    "quarantined": messages.Quarantined,
-    "requeued": messages.Requeued,
-    "readmitted": messages.Readmitted,
-}
-
-# Columns about a row's end, which no role of a user's may write.
-ENDS = ("dropped", "quarantined", "requeued", "readmitted")
+from relax_actors.errors import ConfigError
+from relax_actors.runtime.context import Context
+from relax_actors.runtime.row import Row
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Returned by `handle`: the row leaves the run untrained, and is replaced."""
+    """Return value of `Role.handle` that drops the row: it leaves the run untrained and is replaced.
+
+    Attributes:
+        reason: short name of the reason, counted by the ledger and the monitors.
+        detail: text for the event `row_dropped`.
+    """
 
     reason: str
     detail: str = ""
 
 
-class Row:
-    """The columns that a role reads of one row: `row.trajectory`, `row.reward`, ...
-
-    Columns of built-in roles are the dataclasses of `relax_actors.messages`; a column of another role is the plain data
-    or the arrays that its `handle` returned. Each is decoded when first used.
-    """
-
-    __slots__ = ("_cells", "_store", "_values", "id")
-
-    def __init__(self, row: RowId, cells: dict[str, bytes], store: Store) -> None:
-        self.id = row
-        self._cells = cells
-        self._store = store
-        self._values: dict[str, Any] = {}
-
-    @property
-    def is_eval(self) -> bool:
-        """Whether it is a held-out row."""
-        return self.id.kind == "eval"
-
-    def column(self, name: str) -> Any:
-        """A column by name.
-
-        Raises:
-            KeyError: the role does not read it.
-            CodecError: the cell is malformed.
-            StoreError: an array of it is missing or corrupt.
-        """
-        if name not in self._values:
-            data = self._cells[name]
-            envelope = open_envelope(data, self._store.reader())
-            expected = COLUMNS.get(name)
-            self._values[name] = decode_fields(envelope, expected) if expected else plain_value(envelope)
-        return self._values[name]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._cells:
-            msg = f"row {self.id} has no column {name!r} here; the role reads {sorted(self._cells)}: add it to `reads`"
-            raise AttributeError(msg)
-        return self.column(name)
-
-
 Results: TypeAlias = Sequence[tuple[Row, Any]]
-"""Rows, each with its value, a `Drop`, or the error that it failed with."""
+"""Rows with their outcome: the value to write, a `Drop`, or the exception that the row failed with."""
 More: TypeAlias = Callable[[int], Sequence[Row]]
-"""Gives rows that came meanwhile, at most as many as asked for."""
-
-
-@dataclass
-class Context:
-    """What an actor has around it."""
-
-    config: Config
-    folder: RunFolder
-    role: str
-    n: int
-    incarnation: int
-    table: Table
-    state: RunState
-    journal: Journal
-    stopping: Callable[[], bool] = field(default=lambda: False)
-    progress: Callable[[], None] = field(default=lambda: None)
-    waits_for: Callable[[str], None] = field(default=lambda _: None)
-    wait_for_room: Callable[[StoreFullError], None] = raise_it
-    """What to do when the disk is full: it waits a while, or raises the error."""
-    turn: Callable[[], AbstractContextManager[None]] = nullcontext
-    """A context in which the actor may compute: where roles share a device, it waits for its turn."""
-
-    @property
-    def author(self) -> str:
-        """This life of the actor, as it signs its cells."""
-        return f"{self.role}.{self.n}#{self.incarnation}"
-
-    async def give_way_async(self) -> None:
-        """End this life if a later one of the same actor has begun: it was stopped, and taken for dead.
-
-        Raises:
-            FencedError: one has.
-        """
-        lives = await self.state.lives(self.role, self.n)
-        if lives > self.incarnation:
-            msg = f"incarnation {lives} of {self.role}.{self.n} has begun; this is {self.incarnation}, which gives way"
-            raise FencedError(msg)
-
-    def give_way(self) -> None:
-        """As `give_way_async`, from the role's thread."""
-        self.table.bridge.call(self.give_way_async(), CALL_DEADLINE)
+"""Take up to so many further rows that have arrived meanwhile; returns at once, perhaps with none."""
 
 
 class Role:
-    """A function from columns to a column, run by an actor.
+    """Function from columns to a column, run by an actor.
 
-    Class attributes:
-        reads: columns that `handle` gets; it is called when all of them are there.
-        writes: the column that it fills; empty for a role that only looks on.
-        kinds: `("group",)` for training rows, `("group", "eval")` for held-out rows too.
-        max_concurrent_rows: see `together`.
-        linger: seconds that more rows are waited for when there is one.
-        ahead: whether the next rows are taken while some are handled; not if those take so long that another actor
-            of the role could begin with the next ones earlier.
+    An instance belongs to one process. `setup`, `handle`, `handle_many`, `stream` and `close` run in one thread, the
+    role's thread, one call at a time. `inputs`, `row_limit` and `metrics` run in the event loop's thread and must not
+    block.
+
+    Annotated class attributes of a subclass are its options: they are set from `[roles.<name>]` before `setup` and
+    checked by pydantic. Attributes whose names begin with an underscore, and `ClassVar`s, are no options.
+
+    Attributes:
+        reads: columns that the role reads. A row is handled as soon as all of them are written.
+        writes: column that the role writes; empty for a role that only observes.
+        kinds: kinds of rows: `("group",)` for training rows, `("group", "eval")` for held-out rows too.
+        max_concurrent_rows: rows handled at once, at most, unless `row_limit` is overridden.
+        batch_wait: seconds to wait for further rows after the first one, to fill a batch.
+        prefetch: whether the actor fetches its next rows while it handles some. Set it to False where a row takes so
+            long that an idle actor of the pool should get it instead.
+        context: the actor's surroundings; available from `setup` on.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[str] = ""
     kinds: ClassVar[tuple[str, ...]] = ("group",)
     max_concurrent_rows: ClassVar[int] = 1
-    linger: float = 0.0
-    ahead: ClassVar[bool] = True
+    batch_wait: float = 0.0
+    prefetch: ClassVar[bool] = True
 
     context: Context
 
     def setup(self) -> None:
-        """Called once, in the actor's thread, before the first row: load what is slow to load."""
+        """Prepare the actor, e.g. load a model. Called once in the role's thread, before the first row.
+
+        An exception ends the process, and the supervisor restarts it. `supervision.start_deadline` bounds the time.
+        """
 
     def inputs(self) -> tuple[str, ...]:
-        """The columns to read; `reads` unless options say otherwise."""
+        """Return the columns to read: `reads`, unless options change them.
+
+        Called once after `setup`, and by `relax check` without `context` and `setup`, so it should use options only.
+        """
         return self.reads
 
     def handle(self, row: Row) -> Any:
-        """Give the row's value in column `writes`, or `Drop(...)`, or raise `RowError` if its data is bad.
+        """Compute the row's value in column `writes`. Called in the role's thread.
 
-        Any other exception counts as a failure of the row; after `supervision.max_failures` it is quarantined.
+        Override `handle`, `handle_many` or `stream`.
+
+        Args:
+            row: the row, with the columns that the role reads.
+
+        Returns:
+            A dataclass of `relax_actors.messages`, or plain data: None, bool, int, float, str, bytes, list, tuple,
+            dict with string keys, NumPy arrays, nested as needed. Or a `Drop`, which ends the row. The value is
+            ignored if `writes` is empty.
+
+        Raises:
+            RowError: the row's data is bad; the row is quarantined at once.
+            StoreError: an array of the row is lost; the row is dropped as `lost_segment`.
+            ActorError, BrokerError, ConfigError, StoreFullError: not the row's fault; the process ends, and the row is
+                handled again by the next incarnation.
+            Exception: any other counts as a failure of the row. It is retried, and quarantined after
+                `supervision.max_failures` failures.
         """
         raise NotImplementedError
 
     def handle_many(self, rows: Sequence[Row]) -> list[Any]:
-        """Handle up to `together()` rows at once; one value a row, in order."""
+        """Handle a batch of up to `row_limit()` rows. Called in the role's thread.
+
+        If it raises, each row of the batch is handled again alone, so that one bad row fails alone.
+
+        Returns:
+            One value a row, in the order of `rows`; see `handle`. A value may be an exception, which counts for its
+            row only.
+        """
         return [self.handle(row) for row in rows]
 
     def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
-        """Handle rows, and give each with its value as soon as that is there; all at once unless a role knows better.
+        """Handle rows and yield each result as soon as it is available. Called in the role's thread.
 
-        A role that takes long, over rows that end at different times, may ask `more` for as many as it has room for.
-        The last rows are written when it has come to its end, or asks for more.
+        The default yields the results of `handle_many` at once. Override it where rows end at different times, as in
+        generation: a result is written when the next one is yielded, when `more` is called, or at the end.
+
+        Args:
+            rows: rows to begin with, at most `row_limit()`.
+            more: call it with the number of free places to take further rows in.
+
+        Yields:
+            Rows with their results. Every row must get one before the iterator ends; a row without one has failed.
         """
         del more
         values = self.handle_many(rows)
         if len(values) != len(rows):
-            msg = f"{type(self).__name__}.handle_many gave {len(values)} values for {len(rows)} rows"
+            msg = f"{type(self).__name__}.handle_many returned {len(values)} values for {len(rows)} rows"
             raise ValueError(msg)
         yield list(zip(rows, values, strict=True))
 
-    def together(self) -> int:
-        """How many rows are handled at once, at most."""
+    def row_limit(self) -> int:
+        """Return how many rows are handled at once, at most. Called once, after `setup`."""
         return self.max_concurrent_rows
 
     def progress(self) -> None:
-        """Say that long work goes on; without it an actor is taken for hung after its `deadline`."""
+        """Report progress, from the role's thread, during long work.
+
+        An actor that reports none for its `deadline` (seconds, in `[roles.<name>]`) while it handles rows is killed as
+        hung. Waiting for the broker and for a shared device counts as progress.
+        """
         self.context.progress()
 
     def metrics(self) -> dict[str, float]:
-        """Numbers to publish with the actor's own, about once a second."""
+        """Return numbers to publish with the actor's own metrics. Called every second in the event loop's thread.
+
+        It runs while a row is being handled, so it should only read attributes. An exception is logged and ignored.
+        """
         return {}
 
     def close(self) -> None:
-        """Called once at an orderly end."""
+        """Release resources. Called once in the role's thread at an orderly end, never after a crash or a kill."""
 
     @classmethod
     def options(cls) -> dict[str, tuple[Any, Any]]:
-        """The class's options: name -> (type, default), from its annotated attributes."""
+        """Return the options of the class: name -> (type, default), from its annotated attributes."""
         hints = typing.get_type_hints(cls)
         reserved = typing.get_type_hints(Role).keys()
         return {
@@ -219,10 +179,14 @@ class Role:
 
     @classmethod
     def build(cls, given: dict[str, Any], where: str) -> Role:
-        """Make an instance with its options set.
+        """Create an instance and set its options.
+
+        Args:
+            given: option values by name.
+            where: the section they come from, for errors.
 
         Raises:
-            ConfigError: an unknown option, or one of the wrong type.
+            ConfigError: an option is unknown, missing or of the wrong type.
         """
         fields: dict[str, Any] = dict(cls.options())
         strict = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -239,59 +203,3 @@ class Role:
         for name in fields:
             setattr(role, name, getattr(values, name))
         return role
-
-
-class StatefulRole(Role):
-    """A role that owns state and rebuilds it from the table: it follows columns in the order of the stream.
-
-    Only one actor of it acts at a time: its writes are fenced by its incarnation.
-    """
-
-    def follows(self) -> list[str]:
-        """Subjects to follow, all of them from the start."""
-        raise NotImplementedError
-
-    def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Called once with all cells that were there when the actor started."""
-        raise NotImplementedError
-
-    def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Called with the cells that came since, in order."""
-        raise NotImplementedError
-
-    def idle(self) -> None:
-        """Called about twice a second while nothing comes."""
-
-
-def check_role(cls: object, where: str) -> type[Role]:
-    """Return `cls` if it is a usable role.
-
-    Raises:
-        ConfigError: it is none, or reads or writes nothing sensible.
-    """
-    if not (isinstance(cls, type) and issubclass(cls, Role)):
-        msg = f"{where} names {cls!r}, which is no subclass of relax_actors.Role"
-        raise ConfigError(msg)
-    if issubclass(cls, StatefulRole):
-        return cls
-    if not cls.reads and cls.inputs is Role.inputs:
-        msg = f"{where}: {cls.__name__} reads no column; set `reads`, e.g. reads = ('trajectory',)"
-        raise ConfigError(msg)
-    if isinstance(cls.reads, str) or not all(isinstance(name, str) for name in cls.reads):
-        msg = f"{where}: {cls.__name__}.reads is {cls.reads!r}; write a tuple of columns, e.g. ('trajectory',)"
-        raise ConfigError(msg)
-    if cls.writes:
-        try:
-            check_name(cls.writes, f"{where}: column")
-        except SubjectError as error:
-            raise ConfigError(str(error)) from error
-    if cls.writes in cls.reads or cls.writes in ENDS:
-        msg = f"{where}: {cls.__name__} writes {cls.writes!r}, which it cannot; choose a column of its own"
-        raise ConfigError(msg)
-    if (cls.handle, cls.handle_many, cls.stream) == (Role.handle, Role.handle_many, Role.stream):
-        msg = f"{where}: {cls.__name__} has no handle(row)"
-        raise ConfigError(msg)
-    return cls
-
-
-__all__ = ["COLUMNS", "CodecError", "Context", "Drop", "Role", "Row", "StatefulRole", "check_role"]

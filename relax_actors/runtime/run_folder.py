@@ -1,4 +1,4 @@
-"""The run's folder: every path below it, named in one place."""
+"""Folder of a run or of a node: all paths below it in one place."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from relax_actors.errors import ConfigError
 
 
 class RunFolder:
-    """Paths of a run. Nothing is made before it is needed."""
+    """Paths of a run. Folders are created when they are first needed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
 
     @property
     def address(self) -> Path:
-        """The broker's address and credentials, for this user only."""
+        """Address and credentials of the broker; readable by this user only."""
         return self.root / "broker.json"
 
     @property
@@ -32,65 +32,65 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The resolved configuration."""
+        """Resolved configuration of the run."""
         return self.root / "config.json"
 
     @property
     def node(self) -> Path:
-        """What the node is for whose folder this is."""
+        """Assignment of the node that works in this folder."""
         return self.root / "node.json"
 
     @property
     def report(self) -> Path:
-        """The last report of a supervisor that gave up."""
+        """Report of the supervisor that gave up last."""
         return self.root / "report.json"
 
     @property
-    def finished(self) -> Path:
-        """The summary of a run that reached its last step."""
+    def summary(self) -> Path:
+        """Summary of a run that reached its last step."""
         return self.root / "summary.json"
 
     @property
-    def picture(self) -> Path:
-        """The reward curve."""
+    def reward_plot(self) -> Path:
+        """Plot of the reward by step."""
         return self.root / "reward.png"
 
     @property
     def model(self) -> Path:
-        """The trained model, at the end."""
+        """Trained model, written at the end of the run."""
         return self.root / "model"
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
+        """Folder of the checkpoints."""
         return self.root / "checkpoints"
 
     @property
     def reference(self) -> Path:
-        """Version 0 of the weights, where actors compute log-probs of it."""
+        """Copy of weights version 0, for actors that compute reference log-probs."""
         return self.root / "reference"
 
-    def device(self, number: int) -> Path:
-        """Lock file of a device that roles share."""
+    def device_lock(self, number: int) -> Path:
+        """Lock file of a device that several roles share."""
         return self.root / "devices" / f"{number}.lock"
 
     def server(self, number: int) -> Path:
-        """Where an actor's inference server is, for this user only; its folder of the same name holds weights."""
+        """Record of an actor's inference server, readable by this user only; the folder of that name holds weights."""
         return self.root / "servers" / f"{number}.json"
 
-    def box(self, child: str) -> Path:
-        """Black box of an actor."""
+    def black_box(self, child: str) -> Path:
+        """Black box of an actor, by its id."""
         return self.root / "actors" / f"{child}.box"
 
     def log(self, child: str) -> Path:
-        """Log file of a process."""
+        """Log file of a process, by its id."""
         return self.root / "logs" / f"{child}.log"
 
     def lock(self) -> IO[str]:
-        """Take the folder for this process; it is free again when the file is closed or the process ends.
+        """Lock the folder for this process, until the returned file is closed or the process ends.
 
         Raises:
-            ConfigError: another process has it, or it cannot be written.
+            ConfigError: another process holds the lock, or the folder cannot be written.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -115,29 +115,33 @@ class RunFolder:
             remove_unfinished(folder)
         return file
 
-    def beat(self) -> None:
-        """Have the time of `lock` say that the process lives that has it; for those who look at it from outside."""
+    def touch_lock(self) -> None:
+        """Touch the lock file: a sign of life for observers outside."""
         with suppress(OSError):
             os.utime(self.root / "lock")
 
     def save_config(self, config: Config, import_path: str) -> None:
-        """Keep the resolved configuration, readable for this user only (it may hold a broker's password)."""
+        """Save the resolved configuration, readable by this user only (it may hold the broker's password)."""
         body = {"import_path": import_path, "config": config.model_dump(mode="json")}
         write_private(self.config, json.dumps(body, indent=1))
 
-    def state_of_config(self) -> tuple[int, ...]:
-        """Changes whenever the saved configuration does, or what the node is for."""
+    def config_fingerprint(self) -> tuple[int, ...]:
+        """Return a value that changes whenever the saved configuration or the node's assignment changes."""
         found = [path.stat() for path in (self.config, self.node) if path.exists()]
         return tuple(number for stat in found for number in (stat.st_mtime_ns, stat.st_ino))
 
-    def change_config(self, config: Config) -> None:
-        """Put another configuration in the place of the saved one."""
-        body = self.saved() or {}
+    def replace_config(self, config: Config) -> None:
+        """Replace the saved configuration; the import path stays."""
+        body = self.saved_config() or {}
         self.save_config(config, body.get("import_path", ""))
 
     def load_config(self) -> Config:
-        """The run's configuration, with dotted paths importable as when it was saved."""
-        body = self.saved()
+        """Load the saved configuration and make its dotted paths importable.
+
+        Raises:
+            ConfigError: the folder holds no run, or the configuration is invalid.
+        """
+        body = self.saved_config()
         if body is None:
             msg = f"{self.root} holds no run: there is no {self.config.name}"
             raise ConfigError(msg)
@@ -146,11 +150,11 @@ class RunFolder:
 
     @property
     def import_path(self) -> str:
-        """Folder in which the run's dotted paths are found."""
-        return str((self.saved() or {}).get("import_path", ""))
+        """Folder in which the run's dotted paths are imported."""
+        return str((self.saved_config() or {}).get("import_path", ""))
 
-    def saved(self) -> dict[str, Any] | None:
-        """What `save_config` wrote, or None."""
+    def saved_config(self) -> dict[str, Any] | None:
+        """Content of the saved configuration file; None if there is none."""
         if not self.config.exists():
             return None
         body: dict[str, Any] = json.loads(self.config.read_text())

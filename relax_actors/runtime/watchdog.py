@@ -1,4 +1,4 @@
-"""Looks after one actor from within its process: progress, memory, and room on the disk."""
+"""Watchdog of one actor, within its process: progress, memory, and waiting for room on the disk."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 
 from relax_actors.errors import StoreFullError
 from relax_actors.runtime.blackbox import BlackBox
+from relax_actors.runtime.context import Context
 from relax_actors.runtime.exit_codes import EXIT_CRASHED, EXIT_HUNG
-from relax_actors.runtime.mailbox import stack_of
-from relax_actors.runtime.pauses import Pauses, unusual
-from relax_actors.runtime.role import Context
+from relax_actors.runtime.mailbox import thread_stack
+from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
 
 MIB = 1 << 20
-LOOK_SECONDS = 1.0
-SAY_SECONDS = 10.0
+POLL_SECONDS = 1.0
+REPORT_SECONDS = 10.0
 
 
-class Watch:
-    """Sees to it that work in the role's thread makes progress within its bounds; ends the process if it does not.
+class Watchdog:
+    """Ends the process if the role hangs or uses too much memory, and records signs of life in the black box.
 
     Args:
-        context: the actor's surroundings.
-        box: its black box.
-        deadline: seconds without progress, while rows are in hand, after which it counts as hung.
-        report: told why the process is about to end.
-        memory_limit_mib: memory that the process may use; not bounded if None.
+        context: the actor's context; its `progress` and `report_waiting` are connected to this watchdog.
+        box: the actor's black box.
+        deadline: seconds without progress, while the role works, after which it counts as hung.
+        report: called with the reason before the process ends.
+        memory_limit_mib: resident memory limit of the process; None for no limit.
     """
 
     def __init__(
@@ -42,55 +42,55 @@ class Watch:
         self._context, self._box, self._deadline, self._report = context, box, deadline, report
         self._memory_mib = memory_limit_mib
         self._last = time.monotonic()
-        self._pauses, self._cpu = Pauses(unusual(context.config.supervision.heartbeat)), 0.0
+        self._pauses, self._cpu = PauseDetector(tolerated_delay(context.config.supervision.heartbeat)), 0.0
         self.busy = False
         self._busy_since = self._busy_before = 0.0
         self.thread_id: int | None = None
-        self.took = box.took
+        self.record_delivery = box.record_delivery
         context.progress = self.progress
-        context.waits_for = self.end
-        # Whoever waits for the broker does not hang.
-        context.table.bridge.waiting = self.progress
+        context.report_waiting = self.start_waiting
+        # Waiting for the broker is no hang.
+        context.table.connection.on_wait = self.progress
 
     def progress(self) -> None:
-        """The role works; called from its thread."""
+        """Record progress of the role."""
         self._last = time.monotonic()
 
-    def begin(self, rows: list[str]) -> None:
-        """The role handles these rows from now on."""
+    def start_rows(self, rows: list[str]) -> None:
+        """Record that the role begins to handle these rows."""
         self._box.record(rows)
-        self.work()
+        self.start_work()
 
-    def end(self, waits_for: str) -> None:
-        """The role is done, and waits."""
-        self.rest()
-        self._box.record([], waits_for)
+    def start_waiting(self, waiting_for: str) -> None:
+        """Record that the role is done and waits."""
+        self.end_work()
+        self._box.record([], waiting_for)
 
-    def work(self) -> None:
-        """The role is asked to do something."""
+    def start_work(self) -> None:
+        """Record that the role begins to work."""
         self._last = time.monotonic()
         if not self.busy:
             self.busy, self._busy_since = True, self._last
 
-    def rest(self) -> None:
-        """It has done it."""
+    def end_work(self) -> None:
+        """Record that the role has finished its work."""
         self._busy_before, self.busy = self.busy_seconds, False
 
     @property
     def busy_seconds(self) -> float:
-        """Time with rows in hand, so far."""
+        """Seconds that the role has worked so far."""
         return self._busy_before + (time.monotonic() - self._busy_since if self.busy else 0.0)
 
     def check(self) -> None:
-        """Give a sign of life, or end a process whose role hangs or takes too much memory."""
+        """Record a sign of life, or end the process if the role hangs or exceeds its memory limit."""
         now, cpu = time.monotonic(), time.process_time()
-        # While the whole process stood still the role had no time in which to make progress.
-        self._last = min(now, self._last + self._pauses.look(now, cpu - self._cpu))
+        # A pause of the whole process does not count as lack of progress.
+        self._last = min(now, self._last + self._pauses.check(now, cpu - self._cpu))
         self._cpu = cpu
         silent = now - self._last
         rows = ", ".join(self._box.read().rows)
         if self.busy and silent > self._deadline:
-            stack = stack_of(self.thread_id)
+            stack = thread_stack(self.thread_id)
             self._report(
                 f"no progress for {silent:.1f} s (deadline {self._deadline:g} s) with {rows}; it was at:\n{stack}"
             )
@@ -101,44 +101,44 @@ class Watch:
         self._box.beat()
 
 
-class RoomWait:
-    """Waits for room on a full disk: what `Store` and checkpoints call when there is none.
+class DiskSpaceWait:
+    """Waits for room on a full disk; called by the store and by checkpoints when a write fails.
 
     Args:
-        context: whose event says so, and whose progress goes on meanwhile.
-        patience: seconds until giving up.
+        context: its journal reports the wait; the wait counts as progress.
+        patience: seconds to wait before giving up.
     """
 
     def __init__(self, context: Context, patience: float) -> None:
         self._context, self._patience = context, patience
-        self._began = self._asked = self._said = float("-inf")
+        self._began = self._asked = self._reported_at = float("-inf")
 
     def __call__(self, error: StoreFullError) -> None:
-        """Wait a little.
+        """Wait for a moment before the caller's next try.
 
         Raises:
-            StoreFullError: it lasts for too long, or the actor is to end.
+            StoreFullError: the disk has been full for `patience` seconds, or the actor was asked to stop.
         """
         now = time.monotonic()
-        if now - self._asked > 2 * LOOK_SECONDS + SAY_SECONDS:
+        if now - self._asked > 2 * POLL_SECONDS + REPORT_SECONDS:
             self._began = now
         self._asked = now
         if now - self._began > self._patience or self._context.stopping():
             raise error
-        if now - self._said > SAY_SECONDS:
-            self._said = now
+        if now - self._reported_at > REPORT_SECONDS:
+            self._reported_at = now
             self._context.journal.event("waiting_for_room", error=str(error), seconds=round(now - self._began, 1))
         self._context.progress()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def bound_memory(memory_limit_mib: int) -> None:
-    """Make the kernel refuse this process more than so much memory of its own, so that a greedy row fails alone."""
+def limit_memory(memory_limit_mib: int) -> None:
+    """Limit this process's data segment in the kernel, so that an allocation above it fails with MemoryError."""
     bound = memory_limit_mib * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 
 def resident_mib() -> int:
-    """Memory of this process that is in use."""
+    """Return the resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() // MIB

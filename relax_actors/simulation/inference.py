@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from broker.errors import StoreError
 from relax_actors.engines.protocols.inference import (
     Done,
     GeneratesAll,
@@ -21,7 +20,7 @@ from relax_actors.engines.protocols.inference import (
     Refresh,
     nothing_more,
 )
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, StoreError
 from relax_actors.messages import FinishReason
 from relax_actors.simulation.devices import LOAD, TICK, Devices
 from relax_actors.simulation.times import Floats, draw, generator_of

@@ -1,4 +1,4 @@
-"""Whether the embedded broker works: it answers, its JetStream serves, and it can write."""
+"""Health check of the embedded broker: it answers, its JetStream serves, and it can write."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from broker.connection import Address
-from broker.server import Server, serves
+from broker.address import Address
+from broker.server import Server, is_jetstream_ready
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Blame
 
-# After a write that failed, as on a full disk, the server answers no more writes to that stream until it is restarted.
+# After a failed write, e.g. on a full disk, the server answers no further writes to that stream until it is restarted.
 _CANNOT_WRITE = b"critical write error"
 ROOM = 16 << 20
 ASK_SECONDS = 1.5
-"""From one question that is not answered to the next, at most."""
+"""Upper bound for the time between two unanswered requests."""
 
 
 class BrokerHealth:
-    """Examines one life of the server; make it just before the start.
+    """Health check of one incarnation of the server; create it just before the server starts.
 
     Args:
         server: the server.
-        address: where it listens.
-        heartbeat: seconds without an answer after which it is taken for hung.
-        patience: seconds that a full disk is waited for.
-        say: told what is waited for; an empty text when it is over.
+        address: its address.
+        heartbeat: seconds without an answer after which the server counts as hung.
+        patience: seconds to wait for room on a full disk.
+        report: called with the reason of a wait, and with an empty text when the wait is over.
     """
 
     def __init__(
-        self, server: Server, address: Address, heartbeat: float, patience: float, say: Callable[[str], None]
+        self, server: Server, address: Address, heartbeat: float, patience: float, report: Callable[[str], None]
     ) -> None:
-        self._server, self._address, self._say = server, address, say
+        self._server, self._address, self._report = server, address, report
         self._heartbeat, self._patience = heartbeat, patience
         self._read = server.log.stat().st_size if server.log.exists() else 0
         self._answered: float | None = None
@@ -42,16 +42,16 @@ class BrokerHealth:
         self._broken_since: float | None = None
 
     def __call__(self) -> Verdict | None:
-        """Why the server must be killed now, if it must."""
+        """Return why the server must be killed now, or None."""
         now = time.monotonic()
-        if self._answered is None or serves(self._address):
+        if self._answered is None or is_jetstream_ready(self._address):
             self._answered, self._unanswered = now, 0
         else:
             self._unanswered += 1
         silent = now - self._answered
-        # Time alone says nothing: it goes on while the whole machine stands still, and nobody can ask or answer.
+        # Elapsed time alone is not enough: it also passes while the whole machine is paused and no server can answer.
         if silent > self._heartbeat and self._unanswered >= max(2.0, self._heartbeat / ASK_SECONDS):
-            return Verdict(f"no answer for {silent:.1f} s (supervision.heartbeat)", blame=Blame.NOBODY)
+            return Verdict(f"no answer for {silent:.1f} s (supervision.heartbeat)", blame=Blame.NONE)
         if self._broken_since is None and self._cannot_write():
             self._broken_since = now
         return None if self._broken_since is None else self._wait_for_room(now - self._broken_since)
@@ -60,12 +60,12 @@ class BrokerHealth:
         folder = self._server.folder
         free = shutil.disk_usage(folder).free
         if free >= ROOM:
-            self._say("")
-            return Verdict("it could not write, and must be started again to go on", blame=Blame.NOBODY)
+            self._report("")
+            return Verdict("the broker could not write; restarted since there is room again", blame=Blame.NONE)
         text = f"the broker cannot write: {folder} has {free >> 20} MiB free; free space"
         if waited > self._patience:
             return Verdict(f"{text}, then start the run again (waited {waited:.0f} s, store.patience)", final=True)
-        self._say(f"{text} (waited {waited:.0f} s)")
+        self._report(f"{text} (waited {waited:.0f} s)")
         return None
 
     def _cannot_write(self) -> bool:
@@ -73,12 +73,12 @@ class BrokerHealth:
         with suppress(OSError):
             data = b""
             if path.stat().st_size < self._read:
-                # It was begun anew: what came last lies in the one before.
+                # The log was rotated: the rest of the previous one is in `<name>.1`.
                 with suppress(OSError):
                     data = _after(path.with_name(f"{path.name}.1"), self._read)
                 self._read = 0
             new = _after(path, self._read)
-            # A line may come in two parts.
+            # The line may arrive in two parts.
             self._read += max(0, len(new) - len(_CANNOT_WRITE))
             return _CANNOT_WRITE in (data + new).lower()
         return False

@@ -1,4 +1,4 @@
-"""A child's process while it runs: what it says, whether it lives, and how it ended."""
+"""Running process of a child: its status pipe, its signs of life, and its end."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.process import kill_group, spawn
-from relax_actors.runtime.blackbox import BlackBox, Reading
+from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.logs import rotate
 from relax_actors.supervision.launch import Launch, Process
-from relax_actors.supervision.outcome import STATUS_FD, Verdict, Words, is_stopped, memory_kills, outcome_of
+from relax_actors.supervision.outcome import STATUS_FD, ReportedStatus, Verdict, is_stopped, memory_kills, outcome_of
 from relax_actors.supervision.spec import Blame, Exit
 
-EXAMINE_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Running:
-    """One life of a child. `pidfd` is None if it was gone before it could be watched; `gone` says that it has ended."""
+class ChildProcess:
+    """One incarnation of a child.
+
+    `pidfd` is None if the process had already ended when it was to be watched; `exited` says that it has ended.
+    """
 
     process: Process
     pidfd: int | None
@@ -30,70 +33,69 @@ class Running:
     box: BlackBox | None
     launch: Launch
     memory_kills: int | None
-    gone: bool = False
+    exited: bool = False
     text: bytes = b""
-    words: Words = field(default_factory=Words)
+    status: ReportedStatus = field(default_factory=ReportedStatus)
     verdict: Verdict | None = None
     kill_at: float | None = None
-    examined: float = 0.0
+    checked_at: float = 0.0
 
-    def hear(self) -> bool:
-        """Take in what it says; False if it will say no more."""
+    def read_status(self) -> bool:
+        """Read what the child reported; return False at the end of the pipe."""
         try:
             data = os.read(self.pipe, 65536)
         except BlockingIOError:
-            return True  # an event for the pipe of the child's earlier life
+            return True  # an event for the pipe of the previous incarnation
         self.text += data
         *lines, self.text = self.text.split(b"\n")
         for line in lines:
             with suppress(ValueError):
                 message: Any = json.loads(line)
                 if isinstance(message, dict):
-                    self.words.hear(message)
+                    self.status.update(message)
         return bool(data)
 
-    def examine(self, now: float, since: float, heartbeat: float) -> Verdict | None:
-        """Why it must be killed, if it must, given that it is ready.
+    def check(self, now: float, since: float, heartbeat: float) -> Verdict | None:
+        """Return why a ready child must be killed, or None.
 
         Args:
             now: seconds on the monotonic clock.
-            since: up to then it could not be expected to give a sign of life.
-            heartbeat: seconds without one that are allowed.
+            since: time until which no sign of life could be expected.
+            heartbeat: seconds without a sign of life that are allowed.
         """
         verdict = None
         if self.box is not None and (silent := now - max(self.box.read().beat, since)) > heartbeat:
             verdict = Verdict(f"no sign of life for {silent:.1f} s (supervision.heartbeat)")
-        elif self.launch.examine is not None and now - self.examined > EXAMINE_SECONDS:
-            self.examined = now
-            verdict = self.launch.examine()
+        elif self.launch.health_check is not None and now - self.checked_at > CHECK_SECONDS:
+            self.checked_at = now
+            verdict = self.launch.health_check()
         if verdict is None or verdict.final or not is_stopped(self.process.pid):
             return verdict
         reason = verdict.reason.replace("supervision.heartbeat", "it was stopped by a signal")
-        return replace(verdict, reason=reason, blame=Blame.OUTSIDE)
+        return replace(verdict, reason=reason, blame=Blame.EXTERNAL)
 
-    def condemn(self, verdict: Verdict | None) -> None:
-        """Kill it, if there is a verdict."""
-        if verdict is not None:
-            self.verdict = self.verdict or verdict
-            kill_group(self.process.pid)
+    def kill(self, verdict: Verdict) -> None:
+        """Kill the child's process group; the first verdict counts."""
+        self.verdict = self.verdict or verdict
+        kill_group(self.process.pid)
 
-    def close(self, code: int) -> tuple[Exit, Reading]:
-        """When it has ended: how, and what its black box holds last. Nothing of it is left."""
+    def close(self, code: int) -> tuple[Exit, Snapshot]:
+        """Clean up after the child's end; return its outcome and the last content of its black box."""
         for fd in (self.pidfd, self.pipe):
             if fd is not None:
                 os.close(fd)
         kill_group(self.process.pid)
-        last = self.box.read_whole() if self.box else Reading(0.0)
+        last = self.box.read_with_deliveries() if self.box else Snapshot(0.0)
         if self.box:
             self.box.close()
         kills = memory_kills()
         out_of_memory = kills is None or kills != self.memory_kills
         cause = getattr(self.process, "cause", "")
-        return outcome_of(code, self.verdict, self.words, out_of_memory=out_of_memory, cause=cause), last
+        return outcome_of(code, self.verdict, self.status, out_of_memory=out_of_memory, cause=cause), last
 
 
-def launched(launch: Launch) -> Running:
-    """Start a child's process.
+def launch_child(launch: Launch) -> ChildProcess:
+    """Start the process of a child.
 
     Raises:
         OSError, StartError: it cannot be started.
@@ -102,7 +104,7 @@ def launched(launch: Launch) -> Running:
     rotate(launch.log)
     box = BlackBox(launch.box) if launch.box else None
     if box:
-        box.begin()
+        box.reset()
     read, write = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(read, False)
     environment = os.environ | launch.environment | {STATUS_FD: str(write)}
@@ -121,7 +123,7 @@ def launched(launch: Launch) -> Running:
     finally:
         os.close(write)
     pidfd = None
-    # A fork may be gone already, and whoever forked it have taken word of its end.
+    # A forked process may already have ended and been reaped by the zygote.
     with suppress(ProcessLookupError):
         pidfd = os.pidfd_open(process.pid)
-    return Running(process, pidfd, read, time.monotonic(), box, launch, memory_kills(), gone=pidfd is None)
+    return ChildProcess(process, pidfd, read, time.monotonic(), box, launch, memory_kills(), exited=pidfd is None)

@@ -1,8 +1,8 @@
-"""Keeps an inference server for one actor of the rollout: a child of the node beside the actor, so that neither's death
-is the other's.
+"""Process that runs an inference server for one rollout actor, as a separate child of the node.
 
-The node's supervisor starts it as `python -m relax_actors.supervision.inference_server RUN_FOLDER NUMBER`. It leads the
-group that the server's processes are in, tells where the server is once it generates, and ends as the server ends.
+The actor and the server survive each other's death. The node's supervisor starts this process as
+`python -m relax_actors.supervision.inference_server RUN_FOLDER NUMBER`. It leads the process group of the server,
+publishes the server's address once it generates, and ends when the server ends.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision import janitor
-from relax_actors.supervision.outcome import Status
+from relax_actors.supervision.outcome import StatusPipe
 
-LOOK_SECONDS, ASK_SECONDS = 0.25, 5.0
+POLL_SECONDS, ASK_SECONDS = 0.25, 5.0
 SILENT_SECONDS = 60.0
-"""A server whose first process does not answer for so long is ended."""
+"""A server whose HTTP process does not answer for so long is killed."""
 
 
-class Keeper:
-    """One life of a server.
+class InferenceServerProcess:
+    """One incarnation of an inference server.
 
     Args:
-        folder: the run's.
-        n: number of the actor that it is for.
+        folder: the folder of the node.
+        n: number of the actor that the server is for.
     """
 
     def __init__(self, folder: RunFolder, n: int) -> None:
-        self._status = Status()
-        self._box = BlackBox(folder.box(f"server.{n}"))
+        self._status = StatusPipe()
+        self._box = BlackBox(folder.black_box(f"server.{n}"))
         self._record_path = folder.server(n)
         self._record_path.unlink(missing_ok=True)
         heartbeat = folder.load_config().supervision.heartbeat
         self._beats, self._answer = min(1.0, heartbeat / 4), heartbeat / 2
-        self._told = False
-        # What SGLang leaves behind when it is killed: names of its sockets.
+        self._stop_requested = False
+        # SGLang leaves the names of its sockets behind when it is killed.
         scratch = tempfile.mkdtemp(prefix="relax-sglang-")
-        self._clean_up_after_us(scratch)
+        self._start_janitor(scratch)
         key, port = secrets.token_urlsafe(32), free_port()
         life, pid = secrets.token_hex(8), os.getpid()
         self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, pid, began(pid) or 0)
@@ -61,30 +61,30 @@ class Keeper:
         environment = os.environ | {launch.KEY: key, "TMPDIR": scratch, "GLOO_SOCKET_IFNAME": "lo"}
         self._server = spawn(command, log=2, environment=environment, session=False)
 
-    def _clean_up_after_us(self, scratch: str) -> None:
+    def _start_janitor(self, scratch: str) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         command = [sys.executable, "-I", "-S", janitor.__file__, str(read), str(os.getpid()), scratch]
         subprocess.Popen(command, pass_fds=(read,), stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
         os.close(read)
         self._alive = write  # closed by the kernel when this process ends
 
-    def tell_to_end(self, *_: object) -> None:
-        """End it in order; a signal's handler."""
-        self._told = True
-        self._status.told()
+    def request_stop(self, *_: object) -> None:
+        """Handle a signal: stop in order."""
+        self._stop_requested = True
+        self._status.stop_requested()
 
     def run(self) -> int:
-        """Keep it until it ends, or until told to end; gives the exit code."""
+        """Watch the server until it ends or a stop is requested; return the exit code."""
         ready, answered = False, time.monotonic()
         beat = asked = 0.0
-        while not self._told:
+        while not self._stop_requested:
             if (code := self._server.poll()) is not None:
                 return self._end_as(code)
             now = time.monotonic()
             if now - beat >= self._beats:
                 beat = now
                 self._box.beat()
-            if now - asked >= (ASK_SECONDS if ready else LOOK_SECONDS):
+            if now - asked >= (ASK_SECONDS if ready else POLL_SECONDS):
                 if (answers if ready else generates)(self._record, self._answer):
                     answered = time.monotonic()
                     if not ready:
@@ -92,15 +92,15 @@ class Keeper:
                         self._record.save(self._record_path)
                         self._status.ready()
                 elif ready and now - answered > SILENT_SECONDS:
-                    self._status.failed(f"the server does not answer for {SILENT_SECONDS:g} s")
+                    self._status.failed(f"the server has not answered for {SILENT_SECONDS:g} s")
                     return EXIT_CRASHED
                 asked = time.monotonic()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         self._record_path.unlink(missing_ok=True)
         return 0
 
     def _end_as(self, code: int) -> int:
-        """End as the server did, so that the supervisor judges it by that."""
+        """End as the server did, so that the supervisor judges the server's end."""
         self._record_path.unlink(missing_ok=True)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self._status.failed(f"the inference server {how}; see this log")
@@ -112,15 +112,15 @@ class Keeper:
 
 
 def generates(record: ServerRecord, seconds: float) -> bool:
-    """Whether the server of a record can be used. Health is told to everybody, so another server at the port would be
-    taken for it; what is served is not.
+    """Whether the server of a record generates. The second request needs the key, which another server at this port
+    would refuse; health is answered without it.
     """
     return answers(record, seconds, "/health_generate") and answers(record, seconds)
 
 
 def answers(record: ServerRecord, seconds: float, path: str = "/model_info") -> bool:
-    """Whether a server says at a path that all is well; without the proxies that the environment names."""
-    request = urllib.request.Request(  # noqa: S310 our own server's
+    """Whether the server answers a path with status 200; proxies of the environment are bypassed."""
+    request = urllib.request.Request(  # noqa: S310 always http
         record.url + path, headers={"Authorization": f"Bearer {record.key}"}
     )
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -130,22 +130,22 @@ def answers(record: ServerRecord, seconds: float, path: str = "/model_info") -> 
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def main() -> None:
-    """Entry point of the keeper's process."""
+    """Run an inference server; the process's entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        keeper = Keeper(RunFolder(Path(sys.argv[1])), int(sys.argv[2]))
-        signal.signal(signal.SIGTERM, keeper.tell_to_end)
+        keeper = InferenceServerProcess(RunFolder(Path(sys.argv[1])), int(sys.argv[2]))
+        signal.signal(signal.SIGTERM, keeper.request_stop)
         code = keeper.run()
     except BaseException:  # noqa: BLE001 the process ends here
         traceback.print_exc()
-        Status().failed(traceback.format_exc())
+        StatusPipe().failed(traceback.format_exc())
         code = EXIT_CRASHED
     sys.stderr.flush()
     os._exit(code)

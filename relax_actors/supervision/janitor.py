@@ -1,7 +1,8 @@
-"""Ends a group of processes when whoever keeps it is gone, and removes what they leave in shared memory.
+"""Janitor of an inference server: kills its process group when its keeper ends, and removes leftover shared memory.
 
-Run as a script of its own (`python -I -S janitor.py <descriptor> <group> <folder>`), in a session of its own, so that
-nothing that ends the keeper ends it too. The descriptor is a pipe's that the keeper alone has the other end of.
+The keeper is the process of `inference_server.py`. The janitor runs as a script, in its own session, so that whatever
+ends the keeper does not end it: `python -I -S janitor.py <descriptor> <group> <folder>`. The descriptor is the read end
+of a pipe whose only write end is the keeper's.
 """
 
 import os
@@ -11,15 +12,15 @@ import signal
 import sys
 import time
 
-LOOK_SECONDS, LOOK_MOST = 0.25, 1.0
-"""From one look to the next, at first and later: what is made and left in between is not seen."""
+SCAN_SECONDS, MAX_SCAN_SECONDS = 0.25, 1.0
+"""Seconds between two scans, at first and later. Segments created and leaked between two scans are missed."""
 END_SECONDS = 10.0
-MEMORY = "/dev/shm/"  # noqa: S108 where shared memory lies
-THEIRS = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108 where shared memory lies
+SEGMENT_PREFIXES = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
 
 
 def members(group: int) -> list[int]:
-    """The living processes of a group."""
+    """List the live processes of a group."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -34,15 +35,15 @@ def members(group: int) -> list[int]:
 
 
 def segments(group: int) -> set[str]:
-    """Segments of shared memory, of the kinds that inference servers make, which processes of a group use."""
-    kept = {entry.inode(): entry.path for entry in os.scandir(MEMORY) if entry.name.startswith(THEIRS)}
+    """Find the shared-memory segments, of the kinds that inference servers create, that a group's processes use."""
+    kept = {entry.inode(): entry.path for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(SEGMENT_PREFIXES)}
     found = set()
     for pid in members(group):
         try:
             open_files = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
             with open(f"/proc/{pid}/maps") as file:
-                # A semaphore is mapped under a name that it no longer has, so by number.
-                mapped = [kept.get(int(line.split(None, 5)[4])) for line in file if MEMORY in line]
+                # A semaphore is mapped under a name that no longer exists, so compare inode numbers.
+                mapped = [kept.get(int(line.split(None, 5)[4])) for line in file if SHARED_MEMORY in line]
         except OSError:
             continue
         used = {*open_files, *mapped}
@@ -53,10 +54,10 @@ def segments(group: int) -> set[str]:
 def main() -> None:
     """Wait for the keeper's end, then clean up."""
     pipe, group, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    left, pause = set(), LOOK_SECONDS
+    left, pause = set(), SCAN_SECONDS
     while not select.select([pipe], [], [], pause)[0]:
         left |= segments(group)
-        pause = min(LOOK_MOST, 1.1 * pause)
+        pause = min(MAX_SCAN_SECONDS, 1.1 * pause)
     left |= segments(group)
     end = time.monotonic() + END_SECONDS
     while members(group) and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""What the interpreter of supervisors needs to know of a child's process, and whom it tells of it."""
+"""Interface between the process tree and its children: how to start a child, and who observes it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pathlib import Path
 from typing import Protocol
 
 from relax_actors.errors import RelaxError
-from relax_actors.runtime.blackbox import Reading
+from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Exit
 from relax_actors.supervision.supervisor import GiveUp
 
 
 class Process(Protocol):
-    """What is needed of a process, however it was started."""
+    """A process, started or forked."""
 
     @property
     def pid(self) -> int:
-        """Its id, and that of its group."""
+        """Id of the process and of its group."""
 
     @property
     def returncode(self) -> int | None:
-        """How it ended, once that was waited for."""
+        """Exit code, once it has been collected."""
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it is not known."""
+        """Return the exit code, negative for a signal; None while the process runs."""
 
     def wait(self) -> int:
-        """Wait until it has ended; gives the exit code."""
+        """Wait for the end of the process; return the exit code."""
 
 
 class StartError(RelaxError):
-    """A child could not be started. Failures of one `cause` count once against the restart intensity."""
+    """A child could not be started. Failures of the same `cause` count once against the restart intensity."""
 
     def __init__(self, text: str, cause: str = "") -> None:
         super().__init__(text)
@@ -42,10 +42,17 @@ class StartError(RelaxError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a child is started: the command, where its output goes, and its black box if it has one.
+    """How to start and check a child.
 
-    A child that cannot say by the pipe that it is ready has a `probe`, which is asked again and again. One that has no
-    black box may have an `examine`, asked once a second while it is ready: a verdict means that it must be killed.
+    Attributes:
+        command: program and arguments.
+        log: file for its output.
+        box: its black box, if it has one.
+        environment: variables added to the supervisor's environment.
+        probe: for a child without a status pipe: polled during the start until the child is ready.
+        health_check: for a child without a black box: called once a second while it is ready; a verdict kills it.
+        fork: starts the process in place of `command`, given descriptors for its output and its status pipe.
+        can_start: polled before the start, until the child can be started.
     """
 
     command: list[str]
@@ -53,24 +60,22 @@ class Launch:
     box: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
     probe: Callable[[], bool] | None = None
-    examine: Callable[[], Verdict | None] | None = None
+    health_check: Callable[[], Verdict | None] | None = None
     fork: Callable[[int, int], Process] | None = None
-    """Starts it instead of `command`, given descriptors for its output and its status pipe."""
-    gate: Callable[[], bool] | None = None
-    """Asked again and again before the start: whether it can be started now."""
+    can_start: Callable[[], bool] | None = None
 
 
 class Observer(Protocol):
-    """Told of everything that happens to children, in the interpreter's thread."""
+    """Observer of the children's events; called in the process tree's thread."""
 
     def started(self, child: str, pid: int, starts: int) -> None:
-        """A process was started, for the `starts`-th time."""
+        """Handle the `starts`-th start of a child's process."""
 
     def ready(self, child: str, seconds: float) -> None:
-        """A child became ready, `seconds` after its start."""
+        """Handle a child that became ready, `seconds` after its start."""
 
-    def ended(self, child: str, outcome: Exit, last: Reading) -> None:
-        """A process is gone; `last` is what its black box holds."""
+    def ended(self, child: str, outcome: Exit, last: Snapshot) -> None:
+        """Handle the end of a child's process; `last` is the content of its black box."""
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
-        """A supervisor gave up."""
+        """Handle a supervisor that gave up."""

@@ -1,7 +1,7 @@
-"""The supervisor of a machine: one pool a role, one process an actor.
+"""Node: the supervisor of one machine, with a pool for each role and a process for each actor.
 
-Started by the run's root as `python -m relax_actors.supervision.node <run folder>`. When a pool gives up, all are
-stopped, a last report is written, and the root ends the run.
+Started by the run's root as `python -m relax_actors.supervision.node <run folder>`. When a pool gives up, all pools are
+stopped, a report is written, and the root ends the run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 
 import nats.errors
-import structlog
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -32,36 +32,42 @@ from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
 from relax_actors.roles.permissions import NODE
 from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.exit_codes import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_CRASHED, EXIT_GAVE_UP
+from relax_actors.runtime.exit_codes import (
+    EXIT_BLAMELESS,
+    EXIT_BROKER_UNREACHABLE,
+    EXIT_CONFIG,
+    EXIT_CRASHED,
+    EXIT_GAVE_UP,
+)
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.config_watcher import ConfigWatcher
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.outcome import Status
-from relax_actors.supervision.ownership import Owned
-from relax_actors.supervision.pools import SERVER, pools_of, server_launch, specs_of
+from relax_actors.supervision.outcome import StatusPipe
+from relax_actors.supervision.ownership import NodeLeases
+from relax_actors.supervision.pools import SERVER, pools_of, server_launch
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.reporter import Reporter, split
-from relax_actors.supervision.spec import ChildSpec, Failure
+from relax_actors.supervision.reporter import Reporter, split_child_id
+from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp
-from relax_actors.supervision.zygote import HOST, PRELOADED, PRELOADED_MODELLED
+from relax_actors.supervision.zygote import ACTOR_MODULE, PRELOADED, PRELOADED_SIMULATED
 from relax_actors.supervision.zygote_client import REPLY_SECONDS, Zygote
 
 # Roles whose engines take seconds to import.
 FORKED = ("rollout", "trainer", *OPTIONAL)
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 30.0
-log = structlog.get_logger()
 
 
 def actor_environment(config: Config) -> dict[str, str]:
-    """What the processes of actors find in their environment."""
+    """Return the environment variables of the actors' processes."""
     threads = str(config.run.threads)
     return {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        # Sets and dictionaries of strings must have one order in every life: some task generators depend on it.
+        # Sets and dictionaries of strings must have one order in every incarnation: some task generators depend on it.
         "PYTHONHASHSEED": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
@@ -69,194 +75,164 @@ def actor_environment(config: Config) -> dict[str, str]:
     }
 
 
-class Heart(threading.Thread):
-    """Beats the node's black box while its supervisor's loop goes round; starting an actor may hold the loop up."""
+class HeartbeatThread(threading.Thread):
+    """Records the node's signs of life while its supervisor's loop runs, and renews its leases.
+
+    The loop may take a while for an iteration, since it starts actors. A loop that has not run for
+    `REPLY_SECONDS + GRACE_SECONDS` gets no sign of life, so that the root restarts the node.
+
+    Attributes:
+        last_loop: returns when the loop last ran, in seconds on the monotonic clock.
+        renew_leases: called every second while the loop runs.
+        watch_config: called every second.
+    """
 
     def __init__(self, box: BlackBox) -> None:
-        super().__init__(name="heart", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self._box = box
-        self.pulse = time.monotonic
-        self.tell: Callable[[], object] = lambda: None
-        self.watched: Callable[[], object] = lambda: None
+        self.last_loop = time.monotonic
+        self.renew_leases: Callable[[], object] = lambda: None
+        self.watch_config: Callable[[], object] = lambda: None
 
     def run(self) -> None:
-        """Beat."""
+        """Run until the process ends."""
         while True:
-            if time.monotonic() - self.pulse() < REPLY_SECONDS + GRACE_SECONDS:
+            if time.monotonic() - self.last_loop() < REPLY_SECONDS + GRACE_SECONDS:
                 self._box.beat()
-                self.tell()
-            self.watched()
+                self.renew_leases()
+            self.watch_config()
             time.sleep(BEAT_SECONDS)
 
 
-class Watched:
-    """Has as many actors of each role as the run's saved configuration says, which `relax scale` changes.
-
-    An inference server goes when its actor has: that finishes what it has in hand.
+class Node:
+    """One incarnation of a node.
 
     Args:
-        folder: the run's.
-        seen: `folder.state_of_config()` before the configuration was loaded that the actors were started by.
-        tree: runs the actors.
+        folder: the folder of the node.
+        status: the pipe to its supervisor.
     """
 
-    def __init__(self, folder: RunFolder, seen: tuple[int, ...], tree: ProcessTree) -> None:
-        self._folder, self._tree = folder, tree
-        self._seen = seen
-        self._leaving = False
-        self._servers: list[ChildSpec] | None = None
-        """Those wanted, while there are others yet."""
+    def __init__(self, folder: RunFolder, status: StatusPipe) -> None:
+        self._folder, self._status, self._began = folder, status, time.time()
+        fingerprint = folder.config_fingerprint()
+        self._config = config = folder.load_config()
+        self._heartbeat = HeartbeatThread(BlackBox(folder.black_box("node")))
+        self._heartbeat.start()
+        self._connection = Connection(Address.load(folder.address).for_user(NODE), "node", deadline=30.0)
+        self._assignment = node = Assignment.load(folder, config)
+        state = _run_state(self._connection, config, folder)
+        self._leases = NodeLeases(self._connection, state, node, max(2.0, config.supervision.heartbeat))
+        self._leases.claim()
+        journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
+        self._reporter = Reporter(folder, self._connection, state, journal)
+        self._environment = actor_environment(config)
+        # Simulated engines import nothing slow, but there may be thousands of actors.
+        self._forked = [role for role in node.roles if role in FORKED or config.simulate is not None]
+        self._zygote = _zygote(config, folder, self._environment, journal)
+        self._tree = self._process_tree()
+        self._watcher = ConfigWatcher(folder, fingerprint, self._tree)
 
-    def __call__(self) -> None:
-        """Look whether it has changed."""
-        if self._servers is not None:
-            self._keep_servers(self._servers)
-        if self._leaving:
+    def _process_tree(self) -> ProcessTree:
+        config = self._config
+        pools = pools_of(config, self._assignment, random.Random(os.getpid()))  # noqa: S311 jitter
+        for child in (child for pool in pools.values() for child in pool.children):
+            self._reporter.release_deliveries(child)
+        heartbeat = config.supervision.heartbeat
+        return ProcessTree(pools, self._launch, self._reporter, heartbeat, self._zygote.check_health)
+
+    def run(self) -> int:
+        """Supervise until stopped; return the process's exit code."""
+        if self._forked:
+            self._zygote.start()
+        self._leases.on_lost = self._tree.stop
+        self._heartbeat.last_loop = lambda: self._tree.last_loop
+        self._heartbeat.renew_leases = self._renew_leases
+        self._heartbeat.watch_config = self._watcher
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._status.ready()
+        report = self._tree.run()
+        self._heartbeat.renew_leases = lambda: None
+        with suppress(RelaxError, nats.errors.Error):
+            self._leases.drop()
+        self._zygote.close()
+        self._connection.close()
+        return 0 if report is None else self._gave_up(report)
+
+    def _launch(self, child: str) -> Launch:
+        role, n = split_child_id(child)
+        if role == SERVER:
+            return server_launch(self._folder, n, self._environment)
+        arguments = [str(self._folder.root), role, str(n)]
+        command = [sys.executable, "-m", ACTOR_MODULE, *arguments]
+        launch = Launch(command, self._folder.log(child), self._folder.black_box(child), self._environment)
+        if role not in self._forked:
+            return launch
+        return replace(launch, fork=partial(self._zygote.fork, arguments), can_start=self._zygote.ready)
+
+    def _renew_leases(self) -> None:
+        """Renew the leases, or end if the broker has closed the connection, as it does when credentials expire.
+
+        The next incarnation signs in with the credentials that are then on disk.
+        """
+        if self._connection.nc.is_closed:
+            url = self._connection.address.url
+            self._status.failed(f"broker {url} has closed the connection; check whether the credentials have expired")
+            os._exit(EXIT_BLAMELESS)
+        zygote = self._zygote.state() if self._forked else None
+        lease = {"pid": os.getpid(), "since": self._began, "children": self._tree.states(), "zygote": zygote}
+        self._leases.renew(lease)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._status.stop_requested()
+        if self._assignment.number == 0:
+            self._tree.stop()
             return
-        with suppress(OSError, RelaxError):
-            changed = self._folder.state_of_config()
-            if changed != self._seen:
-                config = self._folder.load_config()
-                node = Assignment.load(self._folder, config)
-                self._resize(lambda role: specs_of(config, node, role))
-                self._seen = changed
+        # The run continues without this node, so its actors finish their current rows.
+        self._watcher.leave()
 
-    def leave(self) -> None:
-        """Have no actors from now on."""
-        self._leaving = True
-        self._resize(lambda _: [])
-
-    def _resize(self, wanted: Callable[[str], list[ChildSpec]]) -> None:
-        for role in self._tree.pools:
-            if role == SERVER:
-                self._keep_servers(wanted(role))
-            else:
-                self._tree.resize(role, wanted(role))
-
-    def _keep_servers(self, wanted: list[ChildSpec]) -> None:
-        """Have these servers, and those whose actors are there yet."""
-        ids, actors = {spec.id for spec in wanted}, self._tree.pools["rollout"].children
-        servers = list(self._tree.pools[SERVER].children.values())
-        others = [state.spec for state in servers if state.spec.id not in ids]
-        used = [spec for spec in others if f"rollout.{split(spec.id)[1]}" in actors]
-        self._servers = wanted if others else None
-        self._tree.resize(SERVER, [*wanted, *used])
+    def _gave_up(self, report: GiveUp) -> int:
+        self._status.failed(f"{report.child}: {report.reason}")
+        self._status.gave_up(self._reporter.failure or Failure(report.child, report.reason, ""))
+        return EXIT_GAVE_UP
 
 
-def _state(bridge: Bridge, config: Config, folder: RunFolder) -> RunState:
-    """The run's state; of a broker of our own all that the run needs is made here."""
+def _run_state(connection: Connection, config: Config, folder: RunFolder) -> RunState:
+    """Return the run's state; with the embedded broker, create the streams and publish the run first."""
     if config.broker.url is None:
-        state = bridge.call(ensure_run_streams(bridge, config), 60)
-        bridge.call(publish_run(state, config, folder.import_path), 30)
+        state = connection.call(ensure_run_streams(connection, config), 60)
+        connection.call(publish_run(state, config, folder.import_path), 30)
         return state
-    bucket = bridge.call(ensure_bucket(bridge, Subjects(config.run.name), config.broker.replicas), 30)
-    return RunState(bridge, bucket)
+    bucket = connection.call(ensure_bucket(connection, Subjects(config.run.name), config.broker.replicas), 30)
+    return RunState(connection, bucket)
 
 
 def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], journal: Journal) -> Zygote:
-    """The process that forks actors, not started yet."""
+    """Create the client of the zygote, without starting it."""
     return Zygote(
         folder.log("zygote"),
-        folder.box("zygote"),
+        folder.black_box("zygote"),
         os.environ | environment,
         start_deadline=config.supervision.start_deadline,
         heartbeat=config.supervision.heartbeat,
-        modules=PRELOADED if config.simulate is None else PRELOADED_MODELLED,
-        say=lambda seconds: journal.event("waiting_for_import", role="zygote", seconds=seconds),
+        modules=PRELOADED if config.simulate is None else PRELOADED_SIMULATED,
+        on_importing=lambda seconds: journal.event("waiting_for_import", role="zygote", seconds=seconds),
     )
 
 
-def run(folder: RunFolder, status: Status) -> int:
-    """Supervise until told to stop; gives the process's exit code."""
-    seen = folder.state_of_config()
-    config = folder.load_config()
-    heart = Heart(BlackBox(folder.box("node")))
-    heart.start()
-    bridge = Bridge(Address.load(folder.address).of(NODE), "node", deadline=30.0)
-    node = Assignment.load(folder, config)
-    state = _state(bridge, config, folder)
-    ttl = max(2.0, config.supervision.heartbeat)
-    owned = Owned(bridge, state, node, ttl)
-    owned.claim()
-    journal = Journal(bridge, Subjects(config.run.name), "node", node.number)
-    reporter, environment = Reporter(folder, bridge, state, journal), actor_environment(config)
-
-    # Simulated engines import nothing that is slow, but there may be very many actors.
-    forked = [role for role in node.roles if role in FORKED or config.simulate is not None]
-    zygote = _zygote(config, folder, environment, journal)
-    if forked:
-        zygote.start()
-
-    def launch(child: str) -> Launch:
-        role, n = split(child)
-        if role == SERVER:
-            return server_launch(folder, n, environment)
-        command = [sys.executable, "-m", HOST, *(arguments := [str(folder.root), role, str(n)])]
-        launch = Launch(command, folder.log(child), folder.box(child), environment)
-        return replace(launch, fork=partial(zygote.fork, arguments), gate=zygote.ready) if role in forked else launch
-
-    pools = pools_of(config, node, random.Random(os.getpid()))  # noqa: S311 jitter
-    for child in (child for pool in pools.values() for child in pool.children):
-        reporter.inherit(child)
-    tree = ProcessTree(pools, launch, reporter, config.supervision.heartbeat, zygote.look_after)
-    heart.pulse, owned.lost = lambda: tree.seen, tree.stop
-    began = time.time()
-
-    def tell() -> None:
-        _end_if_refused(bridge, status)
-        lease = {"pid": os.getpid(), "since": began, "children": tree.states()}
-        lease["zygote"] = zygote.state() if forked else None
-        owned.tell(lease)
-
-    heart.tell = tell
-    heart.watched = watched = Watched(folder, seen, tree)
-
-    def told(*_: object) -> None:
-        status.told()
-        if node.number == 0:
-            tree.stop()
-            return
-        # The run goes on without this node: its actors finish what they have in hand.
-        watched.leave()
-
-    signal.signal(signal.SIGTERM, told)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    status.ready()
-    report = tree.run()
-    heart.tell = lambda: None
-    with suppress(RelaxError, nats.errors.Error):
-        owned.drop()
-    zygote.close()
-    bridge.close()
-    return 0 if report is None else _gave_up(report, reporter.failure, status)
-
-
-def _end_if_refused(bridge: Bridge, status: Status) -> None:
-    """End if the broker has ended the connection for good, as when credentials expire: the next life signs in anew."""
-    if bridge.nc.is_closed:
-        status.failed(f"broker {bridge.address.url} has ended the connection: are the credentials still good?")
-        os._exit(EXIT_BLAMELESS)
-
-
-def _gave_up(report: GiveUp, failure: Failure | None, status: Status) -> int:
-    status.failed(f"{report.child}: {report.reason}")
-    status.gave_up(failure or Failure(report.child, report.reason, ""))
-    return EXIT_GAVE_UP
-
-
 def main() -> None:
-    """Entry point of the node's process."""
+    """Run a node; the process's entry point."""
     logs.configure()
-    status = Status()
+    status = StatusPipe()
     try:
-        code = run(RunFolder(Path(sys.argv[1])), status)
+        code = Node(RunFolder(Path(sys.argv[1])), status).run()
     except ConfigError as error:
         status.failed(str(error))
         code = EXIT_CONFIG
     except RelaxError as error:
         traceback.print_exc()
         status.failed(str(error))
-        code = EXIT_AWAY if isinstance(error, BrokerUnreachableError) else EXIT_CRASHED
+        code = EXIT_BROKER_UNREACHABLE if isinstance(error, BrokerUnreachableError) else EXIT_CRASHED
     sys.exit(code)
 
 

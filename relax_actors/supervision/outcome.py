@@ -1,4 +1,4 @@
-"""How a process ended, and whose fault it was."""
+"""Outcome of a process: how it ended, and what is to blame."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relax_actors.runtime.exit_codes import EXIT_AWAY, EXIT_BLAMELESS, EXIT_CONFIG, EXIT_GAVE_UP
+from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE, EXIT_CONFIG, EXIT_GAVE_UP
 from relax_actors.supervision.spec import Blame, Exit, Failure
 
 STATUS_FD = "RELAX_STATUS_FD"
@@ -19,7 +19,7 @@ _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a supervisor killed a child. `final`: starting it again cannot help."""
+    """Reason why a supervisor killed a child. `final`: a restart cannot help."""
 
     reason: str
     final: bool = False
@@ -29,46 +29,46 @@ class Verdict:
 def outcome_of(
     code: int,
     verdict: Verdict | None,
-    words: Words,
+    status: ReportedStatus,
     *,
     out_of_memory: bool,
     cause: str = "",
 ) -> Exit:
-    """What an exit code means.
+    """Classify the end of a process.
 
     Args:
-        code: as of `waitpid`; negative for a signal.
-        verdict: why the supervisor killed it, if it did.
-        words: what the child said.
-        out_of_memory: whether the kernel has killed somebody for want of memory in its time, or cannot tell.
-        cause: who died before it and took it along, if somebody did.
+        code: exit code as of `waitpid`; negative for a signal.
+        verdict: why the supervisor killed the process, if it did.
+        status: what the child reported by its status pipe.
+        out_of_memory: whether the kernel's memory killer was active during the process's life, or cannot be read.
+        cause: name of the process that died first and took this one with it, or empty.
     """
     if code == 0 and verdict is None:
-        # An actor that ends in order was told to; by its supervisor it was not.
-        return Exit(normal=True, reason="ended", blame=Blame.OUTSIDE if words.told else Blame.ROWS)
-    blame = Blame.NOBODY if code in (EXIT_BLAMELESS, EXIT_AWAY) else Blame.ROWS
+        # An orderly end needs a request, and this one did not come from the supervisor.
+        return Exit(normal=True, reason="ended", blame=Blame.EXTERNAL if status.stop_requested else Blame.ROWS)
+    blame = Blame.NONE if code in (EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE) else Blame.ROWS
     final = code in (EXIT_CONFIG, EXIT_GAVE_UP)
     if verdict is not None:
         reason, blame, final = verdict.reason, verdict.blame, verdict.final
     elif cause:
-        reason, blame = f"killed with {cause}", Blame.OUTSIDE
+        reason, blame = f"killed with {cause}", Blame.EXTERNAL
     elif code < 0:
         reason = f"killed by {_signal_name(-code)}"
-        # Rows make a process fault, abort or run out of memory; any other of these signals somebody has sent.
+        # Rows cause faults, aborts and lack of memory; the other signals are sent from outside.
         if -code in _OUTSIDE and not out_of_memory:
-            blame = Blame.OUTSIDE
+            blame = Blame.EXTERNAL
     else:
         reason = f"exit code {code}"
-    last = words.last.strip().splitlines()[-1] if words.last.strip() else ""
+    last = status.error.strip().splitlines()[-1] if status.error.strip() else ""
     return Exit(
         normal=False,
         reason=f"{reason}: {last}" if last else reason,
         final=final,
         blame=blame,
-        counted=code != EXIT_AWAY,
-        detail=words.last,
+        counted=code != EXIT_BROKER_UNREACHABLE,
+        detail=status.error,
         cause=cause,
-        below=words.below,
+        child_failure=status.child_failure,
     )
 
 
@@ -79,7 +79,7 @@ def _signal_name(number: int) -> str:
 
 
 def memory_kills() -> int | None:
-    """How many processes of this machine the kernel has killed for want of memory; None if it does not say."""
+    """Return how many processes the kernel's memory killer has killed on this machine; None if unknown."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -88,31 +88,38 @@ def memory_kills() -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal, as by SIGSTOP."""
+    """Whether a process is stopped by a signal such as SIGSTOP."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     return False
 
 
 @dataclass(slots=True)
-class Words:
-    """What a child said by its pipe: that it is ready, its last words, that it was told to end, what failed below."""
+class ReportedStatus:
+    """What a child reported by its status pipe.
+
+    Attributes:
+        ready: it is ready.
+        error: the last error it reported before its end.
+        stop_requested: it was asked to stop.
+        child_failure: for a supervisor: the child below it that it gave up on.
+    """
 
     ready: bool = False
-    last: str = ""
-    told: bool = False
-    below: Failure | None = None
+    error: str = ""
+    stop_requested: bool = False
+    child_failure: Failure | None = None
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """Take one message in."""
+    def update(self, message: dict[str, Any]) -> None:
+        """Apply one message."""
         self.ready = self.ready or bool(message.get("ready"))
-        self.last = str(message.get("failed", self.last))
-        self.told = self.told or bool(message.get("told"))
-        if isinstance(below := message.get("below"), list):
-            self.below = Failure(*map(str, below))
+        self.error = str(message.get("failed", self.error))
+        self.stop_requested = self.stop_requested or bool(message.get("stop_requested"))
+        if isinstance(child_failure := message.get("child_failure"), list):
+            self.child_failure = Failure(*map(str, child_failure))
 
 
-class Status:
+class StatusPipe:
     """The child's end of the pipe to its supervisor."""
 
     def __init__(self) -> None:
@@ -122,20 +129,20 @@ class Status:
             os.set_inheritable(self._fd, False)
 
     def ready(self) -> None:
-        """Say that the child is ready."""
+        """Report that the child is ready."""
         self._write({"ready": True})
 
     def failed(self, text: str) -> None:
-        """Say why it is about to end; the last words count."""
+        """Report why the child is about to end; the last report counts."""
         self._write({"failed": text[-16000:]})
 
-    def told(self) -> None:
-        """Say that the child was told to end."""
-        self._write({"told": True})
+    def stop_requested(self) -> None:
+        """Report that the child was asked to stop."""
+        self._write({"stop_requested": True})
 
     def gave_up(self, failure: Failure) -> None:
-        """Say that the child, a supervisor, cannot keep up one of its own."""
-        self._write({"below": [failure.role, failure.reason[-4000:], failure.traceback[-16000:]]})
+        """Report that the child, itself a supervisor, gave up on one of its children."""
+        self._write({"child_failure": [failure.role, failure.reason[-4000:], failure.traceback[-16000:]]})
 
     def _write(self, message: dict[str, Any]) -> None:
         if self._fd is not None:

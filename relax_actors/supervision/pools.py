@@ -10,7 +10,7 @@ from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.reporter import split
+from relax_actors.supervision.reporter import split_child_id
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
 from relax_actors.supervision.supervisor import Supervisor
 
@@ -27,7 +27,7 @@ def specs_of(config: Config, node: Assignment, pool: str) -> list[ChildSpec]:
     """The actors of a role on a node; one inference server for each actor of the rollout."""
     settings = config.supervision
     if pool == SERVER:
-        numbers = [split(name)[1] for name in node.actors(config, "rollout")]
+        numbers = [split_child_id(name)[1] for name in node.actors(config, "rollout")]
         return [ChildSpec(f"{SERVER}.{n}", start_deadline=settings.start_deadline) for n in numbers]
     drain = section_of(config, pool).deadline + settings.shutdown
     return [
@@ -60,4 +60,4 @@ def server_launch(folder: RunFolder, n: int, environment: dict[str, str]) -> Lau
     """How the inference server of an actor is started."""
     child = f"{SERVER}.{n}"
     command = [sys.executable, "-m", KEEPER, str(folder.root), str(n)]
-    return Launch(command, folder.log(child), folder.box(child), environment)
+    return Launch(command, folder.log(child), folder.black_box(child), environment)

@@ -1,7 +1,7 @@
-"""The interpreter of supervisors: starts processes, watches them, kills what hangs, and reports.
+"""Process tree: the interpreter of supervisors, which starts, watches and kills processes.
 
-One thread does it all, the one that called `run`; children ask the kernel to die with it. A child tells that it is
-ready, or why it fails, by a pipe; signs of life come through its black box.
+Everything happens in the thread that called `run`; children ask the kernel to die with it. A child reports by a pipe
+that it is ready, or why it fails; its signs of life come through its black box.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 from broker.process import kill_group
 from relax_actors.errors import RelaxError
-from relax_actors.runtime.blackbox import Reading
+from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import rotate
-from relax_actors.runtime.pauses import Pauses, unusual
-from relax_actors.supervision.child import EXAMINE_SECONDS, Running, launched
+from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
+from relax_actors.supervision.child import CHECK_SECONDS, ChildProcess, launch_child
 from relax_actors.supervision.launch import Launch, Observer, StartError
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import ChildSpec, Exit
@@ -35,11 +35,11 @@ class ProcessTree:
     """Runs the children of several supervisors.
 
     Args:
-        pools: supervisors by name; when one gives up all are stopped.
-        launch: how to start a child, by its id.
-        observer: told what happens.
+        pools: supervisors by name, in start order; when one gives up all are stopped.
+        launch: returns how to start a child, by its id.
+        observer: receives the children's events.
         heartbeat: seconds without a sign of life after which a ready child is killed.
-        chores: called once a second, in the interpreter's thread.
+        periodic: called once a second, in the tree's thread.
     """
 
     def __init__(
@@ -48,44 +48,44 @@ class ProcessTree:
         launch: Callable[[str], Launch],
         observer: Observer,
         heartbeat: float,
-        chores: Callable[[], object] = lambda: None,
+        periodic: Callable[[], object] = lambda: None,
     ) -> None:
         self.pools = pools
         self.report: GiveUp | None = None
         self._launch, self._observer, self._heartbeat = launch, observer, heartbeat
         self._pool_of = {child: pool for pool in pools.values() for child in pool.children}
-        self._sizes: queue.SimpleQueue[tuple[str, Sequence[ChildSpec]]] = queue.SimpleQueue()
-        self._running: dict[str, Running] = {}
+        self._resizes: queue.SimpleQueue[tuple[str, Sequence[ChildSpec]]] = queue.SimpleQueue()
+        self._running: dict[str, ChildProcess] = {}
         self._waiting: dict[str, Launch] = {}
         self._actions: deque[Action] = deque()
         self._acting = False
-        self._pauses, self._awake = Pauses(TICK + unusual(heartbeat)), 0.0
-        self._chores, self._did_chores = chores, 0.0
+        self._pauses, self._resumed_at = PauseDetector(TICK + tolerated_delay(heartbeat)), 0.0
+        self._periodic, self._periodic_at = periodic, 0.0
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, ("wake", ""))
-        self.seen = time.monotonic()
-        """When the loop last went round."""
-        self._stop_asked = False
-        self._over = False
+        self.last_loop = time.monotonic()
+        """Time of the loop's last iteration, in seconds on the monotonic clock."""
+        self._stop_requested = False
+        self._closed = False
 
     def stop(self) -> None:
-        """Ask for an orderly end; from any thread or a signal handler."""
-        self._stop_asked = True
+        """Request an orderly end; callable from any thread and from signal handlers."""
+        self._stop_requested = True
         self._wake()
 
     def _wake(self) -> None:
-        if not self._over:
+        if not self._closed:
             with suppress(BlockingIOError):
                 os.write(self._wake_write, b"x")
 
     def resize(self, pool: str, specs: Sequence[ChildSpec]) -> None:
-        """Have just these children in a pool; from any thread."""
-        self._sizes.put((pool, specs))
+        """Set the children of a pool; callable from any thread."""
+        self._resizes.put((pool, specs))
         self._wake()
 
     def kill(self, child: str, number: signal.Signals) -> bool:
-        """Signal a child's process; False if there is none."""
+        """Send a signal to a child's process; return False if there is none."""
         running = self._running.get(child)
         if running is None:
             return False
@@ -93,7 +93,7 @@ class ProcessTree:
         return True
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Every child's `phase`, since when (seconds since 1970), its `restarts` and `pid` if any; from any thread."""
+        """Return each child's `phase`, `since` (seconds since 1970), `restarts` and `pid`; callable from any thread."""
         epoch = time.time() - time.monotonic()
         return {
             name: {
@@ -107,52 +107,52 @@ class ProcessTree:
         }
 
     def run(self) -> GiveUp | None:
-        """Start everything and look after it until all has ended; gives the report if a supervisor gave up."""
+        """Start all children and supervise them until all have ended; return the report if a supervisor gave up."""
         now, worked, held_up = time.monotonic(), time.thread_time(), 0.0
         try:
             for pool in self.pools.values():
                 self._carry_out(pool.start(now))
             while not all(pool.ended for pool in self.pools.values()):
-                # A pause may fall outside the wait too; what keeps this thread busy there, or in every round, is none.
+                # A pause can also fall between two waits. Work of this thread is none, nor is a delay in each round.
                 now, before = time.monotonic(), held_up
-                held_up = self._pauses.look(now, time.thread_time() - worked)
-                self._allow_for(0.0 if before else held_up, now)
+                held_up = self._pauses.check(now, time.thread_time() - worked)
+                self._allow_for_pause(0.0 if before else held_up, now)
                 self._wait()
                 worked = time.thread_time()
-                now = self.seen = time.monotonic()
-                self._allow_for(self._pauses.look(now), now)
-                while not self._sizes.empty():
-                    self._resize(*self._sizes.get(), now)
-                if self._stop_asked or self.report is not None:
+                now = self.last_loop = time.monotonic()
+                self._allow_for_pause(self._pauses.check(now), now)
+                while not self._resizes.empty():
+                    self._resize(*self._resizes.get(), now)
+                if self._stop_requested or self.report is not None:
                     self._shutdown(now)
-                self._look_after(now)
+                self._check_children(now)
                 self._start_waiting()
                 for pool in self.pools.values():
                     self._carry_out(pool.tick(now))
-                if now - self._did_chores > EXAMINE_SECONDS:
-                    self._did_chores = now
-                    self._chores()
+                if now - self._periodic_at > CHECK_SECONDS:
+                    self._periodic_at = now
+                    self._periodic()
                     for running in self._running.values():
                         rotate(running.launch.log)
         finally:
             for running in self._running.values():
                 kill_group(running.process.pid)
                 running.process.wait()
-            self._over = True
+            self._closed = True
             self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
         return self.report
 
-    def _allow_for(self, pause: float, now: float) -> None:
-        """Give all a fresh time of grace if nobody could have given a sign of life for a while."""
+    def _allow_for_pause(self, pause: float, now: float) -> None:
+        """Extend all deadlines by a pause, since no child could give a sign of life."""
         if pause:
-            self._awake = now
+            self._resumed_at = now
             for running in self._running.values():
                 if running.kill_at is not None:
                     running.kill_at += pause
             for pool in self.pools.values():
-                pool.stood_still(pause)
+                pool.allow_for_pause(pause)
 
     def _resize(self, name: str, specs: Sequence[ChildSpec], now: float) -> None:
         pool = self.pools[name]
@@ -160,7 +160,7 @@ class ProcessTree:
         self._carry_out(pool.resize(specs, now))
 
     def _shutdown(self, now: float) -> None:
-        """Stop pool after pool, the last first."""
+        """Stop the pools one after the other, in reverse start order."""
         for child, running in self._running.items():
             if running.kill_at is not None and (state := self._state(child)).leaving:
                 running.kill_at = min(running.kill_at, now + state.spec.shutdown)
@@ -173,48 +173,48 @@ class ProcessTree:
         now = time.monotonic()
         dues = [due for pool in self.pools.values() if (due := pool.next_due()) is not None]
         starting = (r for child, r in self._running.items() if self._state(child).phase is Phase.STARTING)
-        probing = any(r.launch.probe for r in starting) or any(r.gone for r in self._running.values())
+        probing = any(r.launch.probe for r in starting) or any(r.exited for r in self._running.values())
         probing = probing or bool(self._waiting)
         timeout = max(0.0, min([TICK / 10 if probing else TICK, *(due - now for due in dues)]))
         for key, _ in self._selector.select(timeout):
             kind, child = key.data
             if kind == "pipe":
-                self._hear(child)
+                self._read_status(child)
             elif kind == "pid":
                 if child in self._running:
-                    self._bury(child)
+                    self._reap(child)
             else:
                 with suppress(BlockingIOError):
                     os.read(self._wake_read, 1024)
 
-    def _hear(self, child: str) -> None:
+    def _read_status(self, child: str) -> None:
         running = self._running.get(child)
         if running is None:
             return
-        was_ready = running.words.ready
-        if not running.hear():
+        was_ready = running.status.ready
+        if not running.read_status():
             self._selector.unregister(running.pipe)
-        if running.words.ready and not was_ready:
+        if running.status.ready and not was_ready:
             self._became_ready(child, running)
 
-    def _became_ready(self, child: str, running: Running) -> None:
+    def _became_ready(self, child: str, running: ChildProcess) -> None:
         now = time.monotonic()
         self._pool_of[child].ready(child, now)
         self._observer.ready(child, now - running.began)
 
-    def _bury(self, child: str) -> None:
+    def _reap(self, child: str) -> None:
         running = self._running[child]
         code = running.process.poll()
         if code is None:
-            # Whoever forked it has not told yet how it ended.
-            if running.pidfd is not None and not running.gone:
+            # The zygote has not reported the exit code yet.
+            if running.pidfd is not None and not running.exited:
                 self._selector.unregister(running.pidfd)
-            running.gone = True
+            running.exited = True
             return
         with suppress(KeyError):
-            # What it said last may still be in the pipe.
+            # The pipe may still hold the child's last report.
             self._selector.get_key(running.pipe)
-            self._hear(child)
+            self._read_status(child)
         del self._running[child]
         for fd in (running.pidfd, running.pipe):
             if fd is not None:
@@ -229,24 +229,26 @@ class ProcessTree:
     def _state(self, child: str) -> ChildState:
         return self._pool_of[child].children[child]
 
-    def _look_after(self, now: float) -> None:
+    def _check_children(self, now: float) -> None:
         for child, running in list(self._running.items()):
             phase = self._state(child).phase
-            if running.gone:
-                self._bury(child)
+            if running.exited:
+                self._reap(child)
             elif running.kill_at is not None and now > running.kill_at:
-                running.condemn(Verdict("did not stop within its shutdown seconds"))
+                running.kill(Verdict("did not stop within its shutdown seconds"))
             elif phase is Phase.STARTING and running.launch.probe is not None and running.launch.probe():
                 self._became_ready(child, running)
             elif phase is Phase.READY and running.verdict is None:
-                running.condemn(running.examine(now, max(self._state(child).since, self._awake), self._heartbeat))
+                since = max(self._state(child).since, self._resumed_at)
+                if (verdict := running.check(now, since, self._heartbeat)) is not None:
+                    running.kill(verdict)
         for pool in self.pools.values():
-            for child in pool.late(now):
+            for child in pool.overdue(now):
                 if (late := self._running.get(child)) is not None and late.verdict is None:
-                    late.condemn(Verdict("not ready in time (supervision.start_deadline)"))
+                    late.kill(Verdict("not ready in time (supervision.start_deadline)"))
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
-        """Carry actions out, and what follows from one at once, before the next."""
+        """Carry out actions in order; the actions that one of them causes come directly after it."""
         self._actions.extendleft(reversed(list(actions)))
         if self._acting:
             return
@@ -254,7 +256,7 @@ class ProcessTree:
         try:
             while self._actions:
                 self._act(self._actions.popleft())
-                self.seen = time.monotonic()
+                self.last_loop = time.monotonic()
         finally:
             self._acting = False
 
@@ -262,7 +264,7 @@ class ProcessTree:
         child = action.child
         if isinstance(action, Start):
             state = self._pool_of[child].children.get(child)
-            # One that came before it in the list may have made the supervisor give up.
+            # An earlier action of the list may have made the supervisor give up.
             if state is not None and state.phase is Phase.STARTING and child not in self._running:
                 self._start(child, None)
         elif isinstance(action, Stop):
@@ -285,16 +287,16 @@ class ProcessTree:
             os.kill(running.process.pid, signal.SIGCONT)
 
     def _start_waiting(self) -> None:
-        """Start, in their order, the children that could not be started before."""
+        """Start the children whose `can_start` refused before, in order."""
         for child, launch in list(self._waiting.items()):
             if child in self._waiting and not self._start(child, launch):
                 return
 
     def _start(self, child: str, launch: Launch | None) -> bool:
-        """Start a child; False if it has to wait."""
+        """Start a child; return False if it must wait."""
         try:
             launch = launch or self._launch(child)
-            if launch.gate is not None and not launch.gate():
+            if launch.can_start is not None and not launch.can_start():
                 self._waiting[child] = launch
                 return False
             self._waiting.pop(child, None)
@@ -304,15 +306,15 @@ class ProcessTree:
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC
             cause = error.cause if isinstance(error, StartError) else ""
             outcome = Exit(normal=False, reason=f"could not be started: {error}", counted=not full, cause=cause)
-            self._observer.ended(child, outcome, Reading(0.0))
+            self._observer.ended(child, outcome, Snapshot(0.0))
             self._carry_out(self._pool_of[child].exited(child, outcome, time.monotonic()))
         return True
 
     def _launch_child(self, child: str, launch: Launch) -> None:
-        running = launched(launch)
+        running = launch_child(launch)
         if running.pidfd is not None:
             self._selector.register(running.pidfd, selectors.EVENT_READ, ("pid", child))
         self._selector.register(running.pipe, selectors.EVENT_READ, ("pipe", child))
         self._running[child] = running
-        self._pool_of[child].launched(child, running.began)
+        self._pool_of[child].process_started(child, running.began)
         self._observer.started(child, running.process.pid, self._pool_of[child].children[child].starts)

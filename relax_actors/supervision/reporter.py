@@ -1,4 +1,4 @@
-"""What a node's supervisor tells the run of its actors, and what follows from a death for the rows in hand."""
+"""Reports of a node's supervisor: events of its actors, and the consequences of a death for their rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import time
 from contextlib import suppress
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.files import write_private
 from broker.leases import RunState
-from broker.pull import give_back
+from broker.pull import nak_deliveries
 from broker.subjects import RowId
-from relax_actors.runtime.blackbox import BlackBox, Reading
+from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.spec import Blame, Exit, Failure
@@ -19,29 +19,29 @@ from relax_actors.supervision.supervisor import GiveUp
 
 
 class Reporter:
-    """Tells the run what happens to its actors, and counts deaths against the rows that were in hand."""
+    """Publishes what happens to the actors of a node, and counts deaths against the rows that were being handled."""
 
-    def __init__(self, folder: RunFolder, bridge: Bridge, state: RunState, journal: Journal) -> None:
-        self._folder, self._bridge, self._state, self._journal = folder, bridge, state, journal
+    def __init__(self, folder: RunFolder, connection: Connection, state: RunState, journal: Journal) -> None:
+        self._folder, self._connection, self._state, self._journal = folder, connection, state, journal
         self._stream = journal.subjects.table_stream
         self._details: dict[str, str] = {}
         self.failure: Failure | None = None
-        """Why the run cannot go on, if it cannot."""
+        """Why the run cannot continue, if it cannot."""
 
     def started(self, child: str, pid: int, starts: int) -> None:
-        """An actor's process was started."""
-        role, n = split(child)
+        """Publish the start of an actor."""
+        role, n = split_child_id(child)
         kind = "started" if starts == 1 else "restarted"
         self._journal.event(kind, role=role, n=n, pid=pid, starts=starts)
 
     def ready(self, child: str, seconds: float) -> None:
-        """An actor is ready."""
-        role, n = split(child)
+        """Publish that an actor is ready."""
+        role, n = split_child_id(child)
         self._journal.event("ready", role=role, n=n, seconds=round(seconds, 3))
 
-    def ended(self, child: str, outcome: Exit, last: Reading) -> None:
-        """An actor's process is gone."""
-        role, n = split(child)
+    def ended(self, child: str, outcome: Exit, last: Snapshot) -> None:
+        """Publish the end of an actor, and release its rows."""
+        role, n = split_child_id(child)
         if outcome.normal:
             self._journal.event("stopped", role=role, n=n)
             return
@@ -54,37 +54,37 @@ class Reporter:
             rows=list(last.rows),
             traceback=outcome.detail[-4000:],
         )
-        # What made an actor end through no fault of its rows needs time to pass: they wait for their lease to end.
-        if outcome.blame is not Blame.NOBODY:
-            self._bridge.submit(self._settle(role, outcome, last))
+        # A death without blame, e.g. by a full disk, needs time to pass: the rows wait for their redelivery deadline.
+        if outcome.blame is not Blame.NONE:
+            self._connection.submit(self._settle(role, outcome, last))
 
-    async def _settle(self, role: str, outcome: Exit, last: Reading) -> None:
-        """Count a death against the rows in hand, then let all that the actor had taken go to others at once."""
-        outside = outcome.blame is Blame.OUTSIDE
+    async def _settle(self, role: str, outcome: Exit, last: Snapshot) -> None:
+        """Count a death against the rows that were being handled, then return the actor's deliveries to its pool."""
+        external = outcome.blame is Blame.EXTERNAL
         for text in last.rows:
             row = RowId.parse(text)
-            await self._state.count_failure(role, row, outcome.reason, outcome.detail, outside=outside)
-        await give_back(self._bridge, self._stream, role, last.taken)
+            await self._state.count_failure(role, row, outcome.reason, outcome.detail, external_kill=external)
+        await nak_deliveries(self._connection, self._stream, role, last.deliveries)
 
-    def inherit(self, child: str) -> None:
-        """What an actor had taken when an earlier supervisor died, and it with that: let it go to others."""
-        box = BlackBox(self._folder.box(child))
-        taken = box.read_whole().taken
+    def release_deliveries(self, child: str) -> None:
+        """Return the deliveries of an actor that died with a previous supervisor to its pool."""
+        box = BlackBox(self._folder.black_box(child))
+        taken = box.read_with_deliveries().deliveries
         box.close()
-        self._bridge.submit(give_back(self._bridge, self._stream, split(child)[0], taken))
+        self._connection.submit(nak_deliveries(self._connection, self._stream, split_child_id(child)[0], taken))
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
-        """A role cannot be kept up."""
+        """Publish that a pool's supervisor gave up, and write the report."""
         detail = self._details.get(report.child, "")
-        self._journal.event("gave_up", role=pool, n=split(report.child)[1], reason=report.reason)
+        self._journal.event("gave_up", role=pool, n=split_child_id(report.child)[1], reason=report.reason)
         body = {"role": pool, "child": report.child, "reason": report.reason, "traceback": detail, "time": time.time()}
         self.failure = self.failure or Failure(report.child, report.reason, detail)
-        # On a full disk the root hears of it by the status pipe only.
+        # On a full disk the report reaches the root by the status pipe only.
         with suppress(OSError):
             write_private(self._folder.report, json.dumps(body, indent=1))
 
 
-def split(child: str) -> tuple[str, int]:
-    """Role and number of an actor's id."""
+def split_child_id(child: str) -> tuple[str, int]:
+    """Split the id of a child into its role and number."""
     role, _, n = child.rpartition(".")
     return role, int(n)

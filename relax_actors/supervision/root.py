@@ -1,4 +1,4 @@
-"""The root of a run: the broker, if it is ours, and the node's supervisor, kept up until the run is finished."""
+"""Root of a run: starts the embedded broker and the node's supervisor, and keeps them running until the end."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from urllib.parse import unquote
 
 import structlog
 
-from broker.connection import Address, Bridge
-from broker.server import Server, ServerSettings, answers
+from broker.address import Address
+from broker.connection import Connection
+from broker.server import Server, ServerSettings, is_listening
 from relax_actors.config import Config
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, ConfigError
 from relax_actors.roles.permissions import OPERATOR
-from relax_actors.runtime.blackbox import Reading
-from relax_actors.runtime.logs import keep_root, rotate
+from relax_actors.runtime.blackbox import Snapshot
+from relax_actors.runtime.logs import maintain_root_files, rotate
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.pools import children_of
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.root_status import Herald
+from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
-MAY_CHANGE = (
+CHANGEABLE = (
     "run.steps",
     "run.folder",
     "data.path",
@@ -48,54 +49,57 @@ REACH_SECONDS = 5.0
 
 
 class SupervisionLog:
-    """Tells the log of a root, and the run, what happens to its children; the node tells of the others."""
+    """Logs and publishes what happens to a root's children; the node reports its own actors."""
 
     def __init__(self) -> None:
-        self.herald: Herald | None = None
+        self.status_publisher: RootStatusPublisher | None = None
         self.failure: Failure | None = None
-        """What the node could not keep up, if it said so."""
+        """The child that the node gave up on, if it reported one."""
         self._ended: dict[str, float] = {}
         self._starts: dict[str, int] = {}
 
     def started(self, child: str, pid: int, starts: int) -> None:
-        """A child was started."""
+        """Log the start of a child."""
         log.info("started", child=child, pid=pid, starts=starts)
         self._starts[child] = starts
 
     def ready(self, child: str, seconds: float) -> None:
-        """A child is ready."""
+        """Log that a child is ready; publish `repaired` after a failure."""
         log.info("ready", child=child, seconds=round(seconds, 3))
         ended = self._ended.pop(child, None)
-        if ended is not None and self.herald is not None:
+        if ended is not None and self.status_publisher is not None:
             down = round(time.monotonic() - ended, 3)
-            self.herald.event("repaired", child, seconds=down, restarts=self._starts[child] - 1)
+            self.status_publisher.event("repaired", child, seconds=down, restarts=self._starts[child] - 1)
 
-    def ended(self, child: str, outcome: Exit, _last: Reading) -> None:
-        """A child is gone."""
-        if outcome.normal and outcome.blame is not Blame.OUTSIDE:
+    def ended(self, child: str, outcome: Exit, _last: Snapshot) -> None:
+        """Log the failure of a child; publish `down`."""
+        if outcome.normal and outcome.blame is not Blame.EXTERNAL:
             return
         log.warning("crashed", child=child, reason=outcome.reason)
-        self.failure = outcome.below or self.failure
+        self.failure = outcome.child_failure or self.failure
         self._ended.setdefault(child, time.monotonic())
-        if self.herald is not None:
-            self.herald.event("down", child, reason=outcome.reason)
+        if self.status_publisher is not None:
+            self.status_publisher.event("down", child, reason=outcome.reason)
 
     def gave_up(self, pool: str, report: GiveUp) -> None:
-        """A child cannot be kept up."""
+        """Log that the supervisor gave up on a child."""
         log.error("gave_up", pool=pool, child=report.child, reason=report.reason)
 
 
 class Root:
-    """One run on one machine. Make and run it in the thread that lives as long as the run.
+    """One run on one machine. Create and run it in a thread that lives as long as the run.
 
     Args:
-        config: the run's.
-        import_path: folder in which dotted paths are found.
-        roles: those whose actors run here; all if None, else the others come with `relax node`.
+        config: the run's configuration.
+        import_path: folder in which dotted paths are imported.
+        roles: roles whose actors run here; None for all, otherwise `relax node` provides the others.
+
+    Raises:
+        ConfigError: the folder is in use, holds a run with other settings, or the broker cannot be used.
     """
 
     def __init__(self, config: Config, import_path: str, roles: list[str] | None = None) -> None:
-        # Absolute from here on: other processes read it from other working directories.
+        # Other processes read the path from other working directories, so make it absolute.
         section = config.run.model_copy(update={"folder": config.folder.resolve()})
         self.config = config = config.model_copy(update={"run": section})
         self.import_path = import_path
@@ -105,7 +109,7 @@ class Root:
         self._lock = self.folder.lock()
         self._server: Server | None = None
         self.notice = ""
-        """What the whole run waits for, if it does."""
+        """What the whole run waits for, if anything."""
         try:
             self._check_same_run()
             self.address = self._prepare_broker()
@@ -117,25 +121,26 @@ class Root:
             self._lock.close()
             raise
         self._observer = SupervisionLog()
-        pools, chores = {"run": self._supervisor()}, partial(keep_root, self.folder)
-        self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, chores)
+        pools, periodic = {"run": self._supervisor()}, partial(maintain_root_files, self.folder)
+        self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, periodic)
 
     def _check_same_run(self) -> None:
-        """See that a run that was begun in the folder has the same settings."""
-        saved = self.folder.saved()
+        """Check that a run already in the folder has the same settings."""
+        saved = self.folder.saved_config()
         if saved is not None:
             changed = sorted(_differences(saved["config"], self.config.model_dump(mode="json")))
             if "run.steps" in changed and self.config.trainer.schedule != "constant":
                 msg = (
                     f"run.steps cannot change in run folder {self.folder.root}: trainer.schedule = "
-                    f"{self.config.trainer.schedule!r} depends on it, steps could not be replayed; set another run.name"
+                    f"{self.config.trainer.schedule!r} depends on it, so steps could not be replayed. "
+                    "Set another run.name"
                 )
                 raise ConfigError(msg)
-            changed = [key for key in changed if not key.startswith(MAY_CHANGE) and not key.endswith(".replicas")]
+            changed = [key for key in changed if not key.startswith(CHANGEABLE) and not key.endswith(".replicas")]
             if changed:
                 msg = (
-                    f"run folder {self.folder.root} holds a run with other settings: {', '.join(changed)}; "
-                    "restore them, set another run.name, or remove the folder"
+                    f"run folder {self.folder.root} holds a run with other settings: {', '.join(changed)}. "
+                    "Restore them, set another run.name, or remove the folder"
                 )
                 raise ConfigError(msg)
 
@@ -155,20 +160,20 @@ class Root:
         else:
             address = address_of(broker.url, broker.credentials, broker.ca)
             try:
-                self._make_streams(address.of(OPERATOR))
+                self._make_streams(address.for_user(OPERATOR))
             except BrokerError as error:
                 raise ConfigError(str(error)) from error
         address.save(self.folder.address)
         return address
 
     def _make_streams(self, address: Address) -> None:
-        """Make what the run needs of a broker that is not ours: its other users may not."""
-        bridge = Bridge(address, "root", REACH_SECONDS)
+        """Create the streams and the bucket on an external broker, where the other users may not."""
+        connection = Connection(address, "root", REACH_SECONDS)
         try:
-            state = bridge.call(ensure_run_streams(bridge, self.config), 60)
-            bridge.call(publish_run(state, self.config, self.import_path), 30)
+            state = connection.call(ensure_run_streams(connection, self.config), 60)
+            connection.call(publish_run(state, self.config, self.import_path), 30)
         finally:
-            bridge.close()
+            connection.close()
 
     def _supervisor(self) -> Supervisor:
         settings = self.config.supervision
@@ -189,10 +194,10 @@ class Root:
                 self.config.store.patience,
                 self._notice,
             )
-            probe = partial(answers, self.address)
-            return Launch(self._server.command, self._server.log, probe=probe, examine=health)
+            probe = partial(is_listening, self.address)
+            return Launch(self._server.command, self._server.log, probe=probe, health_check=health)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"), self.folder.box("node"))
+        return Launch(command, self.folder.log("node"), self.folder.black_box("node"))
 
     def _notice(self, text: str) -> None:
         if text and not self.notice:
@@ -200,13 +205,15 @@ class Root:
         self.notice = text
 
     def run(self) -> Failure | None:
-        """Keep the run up until `tree.stop()`; gives the reason if it could not be kept up."""
-        self._observer.herald = herald = Herald(self.address.of(OPERATOR), self.config, self.tree.states)
-        herald.start()
+        """Keep the run up until `tree.stop()`; return the failure if a supervisor gave up."""
+        self._observer.status_publisher = status_publisher = RootStatusPublisher(
+            self.address.for_user(OPERATOR), self.config, self.tree.states
+        )
+        status_publisher.start()
         try:
             report = self.tree.run()
         finally:
-            herald.close()
+            status_publisher.close()
             self._lock.close()
         if report is None:
             return None
@@ -219,7 +226,7 @@ class Root:
 
 
 def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """An address from `nats://[user:password@]host:port`; from those of a cluster's servers with commas between."""
+    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster."""
     own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     servers, account = [], ""
     for server in re.split(r",(?=\w+://)", url):

@@ -1,4 +1,4 @@
-"""Tells the run what a root sees and does: events of the broker and the node, and a lease with their states."""
+"""Status of a root: events of its children, and a lease with their states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import nats.errors
 import structlog
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -25,65 +26,68 @@ CONNECT_SECONDS = 10.0
 log = structlog.get_logger()
 
 
-class Herald(threading.Thread):
-    """A thread that may wait for the broker, as the root's own must not: what is told meanwhile is stored when it is
-    back.
+class RootStatusPublisher(threading.Thread):
+    """Publishes a root's status in a thread of its own, since the root's thread must not wait for the broker.
+
+    Events that occur while the broker is unreachable are stored when it is back.
 
     Args:
         address: the broker.
-        config: the run's.
-        states: gives the states of the root's children.
-        number: of the root's node.
+        config: the run's configuration.
+        states: returns the states of the root's children.
+        number: number of the root's node.
     """
 
     def __init__(self, address: Address, config: Config, states: Callable[[], dict[str, Any]], number: int = 0) -> None:
-        super().__init__(name="herald", daemon=True)
+        super().__init__(name="root-status", daemon=True)
         self._address, self._config, self._states, self._number = address, config, states, number
         self._events: queue.SimpleQueue[tuple[str, str, dict[str, Any]]] = queue.SimpleQueue()
         self._halt = threading.Event()
 
     def event(self, kind: str, child: str, **fields: Any) -> None:
-        """Something happened to a child; from any thread."""
+        """Queue an event about a child; callable from any thread."""
         self._events.put((kind, child, fields))
 
     def close(self) -> None:
-        """End; what is not stored by now is let go."""
+        """Stop the thread; events that are not stored yet are lost."""
         self._halt.set()
 
     def run(self) -> None:
-        """Tell, until closed."""
+        """Publish until closed."""
         while not self._halt.is_set():
             try:
-                bridge = Bridge(self._address, "root", CONNECT_SECONDS)
+                connection = Connection(self._address, "root", CONNECT_SECONDS)
             except BrokerError as error:
-                log.debug("herald_not_connected", error=str(error))
+                log.debug("root_not_connected", error=str(error))
                 self._halt.wait(BEAT_SECONDS)
                 continue
             try:
-                self._tell(bridge)
+                self._publish(connection)
             except (BrokerError, nats.errors.Error) as error:
-                log.debug("herald_failed", error=str(error))
+                log.debug("status_not_published", error=str(error))
             finally:
-                bridge.close()
+                connection.close()
 
-    def _tell(self, bridge: Bridge) -> None:
+    def _publish(self, connection: Connection) -> None:
         subjects = Subjects(self._config.run.name)
-        journal = Journal(bridge, subjects, "root", self._number, patience=None)
+        journal = Journal(connection, subjects, "root", self._number, patience=None)
         began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)
         state: RunState | None = None
         while not self._halt.wait(BEAT_SECONDS):
             while not self._events.empty():
                 kind, child, fields = self._events.get()
                 journal.event(kind, role=child, **fields)
-            if bridge.nc.is_closed:
-                return  # for good, as when credentials expire; they may be newer by now
-            if not bridge.nc.is_connected:
+            if connection.nc.is_closed:
+                return  # closed by the broker, e.g. for expired credentials; sign in again, with newer ones if any
+            if not connection.nc.is_connected:
                 continue
             try:
                 if state is None:
-                    bucket = bridge.call(ensure_bucket(bridge, subjects, self._config.broker.replicas), CONNECT_SECONDS)
-                    state = RunState(bridge, bucket)
+                    bucket = connection.call(
+                        ensure_bucket(connection, subjects, self._config.broker.replicas), CONNECT_SECONDS
+                    )
+                    state = RunState(connection, bucket)
                 lease = {"pid": os.getpid(), "since": began, "children": self._states()}
-                bridge.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
+                connection.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
             except (BrokerError, nats.errors.Error) as error:
                 log.debug("lease_not_renewed", error=str(error))

@@ -1,4 +1,4 @@
-"""What is to be supervised, as data, in OTP's words."""
+"""Supervision as data: child specs, restart limits and outcomes, in OTP's terms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Restart(StrEnum):
-    """When an ended child is started again: always, after a failure only, or never."""
+    """When to restart a child that ended: always, after a failure only, or never."""
 
     PERMANENT = "permanent"
     TRANSIENT = "transient"
@@ -16,7 +16,7 @@ class Restart(StrEnum):
 
 
 class Strategy(StrEnum):
-    """Who is restarted with a failed child: it alone, it and those started after it, or all."""
+    """Which children restart with a failed one: it alone, it and those started after it, or all."""
 
     ONE_FOR_ONE = "one_for_one"
     REST_FOR_ONE = "rest_for_one"
@@ -25,8 +25,14 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One child. `shutdown` and `start_deadline` are seconds, and so is `drain`: the time to end in when it is one too
-    many, to finish what it has in hand; `shutdown` if not set.
+    """One child of a supervisor.
+
+    Attributes:
+        id: its id, `<role>.<n>` for an actor.
+        restart: when it is restarted.
+        shutdown: seconds to stop in.
+        start_deadline: seconds to become ready in.
+        drain: seconds to finish its current rows and stop in, when its pool shrinks; `shutdown` if None.
     """
 
     id: str
@@ -38,7 +44,7 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """At most `intensity` restarts within `period` seconds; one more, and the supervisor gives up."""
+    """Restart intensity: at most `intensity` failures within `period` seconds; one more ends the pool."""
 
     intensity: int
     period: float
@@ -46,32 +52,38 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits before restarts: `base * 2**n` seconds up to `most`, each times a random factor of 0.5 to 1."""
+    """Delay before a restart: `base * 2**n` seconds up to `most`, times a random factor of 0.5 to 1."""
 
     base: float
     most: float
 
     def delay(self, failures: int, source: random.Random) -> float:
-        """Seconds to wait after the `failures`-th failure in a row, counted from 1."""
+        """Return the delay in seconds after the `failures`-th consecutive failure, counted from 1."""
         full = min(self.most, self.base * 2.0 ** min(failures - 1, 60))
         return full * (0.5 + source.random() / 2)
 
 
 class Blame(StrEnum):
-    """Whose fault a death may have been: that of the rows in hand, of somebody outside, or of no one of them."""
+    """Cause of a death: the rows being handled, an external kill, or neither (e.g. a full disk)."""
 
     ROWS = "rows"
-    OUTSIDE = "outside"
-    NOBODY = "nobody"
+    EXTERNAL = "external"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
     """How a child ended.
 
-    `final` means that starting it again cannot help (a configuration error). A death that is not `counted` does not
-    use up the restart intensity, nor does one from outside of a child that had become ready. Deaths of one `cause`,
-    such as that of the zygote which forked them, count once. `below` is the report of a supervisor that gave up.
+    Attributes:
+        normal: orderly end.
+        reason: one line for logs and reports.
+        final: a restart cannot help, e.g. after a configuration error.
+        blame: what caused it.
+        counted: whether it uses up the restart intensity. The external kill of a ready child does not in any case.
+        detail: traceback or last report of the child.
+        cause: name of a process that took this one with it, e.g. the zygote. Deaths of the same cause count once.
+        child_failure: report of a supervisor that gave up.
     """
 
     normal: bool
@@ -81,12 +93,12 @@ class Exit:
     counted: bool = True
     detail: str = ""
     cause: str = ""
-    below: Failure | None = None
+    child_failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a run ended before its last step: the actor (or other child) that could not be kept up."""
+    """Why a run ended before its last step: the actor, or other child, whose supervisor gave up."""
 
     role: str
     reason: str

@@ -1,4 +1,4 @@
-"""The streams of a run, made by whoever comes first, and what they tell those who join it."""
+"""Streams of a run, created by the first process that needs them, and the run's record for nodes that join."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket, ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
@@ -22,11 +22,15 @@ PRIVATE = ("url", "credentials", "ca")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A run as others may join it: its settings without those of the broker, and whether it is over.
+class RunRecord:
+    """A run as published to its nodes.
 
-    `scaled` are the numbers of actors that `relax scale` asked for, by node name and role; `mark` is what the run's
-    store is known by, see `mark_of`.
+    Attributes:
+        config: its settings, without those of the broker.
+        import_path: folder in which its dotted paths are imported.
+        finished: whether it is over.
+        scaled: numbers of actors set by `relax scale`, by node name and role.
+        mark: identifies the run's store; see `store_mark`.
     """
 
     config: dict[str, Any]
@@ -36,36 +40,36 @@ class Published:
     mark: str = ""
 
 
-async def ensure_run_streams(bridge: Bridge, config: Config) -> RunState:
-    """Make the run's table, log and bucket, or bring them up to date."""
+async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
+    """Create or update the run's table, log and bucket."""
     subjects, broker = Subjects(config.run.name), config.broker
     specs = [
         table_spec(subjects, broker.max_bytes, broker.replicas),
         log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas),
     ]
-    await ensure_streams(bridge, specs)
-    return RunState(bridge, await ensure_bucket(bridge, subjects, broker.replicas))
+    await ensure_streams(connection, specs)
+    return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas))
 
 
 async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:
-    """Let others know the run; what nodes were asked for by `relax scale` goes on."""
+    """Publish the run; numbers set by `relax scale` are kept."""
     body = config.model_dump(mode="json")
     body["broker"] = {name: value for name, value in body["broker"].items() if name not in PRIVATE}
-    mark = mark_of(config.store_path)
+    mark = store_mark(config.store_path)
 
     def publish(known: Any) -> dict[str, Any]:
         before = _published(known)
-        return asdict(Published(body, import_path, finished, before.scaled if before is not None else {}, mark))
+        return asdict(RunRecord(body, import_path, finished, before.scaled if before is not None else {}, mark))
 
-    await state.change(RUN_KEY, publish)
+    await state.update(RUN_KEY, publish)
 
 
-def mark_of(store: Path, *, make: bool = True) -> str:
-    """What tells a run's store from a folder that only has its path: the content of a file in it; empty if it has none.
+def store_mark(store: Path, *, make: bool = True) -> str:
+    """Return the content of the mark file, which tells a run's store from another folder at the same path.
 
     Args:
-        store: the folder.
-        make: whether to give it one.
+        store: folder of the store.
+        make: whether to create the file if it is missing; otherwise the result is then empty.
     """
     path = store / MARK
     with suppress(FileNotFoundError):
@@ -90,33 +94,33 @@ def mark_of(store: Path, *, make: bool = True) -> str:
 
 
 async def publish_scale(state: RunState, node: str, numbers: dict[str, int]) -> None:
-    """Let a node know how many actors of some roles it is to have.
+    """Publish how many actors of some roles a node should have.
 
     Raises:
-        BrokerError: nobody has published the run.
+        BrokerError: the run is not published.
     """
 
     def scale(body: Any) -> dict[str, Any]:
         found = _published(body)
         if found is None:
-            msg = "the run is not published to nodes; `relax up` it first"
+            msg = "the run is not published to nodes; start it with `relax up` first"
             raise BrokerError(msg)
         scaled = {**found.scaled, node: {**found.scaled.get(node, {}), **numbers}}
         return asdict(replace(found, scaled=scaled))
 
-    # The run may end meanwhile, which must not be forgotten.
-    await state.change(RUN_KEY, scale)
+    # Read, change and write as one: the end of the run may be published at the same time.
+    await state.update(RUN_KEY, scale)
 
 
-async def published_run(state: RunState) -> Published | None:
-    """The run as it was published last; None if it was not, or by nobody of ours."""
-    return _published(await state.fetch(RUN_KEY))
+async def fetch_run_record(state: RunState) -> RunRecord | None:
+    """Fetch the published run; None if there is none or the entry is malformed."""
+    return _published(await state.get(RUN_KEY))
 
 
-def _published(body: Any) -> Published | None:
+def _published(body: Any) -> RunRecord | None:
     try:
         scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
-        return Published(
+        return RunRecord(
             dict(body["config"]), str(body["import_path"]), bool(body["finished"]), scaled, str(body.get("mark", ""))
         )
     except (TypeError, KeyError, ValueError, AttributeError):

@@ -1,12 +1,12 @@
-"""The supervisor's decisions, as a pure state machine: events in, actions out, the clock and chance passed in.
+"""Supervisor's decisions as a pure state machine: events in, actions out; clock and random source are passed in.
 
-It follows OTP's supervisor, with two differences that processes which load models call for: restarts wait (back-off
-with jitter), and the window of the restart intensity stands still while a child starts or waits to be started, so that
-a child which takes a minute to fail is not forgotten before it fails again.
+It follows OTP's supervisor, with two differences for processes that load models. Restarts are delayed (back-off with
+jitter). The window of the restart intensity does not advance while a child starts or waits for its start, so that
+failures of a child that takes a minute to fail add up.
 
-The intensity is there to end what cannot come up, or does not stay up by its own fault. A child that was ready and was
-then killed from outside shows neither: it is restarted, however often, and uses up nothing; killed before it was ready
-it does. Deaths of one cause count once.
+The restart intensity ends a run whose children cannot start or fail by themselves. External kills of a ready child are
+not counted: it is restarted however often it is killed. A kill before it was ready counts. Deaths of the same cause
+count once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limit
 
 
 class Phase(StrEnum):
-    """Where a child is in its life."""
+    """Phase of a child."""
 
     DOWN = "down"
     BACKING_OFF = "backing_off"
@@ -32,21 +32,21 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a child now."""
+    """Action: start a child now."""
 
     child: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop a child in order, within its `shutdown` seconds."""
+    """Action: stop a child in order, within its `shutdown` seconds."""
 
     child: str
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The supervisor cannot keep its children up; it stops them all."""
+    """Action: report that the supervisor gives up on a child and stops all."""
 
     child: str
     reason: str
@@ -57,7 +57,7 @@ Action = Start | Stop | GiveUp
 
 @dataclass(slots=True)
 class ChildState:
-    """One child's state: `due` when backing off, `since` when it entered its phase."""
+    """State of one child: `since` is when it entered its phase, `due` when its back-off ends."""
 
     spec: ChildSpec
     phase: Phase = Phase.DOWN
@@ -69,19 +69,21 @@ class ChildState:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process."""
+        """Whether the child has a process."""
         return self.phase in (Phase.STARTING, Phase.READY, Phase.STOPPING)
 
 
 class Supervisor:
-    """Decides; whoever owns it carries the actions out and reports what happens.
+    """State machine of one supervisor; its owner carries out the actions and reports events.
+
+    Times are seconds on the monotonic clock.
 
     Args:
-        specs: children in the order of their start; they stop in the reverse order.
-        strategy: who is restarted with a failed child.
+        specs: children in start order; they stop in reverse order.
+        strategy: which children restart with a failed one.
         limits: the restart intensity.
-        backoff: waits before restarts.
-        source: source of the jitter.
+        backoff: delay of restarts.
+        source: random source of the jitter.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Supervisor:
         self._strategy, self._limits, self._backoff, self._random = strategy, limits, backoff, source
         self._failures: list[float] = []
         self._counted_cause = ""
-        # A clock that stands still while a child starts or waits to be started; failures are stamped with it.
+        # Clock that does not advance while a child starts or waits for its start; failures are stamped with it.
         self._ready_time = 0.0
         self._seen = 0.0
 
@@ -108,20 +110,20 @@ class Supervisor:
         self._seen = now
         return [self._start(child, now) for child in self.children.values()]
 
-    def launched(self, child_id: str, now: float) -> None:
-        """A child that was to start has a process only now: its start is reckoned from here."""
+    def process_started(self, child_id: str, now: float) -> None:
+        """Record that a child's process exists; its start deadline counts from here."""
         child = self.children[child_id]
         if child.phase is Phase.STARTING:
             child.since = now
 
-    def stood_still(self, seconds: float) -> None:
-        """All of us stood still for so long: children that were starting had no time to."""
+    def allow_for_pause(self, seconds: float) -> None:
+        """Extend the start deadlines by a pause of the whole process."""
         for child in self.children.values():
             if child.phase is Phase.STARTING:
                 child.since += seconds
 
     def resize(self, specs: Sequence[ChildSpec], now: float) -> list[Action]:
-        """Have just these children: start those that are new, stop those that are no longer wanted."""
+        """Set the children: start new ones, stop surplus ones."""
         if self.stopping:
             return []
         actions: list[Action] = []
@@ -137,19 +139,19 @@ class Supervisor:
             if spec.id not in self.children:
                 self.children[spec.id] = ChildState(spec)
                 actions.append(self._start(self.children[spec.id], now))
-            # One that is still stopping is started again once it is gone.
+            # A child that is still stopping is started again after its end.
             self.children[spec.id].leaving = False
         return actions
 
     def ready(self, child_id: str, now: float) -> None:
-        """A child is ready to work."""
+        """Record that a child is ready."""
         child = self.children[child_id]
         self._advance(now)
         if child.phase is Phase.STARTING:
             self._enter(child, Phase.READY, now)
 
     def exited(self, child_id: str, outcome: Exit, now: float) -> list[Action]:
-        """A child's process is gone."""
+        """Record the end of a child's process; return what follows."""
         child = self.children[child_id]
         self._advance(now)
         if child.phase is Phase.STOPPING:
@@ -170,7 +172,7 @@ class Supervisor:
         return self._restart(child, outcome, was_ready_for, now)
 
     def _counts(self, outcome: Exit, *, was_ready: bool) -> bool:
-        if not outcome.counted or (was_ready and outcome.blame is Blame.OUTSIDE):
+        if not outcome.counted or (was_ready and outcome.blame is Blame.EXTERNAL):
             return False
         known = bool(outcome.cause) and outcome.cause == self._counted_cause
         self._counted_cause = outcome.cause or self._counted_cause
@@ -181,17 +183,17 @@ class Supervisor:
         if len(self._failures) > self._limits.intensity:
             self._enter(child, Phase.ENDED, now)
             reason = (
-                f"{len(self._failures)} failures within {self._limits.period:g} s, allowed are "
-                f"{self._limits.intensity} (supervision.intensity, supervision.period); the last: {outcome.reason}"
+                f"{len(self._failures)} failures within {self._limits.period:g} s exceed the limit of "
+                f"{self._limits.intensity} (supervision.intensity, supervision.period). Last failure: {outcome.reason}"
             )
             return self._give_up(child.spec.id, reason, now)
-        # A quiet time makes an earlier failure count no more for the wait.
+        # After a quiet period the back-off starts from its base again.
         child.failures = 1 if was_ready_for >= self._limits.period else child.failures + 1
         due = now + self._backoff.delay(child.failures, self._random)
         self.restarts += 1
         self._back_off(child, due, now)
         actions: list[Action] = []
-        for other in reversed(self._with(child)):
+        for other in reversed(self._affected_by(child)):
             if other.phase in (Phase.STARTING, Phase.READY):
                 self._enter(other, Phase.STOPPING, now)
                 other.due = due
@@ -200,7 +202,7 @@ class Supervisor:
                 other.due = max(other.due, due)
         return actions
 
-    def _with(self, child: ChildState) -> list[ChildState]:
+    def _affected_by(self, child: ChildState) -> list[ChildState]:
         everyone = list(self.children.values())
         if self._strategy is Strategy.ONE_FOR_ONE:
             return []
@@ -221,7 +223,7 @@ class Supervisor:
         return self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Start the children whose wait is over, once none of their group is still stopping."""
+        """Start the children whose back-off is over, once no child is stopping."""
         self._advance(now)
         if self.stopping or any(c.phase is Phase.STOPPING for c in self.children.values()):
             return []
@@ -229,11 +231,11 @@ class Supervisor:
         return [self._start(child, now) for child in due]
 
     def next_due(self) -> float | None:
-        """When `tick` has something to do; None if nothing waits."""
+        """Return when the next back-off ends; None if there is none."""
         return min((c.due for c in self.children.values() if c.phase is Phase.BACKING_OFF), default=None)
 
-    def late(self, now: float) -> list[str]:
-        """Children that have been starting for longer than they may."""
+    def overdue(self, now: float) -> list[str]:
+        """Return the children that have exceeded their start deadline."""
         return [
             c.spec.id
             for c in self.children.values()
@@ -241,7 +243,7 @@ class Supervisor:
         ]
 
     def shutdown(self, now: float) -> list[Action]:
-        """Stop all children, the last started first, each after the one before is gone."""
+        """Stop all children in reverse start order, each after the previous one has ended."""
         if self.stopping:
             return []
         self.stopping = True
@@ -261,7 +263,7 @@ class Supervisor:
 
     @property
     def ended(self) -> bool:
-        """Whether no child lives or will be started."""
+        """Whether all children have ended and none will be started."""
         return all(c.phase is Phase.ENDED for c in self.children.values())
 
     def _give_up(self, child: str, reason: str, now: float) -> list[Action]:

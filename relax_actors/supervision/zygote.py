@@ -1,8 +1,8 @@
-"""A process that has imported what takes seconds to import, and forks actors that need it.
+"""Zygote: a process that has imported torch and transformers, and forks actors that need them.
 
-A fork has torch and transformers at once, so an actor that was killed is back in a fraction of the time, and two of
-them start for the price of one import. The zygote has one thread and has initialised no device, so that a fork of it is
-safe. Its children die with it, as it dies with its parent.
+A fork has the modules at once, so a killed actor is back in a fraction of the time, and several actors cost one import.
+The zygote has one thread and initialises no device, so that forking is safe. Its forks die with it, as it dies with its
+parent.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ import setproctitle
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.supervision.outcome import STATUS_FD
 
-HOST = "relax_actors.supervision.actor_process"
+ACTOR_MODULE = "relax_actors.supervision.actor_process"
 PRELOADED = (
     "relax_actors.supervision.actor_process",
     "relax_actors.engines.transformers.engine",
     "relax_actors.engines.torch.engine",
     "relax_actors.engines.torch.scorer",
 )
-PRELOADED_MODELLED = (
+PRELOADED_SIMULATED = (
     "relax_actors.supervision.actor_process",
     "relax_actors.roles.rollout",
     "relax_actors.roles.trainer",
 )
-"""Of engines that are only simulated: without torch."""
+"""Modules for simulated engines, without torch."""
 _PR_SET_PDEATHSIG = 1
 MAX_MESSAGE = 1 << 16
 BEAT_SECONDS = 0.5
 
 
 def _serve(connection: socket.socket, box: BlackBox) -> None:
-    """The zygote's loop: fork on request, reap, report, and give signs of life."""
+    """Fork on request, reap and report the forks' ends, and record signs of life."""
     own = os.getpid()
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -91,9 +91,10 @@ def _reap(connection: socket.socket) -> None:
 
 
 def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> NoReturn:
-    """In the fork: a session of its own, the parent's death its own, its own output; then live as an actor.
+    """Turn the fork into an actor: its own session and output, death with its parent; then run the actor.
 
-    `parent` was looked up before the fork: a fork whose zygote is gone already must end, for nobody knows of it.
+    `parent` is the zygote's pid, read before the fork: if the zygote has died since, no supervisor knows of the fork,
+    which must exit.
     """
     try:
         os.setsid()
@@ -103,12 +104,12 @@ def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> N
         os.dup2(log, 1)
         os.dup2(log, 2)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # Named as if it had been started, for `ps` and for whoever looks a process up by its command line.
-        setproctitle.setproctitle(" ".join([sys.executable, "-m", HOST, *arguments]))
-        from relax_actors.supervision import actor_process as host  # noqa: PLC0415 the actor's own
+        # Show the command line of a started actor, for `ps` and for searches by command line.
+        setproctitle.setproctitle(" ".join([sys.executable, "-m", ACTOR_MODULE, *arguments]))
+        from relax_actors.supervision import actor_process  # noqa: PLC0415 preloaded by the zygote
 
         os.environ[STATUS_FD] = str(status)
-        host.main(arguments)
+        actor_process.main(arguments)
     except BaseException:  # noqa: BLE001 a fork must never return into the zygote's loop
         traceback.print_exc()
         sys.stderr.flush()
@@ -116,7 +117,7 @@ def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> N
 
 
 def main() -> None:
-    """Entry point of the zygote's process."""
+    """Run the zygote; the process's entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     began = time.monotonic()

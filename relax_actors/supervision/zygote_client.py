@@ -1,4 +1,4 @@
-"""The supervisor's end of the zygote: it starts it, has it fork, looks after it, and learns from it how forks ended."""
+"""Supervisor's end of the zygote: starts it, requests forks, checks its health, and learns how the forks ended."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ import structlog
 from broker.process import spawn
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.logs import rotate
-from relax_actors.runtime.pauses import Pauses, unusual
+from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
 from relax_actors.supervision.launch import StartError
 from relax_actors.supervision.zygote import MAX_MESSAGE, PRELOADED
 
 REPLY_SECONDS = 10.0
-"""For an answer of a zygote that has imported; forking takes milliseconds."""
-SAY_SECONDS = 10.0
-LOOK_SECONDS = 1.5
-"""From one look after it to the next, at most."""
+"""Deadline for an answer of a zygote that has imported its modules; forking takes milliseconds."""
+REPORT_SECONDS = 10.0
+CHECK_SECONDS = 1.5
+"""Upper bound for the time between two health checks."""
 log = structlog.get_logger()
 
 
-class Forked:
-    """A process that a zygote forked."""
+class ForkedProcess:
+    """A process forked by a zygote."""
 
-    def __init__(self, pid: int, zygote: Life) -> None:
+    def __init__(self, pid: int, zygote: ZygoteProcess) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self.cause = ""
-        """The zygote, if that died first and took it along."""
+        """Name of the zygote, if it died first and took this process with it."""
         self._zygote = zygote
 
     def poll(self) -> int | None:
-        """The exit code as the zygote saw it; -SIGKILL if the zygote died first; None while neither is known."""
+        """Return the exit code as reported by the zygote; -SIGKILL if the zygote died first; None while unknown."""
         if self.returncode is None:
             alive = self._zygote.alive
-            self._zygote.hear()
+            self._zygote.read_replies()
             self.returncode = self._zygote.codes.pop(self.pid, None)
             if self.returncode is None and not alive:
                 self.returncode, self.cause = -int(signal.SIGKILL), self._zygote.name
         return self.returncode
 
     def wait(self) -> int:
-        """The exit code, for a process that has ended or is about to; a zygote that does not tell it is ended."""
+        """Wait for the exit code of a process that is about to end; kill a zygote that does not answer."""
         end = time.monotonic() + REPLY_SECONDS
         while (code := self.poll()) is None:
-            if not self._zygote.wait_for_word(end - time.monotonic()):
+            if not self._zygote.wait_for_reply(end - time.monotonic()):
                 self._zygote.end()
         return code
 
 
-class Life:
-    """One process of a zygote, and what it said of those it forked."""
+class ZygoteProcess:
+    """One incarnation of a zygote, and what it reported about its forks."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self.name = f"zygote {number}"
@@ -76,16 +76,16 @@ class Life:
 
     @property
     def alive(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """How it ended."""
+        """Exit code of the process; None while it runs."""
         return self._process.poll()
 
-    def hear(self) -> None:
-        """Take in what it said."""
+    def read_replies(self) -> None:
+        """Read what the zygote reported."""
         with suppress(OSError):
             while data := self._socket.recv(MAX_MESSAGE):
                 reply: dict[str, Any] = json.loads(data)
@@ -96,54 +96,54 @@ class Life:
                 else:
                     self.ready_at = time.monotonic()
 
-    def wait_for_word(self, seconds: float) -> bool:
-        """Wait until it says something or has ended; False if that takes longer."""
-        # Not select.select: a node of many actors has descriptors beyond its bound.
+    def wait_for_reply(self, seconds: float) -> bool:
+        """Wait for a report or the zygote's end; return False after `seconds`."""
+        # Not select.select: a node of many actors has descriptors above its limit of 1024.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def fork(self, arguments: list[str], log: int, status: int) -> int:
-        """Have it fork; gives the process.
+        """Request a fork; return its pid.
 
         Raises:
-            OSError: it is gone, or does not answer.
+            OSError: the zygote has ended or does not answer.
         """
         self._forked = None
         socket.send_fds(self._socket, [json.dumps(arguments).encode()], [log, status])
         end = time.monotonic() + REPLY_SECONDS
         while self._forked is None:
-            if not self.wait_for_word(end - time.monotonic()):
+            if not self.wait_for_reply(end - time.monotonic()):
                 raise TimeoutError(errno.ETIMEDOUT, f"no answer within {REPLY_SECONDS:g} s")
             if not self.alive:
                 raise ConnectionResetError(errno.ECONNRESET, f"it has ended with exit code {self.returncode}")
-            self.hear()
+            self.read_replies()
         return self._forked
 
     def end(self) -> None:
-        """Kill it, and with it all that it forked."""
+        """Kill the zygote, and with it all its forks."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
         self.close()
 
     def close(self) -> None:
-        """Take in what it said last, when it has ended."""
-        self.hear()
+        """Read the last reports of a zygote that has ended, and close the socket."""
+        self.read_replies()
         self._socket.close()
 
 
 class Zygote:
-    """The supervisor's end: one zygote at a time. Use it in a thread that lives as long as the actors may.
+    """Client of the zygote, with one incarnation at a time. Use it in a thread that lives as long as the actors.
 
     Args:
-        log: file for what it prints.
+        log: file for the zygote's output.
         box: its black box.
-        environment: its whole environment, and that of the actors.
-        start_deadline: seconds that it may take to import.
+        environment: its whole environment, inherited by the actors.
+        start_deadline: seconds to import in.
         heartbeat: seconds without a sign of life after which it is killed.
-        modules: what it imports.
-        say: told every `SAY_SECONDS` for how many seconds it has been importing.
+        modules: modules to import.
+        on_importing: called every `REPORT_SECONDS` with the seconds that the import has taken so far.
     """
 
     def __init__(
@@ -155,107 +155,116 @@ class Zygote:
         start_deadline: float,
         heartbeat: float,
         modules: Sequence[str] = PRELOADED,
-        say: Callable[[float], object] = lambda _: None,
+        on_importing: Callable[[float], object] = lambda _: None,
     ) -> None:
         self._log, self._path, self._environment, self._modules = log, box, environment, modules
         self._box = BlackBox(box)
-        self._start_deadline, self._heartbeat, self._say = start_deadline, heartbeat, say
-        self._pauses, self._awake, self._said = Pauses(LOOK_SECONDS + unusual(heartbeat)), 0.0, 0.0
-        self._life: Life | None = None
+        self._start_deadline, self._heartbeat, self._on_importing = start_deadline, heartbeat, on_importing
+        self._pauses, self._resumed_at, self._reported_at = (
+            PauseDetector(CHECK_SECONDS + tolerated_delay(heartbeat)),
+            0.0,
+            0.0,
+        )
+        self._current: ZygoteProcess | None = None
         self._verdict = ""
-        self._lives = 0
+        self._starts = 0
 
     def start(self) -> None:
-        """Start it; it imports in the background."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Start a zygote; it imports in the background."""
+        own, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "relax_actors.supervision.zygote", str(theirs.fileno()), str(self._path)]
-        with theirs, self._log.open("ab") as log:
+        command = [sys.executable, "-m", "relax_actors.supervision.zygote", str(remote.fileno()), str(self._path)]
+        with remote, self._log.open("ab") as log:
             process = spawn(
-                [*command, *self._modules], log=log, environment=self._environment, pass_fds=(theirs.fileno(),)
+                [*command, *self._modules], log=log, environment=self._environment, pass_fds=(remote.fileno(),)
             )
-        self._lives += 1
+        self._starts += 1
         self._verdict = ""
-        self._life = Life(self._lives, process, ours)
-        self._said = self._life.began
+        self._current = ZygoteProcess(self._starts, process, own)
+        self._reported_at = self._current.began
 
     def ready(self) -> bool:
-        """Whether it has imported and can fork; starts another one if there is none.
+        """Whether the zygote can fork; starts one if there is none.
 
         Raises:
-            StartError: it ended before it could.
+            StartError: the zygote ended before it was ready.
         """
-        life = self._life
-        if life is None:
+        process = self._current
+        if process is None:
             self.start()
             return False
-        life.hear()
-        if life.alive:
-            return life.ready_at is not None
-        self._life = None
-        life.close()
-        if life.ready_at is None:
-            why = self._verdict or f"exit code {life.returncode}"
-            msg = f"{life.name} ended before it had imported {', '.join(self._modules)} ({why}); its log is {self._log}"
-            raise StartError(msg, life.name)
+        process.read_replies()
+        if process.alive:
+            return process.ready_at is not None
+        self._current = None
+        process.close()
+        if process.ready_at is None:
+            why = self._verdict or f"exit code {process.returncode}"
+            modules = ", ".join(self._modules)
+            msg = f"{process.name} ended before it had imported {modules} ({why}); see its log {self._log}"
+            raise StartError(msg, process.name)
         self.start()
         return False
 
-    def fork(self, arguments: list[str], log: int, status: int) -> Forked:
-        """Fork an actor, when it is ready: `arguments` of the host's `main`, descriptors for its output and its
-        status pipe.
+    def fork(self, arguments: list[str], log: int, status: int) -> ForkedProcess:
+        """Fork an actor.
+
+        Args:
+            arguments: arguments of `actor_process.main`.
+            log: descriptor for its output.
+            status: descriptor of its status pipe.
 
         Raises:
-            StartError: it does not answer, and was killed; its log may say why.
+            StartError: the zygote did not answer and was killed; its log may name the reason.
         """
-        life = self._life
-        if life is None:
-            msg = "there is no zygote to fork an actor"
+        process = self._current
+        if process is None:
+            msg = "there is no zygote that could fork an actor"
             raise StartError(msg)
         try:
-            return Forked(life.fork(arguments, log, status), life)
+            return ForkedProcess(process.fork(arguments, log, status), process)
         except OSError as error:
-            life.end()
-            msg = f"{life.name} does not fork actors ({error}); its log is {self._log}"
-            raise StartError(msg, life.name) from error
+            process.end()
+            msg = f"{process.name} does not fork actors ({error}); see its log {self._log}"
+            raise StartError(msg, process.name) from error
 
-    def look_after(self) -> None:
-        """Kill it if it gives no sign of life, or imports for too long; call it about once a second."""
+    def check_health(self) -> None:
+        """Kill the zygote if it shows no sign of life or imports for too long; call it about once a second."""
         rotate(self._log)
         now = time.monotonic()
-        if self._pauses.look(now):
-            self._awake = now
-        life = self._life
-        if life is None or not life.alive:
+        if self._pauses.check(now):
+            self._resumed_at = now
+        process = self._current
+        if process is None or not process.alive:
             return
-        life.hear()
-        if life.ready_at is None:
-            importing = now - max(life.began, self._awake)
+        process.read_replies()
+        if process.ready_at is None:
+            importing = now - max(process.began, self._resumed_at)
             if importing > self._start_deadline:
-                self._condemn(life, f"not ready within {importing:.0f} s, supervision.start_deadline")
-            elif now - self._said > SAY_SECONDS:
-                self._said = now
-                self._say(round(now - life.began, 1))
-        elif (silent := now - max(self._box.read().beat, life.ready_at, self._awake)) > self._heartbeat:
-            self._condemn(life, f"no sign of life for {silent:.1f} s, supervision.heartbeat")
+                self._kill(process, f"not ready within {importing:.0f} s, supervision.start_deadline")
+            elif now - self._reported_at > REPORT_SECONDS:
+                self._reported_at = now
+                self._on_importing(round(now - process.began, 1))
+        elif (silent := now - max(self._box.read().beat, process.ready_at, self._resumed_at)) > self._heartbeat:
+            self._kill(process, f"no sign of life for {silent:.1f} s, supervision.heartbeat")
 
-    def _condemn(self, life: Life, why: str) -> None:
+    def _kill(self, process: ZygoteProcess, why: str) -> None:
         self._verdict = why
-        log.warning("zygote_killed", zygote=life.name, reason=why)
-        life.end()
+        log.warning("zygote_killed", zygote=process.name, reason=why)
+        process.end()
 
     def state(self) -> dict[str, Any]:
-        """Its `phase`, `pid`, since when it is so (seconds since 1970) and its `restarts`; from any thread."""
-        life = self._life
-        if life is None or not life.alive:
-            return {"phase": "down", "pid": None, "since": time.time(), "restarts": max(0, self._lives - 1)}
-        ready = life.ready_at is not None
-        since = time.time() - time.monotonic() + (life.ready_at or life.began)
+        """Return the zygote's `phase`, `pid`, `since` (seconds since 1970) and `restarts`; callable from any thread."""
+        process = self._current
+        if process is None or not process.alive:
+            return {"phase": "down", "pid": None, "since": time.time(), "restarts": max(0, self._starts - 1)}
+        ready = process.ready_at is not None
+        since = time.time() - time.monotonic() + (process.ready_at or process.began)
         phase = "ready" if ready else "importing"
-        return {"phase": phase, "pid": life.pid, "since": round(since, 3), "restarts": self._lives - 1}
+        return {"phase": phase, "pid": process.pid, "since": round(since, 3), "restarts": self._starts - 1}
 
     def close(self) -> None:
-        """End it, and with it all that it forked."""
-        if self._life is not None:
-            self._life.end()
-            self._life = None
+        """Kill the zygote, and with it all its forks."""
+        if self._current is not None:
+            self._current.end()
+            self._current = None

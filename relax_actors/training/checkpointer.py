@@ -18,9 +18,9 @@ from relax_actors.engines.protocols import TrainingEngine
 from relax_actors.engines.protocols.training import SavesMeanwhile
 from relax_actors.errors import FencedError
 from relax_actors.messages import Checkpoint
+from relax_actors.runtime import Context
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import put_own
-from relax_actors.runtime.role import Context
 from relax_actors.training.ledger import Ledger
 from relax_actors.weights.publisher import Publisher
 
@@ -85,9 +85,9 @@ class Checkpointer:
             return
         self._publisher.settle()
         path = self._path(version)
-        unfinished = checkpoints.place(path)
+        unfinished = checkpoints.temporary_path(path)
         try:
-            checkpoints.begin(path)
+            checkpoints.create_temporary(path)
             finish = self._engine.begin_save(unfinished)
         except OSError as error:
             self._without_room(version, unfinished, error)
@@ -110,7 +110,7 @@ class Checkpointer:
             begun.finish()
             self._context.progress()
             checkpoints.seal(begun.unfinished)
-            checkpoints.put(begun.unfinished, begun.path)
+            checkpoints.commit(begun.unfinished, begun.path)
         except OSError as error:
             self._without_room(begun.version, begun.unfinished, error)
             return
@@ -130,7 +130,7 @@ class Checkpointer:
         context = self._context
         context.progress()
         # Of a later life, which may still need the rows.
-        context.give_way()
+        context.raise_if_fenced()
         old, floor = self._ledger.floor, self._ledger.next_floor(version)
         cell = Checkpoint(
             version=version,
@@ -143,7 +143,7 @@ class Checkpointer:
         found = put_own(context, context.table.subjects.numbered("checkpoint", version), cell)
         if found is not None:
             if found.incarnation > context.incarnation:
-                msg = f"checkpoint {version} was written by a later life; this one gives way"
+                msg = f"checkpoint {version} was written by a later incarnation; this incarnation exits"
                 raise FencedError(msg)
             cell = found
         self._ledger.observe(CellId("checkpoint", version), cell)
@@ -156,4 +156,4 @@ class Checkpointer:
     def _collect(self) -> None:
         folder, newest = self._context.folder, sorted(self.known)[-self._context.config.trainer.keep_checkpoints :]
         kept = {Path(self.known[version]).name for version in newest}
-        checkpoints.collect(folder.checkpoints, kept, newest[-1], self._context.incarnation)
+        checkpoints.remove_stale(folder.checkpoints, kept, newest[-1], self._context.incarnation)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from relax_actors.algorithms.micro_batches import row_parts
 from relax_actors.engines.protocols import StepResult, TrainingEngine
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 from relax_actors.training.step_rows import Lost, StepReader, StepRows
 
 
@@ -100,7 +100,7 @@ class Feed:
         self.early_seconds = self.seconds
         self._compute(self._parts())
         settle()
-        with self._context.turn(), self._measured():
+        with self._context.device_lock(), self._measured():
             result = self._engine.step(self._step, self._context.progress)
         self._fed, self._rows = 0, self._reader.empty()
         return result
@@ -109,7 +109,7 @@ class Feed:
         for part in parts:
             if part.start < self._fed:
                 continue
-            with self._context.turn(), self._measured():
+            with self._context.device_lock(), self._measured():
                 self._engine.accumulate(self._rows.part(part).batch(), self._context.progress)
             self._fed = part.stop
 

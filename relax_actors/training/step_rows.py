@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from broker.codec import Array
-from broker.errors import RelaxError, StoreError
 from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import Sequences, TrainBatch
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, RelaxError, StoreError
 from relax_actors.messages import Advantage, Dropped, DropReason, Prompt, Quarantined, Trajectory
 from relax_actors.messages.experts import expanded, flaw
 from relax_actors.runtime.cells import read_column, read_logprobs

@@ -12,7 +12,7 @@ from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Sequences, TrainingEngine
 from relax_actors.errors import ConfigError, RowError
-from relax_actors.runtime.seeds import seed_of
+from relax_actors.runtime.seeds import derive_seed
 
 
 def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], None]) -> float:
@@ -31,7 +31,7 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
     most = room(config)
     maker = PromptMaker(config.data, tokenizer, most, config.rollout.max_tokens)
     stop = np.array(sorted(tokenizer.stop_ids)[:1], np.int32)
-    generator = np.random.Generator(np.random.Philox(key=seed_of(config.run.seed, "warm_start")))
+    generator = np.random.Generator(np.random.Philox(key=derive_seed(config.run.seed, "warm_start")))
     loss = 0.0
     for _ in range(settings.steps):
         prompts: list[Array] = []

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from broker.errors import StoreError
+from relax_actors.errors import StoreError
 
 _BITS = {2: torch.int16, 4: torch.int32}
 _UP, _DOWN, _SMALL, _WIDE = range(4)

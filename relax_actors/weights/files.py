@@ -14,7 +14,7 @@ import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
 
-from broker.errors import StoreError
+from relax_actors.errors import StoreError
 
 DELTA_OF = "delta_of"
 """Key of a delta file's metadata: what it applies to."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from broker.errors import StoreError
+from relax_actors.errors import StoreError
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
 from relax_actors.weights.protocol import Step

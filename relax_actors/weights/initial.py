@@ -6,13 +6,12 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from broker.errors import StoreError
 from broker.store import Store
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, StoreError
 from relax_actors.messages import Weights
+from relax_actors.runtime import Context
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import fetch_own
-from relax_actors.runtime.role import Context
 
 
 class Start:

@@ -12,9 +12,9 @@ from broker.table import CALL_DEADLINE
 from relax_actors.algorithms.schedules import is_evaluated, last_evaluated
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.messages import Shard, Weights
+from relax_actors.runtime import Context
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import fetch_own, put_own
-from relax_actors.runtime.role import Context
 from relax_actors.weights.initial import Start, is_whole
 from relax_actors.weights.protocol import PublishesWeights
 from relax_actors.weights.transport import sender_of
@@ -81,7 +81,7 @@ class Publisher:
                 self._collect(version)
                 return
         if known.incarnation > context.incarnation:
-            msg = f"weights {version} were published by a later life; this one gives way"
+            msg = f"weights {version} were published by a later incarnation; this incarnation exits"
             raise FencedError(msg)
         found = self._engine.fingerprint()
         if found == known.fingerprint:
@@ -211,18 +211,18 @@ class Publisher:
         table = self._context.table
         rows = f"{table.subjects.prefix}.group"
         # Of earlier steps too: a role that was slow, or dead for a while, may have written after a floor had passed.
-        below = [cell for cell in table.cells(f"{rows}.>") if cell.step < floor]
+        below = [cell for cell in table.list_cells(f"{rows}.>") if cell.step < floor]
         kept = {cell.step for cell in below if cell.field in KEPT}
         table.purge(f"{rows}.{step}.>" for step in {cell.step for cell in below} - kept)
         # What a quarantined row was asked stays with it.
         quarantined = {cell.row for cell in below if cell.field == "quarantined"}
         gone = [c for c in below if c.step in kept and c.field not in KEPT]
-        table.purge(table.cell(c.row, c.field) for c in gone if c.field != "prompt" or c.row not in quarantined)
-        for name in table.store.names("group"):
+        table.purge(table.subject(c.row, c.field) for c in gone if c.field != "prompt" or c.row not in quarantined)
+        for name in table.store.list_names("group"):
             if name.isdigit() and int(name) < floor:
                 table.store.remove(f"group/{name}")
         forget = self._context.state.forget_failures(lambda row: row.kind == "group" and row.step < floor)
-        table.bridge.call(forget, CALL_DEADLINE)
+        table.connection.call(forget, CALL_DEADLINE)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""

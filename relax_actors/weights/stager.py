@@ -12,10 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker.errors import StoreError
-from relax_actors.errors import ActorError, RowError
+from relax_actors.errors import ActorError, RowError, StoreError
 from relax_actors.messages import Weights
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 from relax_actors.weights.protocol import TakesWeights, WeightsCopy
 from relax_actors.weights.transport import published_of, receiver_of
 
@@ -71,9 +70,9 @@ class Stager:
             return
         table = self._context.table
         subject = table.subjects.numbered("weights", "*")
-        table.bridge.call(table.bridge.nc.subscribe(subject, cb=self._on_publication), 30)
+        table.connection.call(table.connection.nc.subscribe(subject, cb=self._on_publication), 30)
         # What was published without a connection was not heard.
-        table.bridge.on_reconnect.append(self._on_reconnect)
+        table.connection.on_reconnect.append(self._on_reconnect)
         self._thread.start()
 
     def use(self, least: int) -> None:

@@ -12,11 +12,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from broker.errors import StoreError
 from broker.table import CALL_DEADLINE, Table
-from relax_actors.errors import CodecError, ConfigError
+from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Weights
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 from relax_actors.weights.protocol import Content, Offers, Step, WeightsCopy
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class MemorySender:
         settings = context.config.weights
         self._sender = TorchSender(settings.listen, settings.patience)
         note = asdict(self._sender.address)
-        context.table.bridge.call(context.state.put(NOTE, note), CALL_DEADLINE)
+        context.table.connection.call(context.state.put(NOTE, note), CALL_DEADLINE)
 
     def offer(self, published: Weights) -> None:
         """Hold the weights, and let go of those before; see `Sender`."""
@@ -202,7 +201,7 @@ class MemoryReceiver:
         from relax_actors.weights.torch_transport.sender import Address  # noqa: PLC0415
 
         table = self._context.table
-        note = table.bridge.call(self._context.state.fetch(NOTE), CALL_DEADLINE)
+        note = table.connection.call(self._context.state.get(NOTE), CALL_DEADLINE)
         note = note if isinstance(note, dict) else {}
         host, port, token = (note.get(name) for name in ("host", "port", "token"))
         if not isinstance(host, str) or not isinstance(token, str) or not isinstance(port, int):

@@ -144,7 +144,7 @@ def _at(run: Run, kill: Kill) -> str | None:
         # What an earlier kill left of a checkpoint may still be there.
         if kill.point == "checkpoint" and list(run.folder.checkpoints.glob(".*.tmp")):
             return "a checkpoint"
-        last = run.table.written(f"relax.{run.name}.batch.*")
+        last = run.table.list_subjects(f"relax.{run.name}.batch.*")
         step = max(int(subject.rsplit(".", 1)[1]) for subject in last) if last else -1
         return None if step < 0 or _passed(run, step) else "a step"
     if kill.victim in ("rollout.0", "reward.0", "advantages.0") and box(run, kill.victim).rows:

@@ -28,19 +28,19 @@ def test_rows_of_passed_steps_and_of_evaluated_versions_are_gone_at_the_end(make
     quick = ("run.steps=24", "supervision.intensity=50", "supervision.ack_wait=1")
     run = make_run("lean", *EVALUATED, *quick).start()
     table = run.table
-    bridge, subjects = table.bridge, table.subjects
+    connection, subjects = table.connection, table.subjects
     wait_until(lambda: table.get(subjects.numbered("evaluation", 0)), "evaluation.0", 90)
     run.kill("evaluator.0")
     # Somebody fails on rows, and writes to rows, that are gone or will be.
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, subjects), 30))
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects), 30))
     late = [RowId(0, 0), RowId(0, 0, "eval")]
     wait_until(lambda: table.get(subjects.numbered("checkpoint", 6)), "checkpoint.6", 90)
     # First: a trainer that lets go of the step just now must see this when it sees the others.
     kept = RowId(0, 1)
-    table.put(table.cell(kept, "quarantined"), Quarantined("reward", 1, "an error", ""))
+    table.put(table.subject(kept, "quarantined"), Quarantined("reward", 1, "an error", ""))
     for row in late:
-        table.put(table.cell(row, "late"), Dropped("late", ""))
-        bridge.call(state.count_failure("rollout", row, "an error", ""), 10)
+        table.put(table.subject(row, "late"), Dropped("late", ""))
+        connection.call(state.count_failure("rollout", row, "an error", ""), 10)
     for row in late:
         segments = run.folder.root / "store" / row.kind / "0"
         segments.mkdir(parents=True, exist_ok=True)
@@ -60,12 +60,12 @@ def test_rows_of_passed_steps_and_of_evaluated_versions_are_gone_at_the_end(make
         assert ledger.violations() == []
         assert ledger.floor >= 20
         assert [version for version, _ in read_curves(at.table, ledger).evals] == list(range(0, 25, 3))
-        assert {cell.step for cell in at.table.cells("relax.lean.eval.>")} == {24}
-        below = [cell for cell in at.table.cells("relax.lean.group.>") if cell.step < ledger.floor]
+        assert {cell.step for cell in at.table.list_cells("relax.lean.eval.>")} == {24}
+        below = [cell for cell in at.table.list_cells("relax.lean.group.>") if cell.step < ledger.floor]
         assert [(cell.row, cell.field) for cell in below] == [(kept, "quarantined")]
-        assert at.table.store.names("eval") in ([], ["24"])
-        assert min(map(int, at.table.store.names("group")), default=ledger.floor) >= ledger.floor
+        assert at.table.store.list_names("eval") in ([], ["24"])
+        assert min(map(int, at.table.store.list_names("group")), default=ledger.floor) >= ledger.floor
         for row in late:
-            assert at.table.bridge.call(at.state.failures("rollout", row), 10) == Failures()
+            assert at.table.connection.call(at.state.failures("rollout", row), 10) == Failures()
     assert not left_behind.exists()
     assert len(list(run.folder.checkpoints.iterdir())) == 2

@@ -1,4 +1,4 @@
-"""Actors that stop: found by missing signs of life, killed and replaced, and their rows done by others."""
+"""Stopped processes: found by missing signs of life, killed and replaced; other actors handle their rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MakeRun = Callable[..., Run]
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("who", ["node", "broker"])
-def test_a_supervisor_or_a_broker_that_was_stopped_is_found_killed_and_replaced(make_run: MakeRun, who: str) -> None:
+def test_stopped_supervisor_or_broker_is_killed_and_replaced(make_run: MakeRun, who: str) -> None:
     run = make_run(f"stopped{who}", "run.steps=3000", "supervision.heartbeat=2", "supervision.ack_wait=1").start()
     for step in (2, 8):
         wait_until(lambda step=step: run.table.get(f"relax.{run.name}.batch.{step}"), f"batch.{step}", 90)
@@ -25,14 +25,14 @@ def test_a_supervisor_or_a_broker_that_was_stopped_is_found_killed_and_replaced(
         pid = hit(run, who, signal.SIGSTOP)
         wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of the stopped {who}", 30)
         if who == "node":
-            # One that is only starting has more time than one that has started actors.
+            # A node that is still starting has a longer deadline than one that has started actors.
             wait_until(lambda old=trainer: run.pid_of("trainer.0") not in (None, old), "another trainer", 90)
     run.end_in_order()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_actors_that_were_stopped_are_found_killed_and_replaced(make_run: MakeRun) -> None:
+def test_stopped_actors_are_killed_and_replaced(make_run: MakeRun) -> None:
     run = make_run(
         "stopped",
         "run.steps=16",

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.connection import Address, Bridge
-from broker.pull import Follower
+from broker.address import Address
+from broker.connection import Connection
+from broker.ordered_consumer import OrderedConsumer
 from broker.subjects import Subjects
 from tests.chaos.equivalence import SETTINGS, killed_run, plan, steps_for
 from tests.support.faults import story_of
@@ -28,11 +29,11 @@ class Witness:
     def __init__(self, run: Run) -> None:
         wait_until(run.folder.address.exists, "broker.json")
         self.cells: list[tuple[str, bytes]] = []
-        self._bridge = Bridge(Address.load(run.folder.address), "witness", deadline=60)
+        self._connection = Connection(Address.load(run.folder.address), "witness", deadline=60)
         subjects = Subjects(run.name)
         filters = [subjects.column(name) for name in ("prompt", "trajectory")] + [subjects.numbered("weights", "*")]
-        self._follower = Follower(self._bridge, subjects.table_stream, filters)
-        self._following = self._bridge.submit(self._follow())
+        self._follower = OrderedConsumer(self._connection, subjects.table_stream, filters)
+        self._following = self._connection.submit(self._follow())
 
     async def _follow(self) -> None:
         async for messages in self._follower.batches(tick=0.5):
@@ -42,7 +43,7 @@ class Witness:
     def close(self) -> None:
         """Stop looking."""
         self._following.cancel()
-        self._bridge.close()
+        self._connection.close()
 
     def rows(self, field: str) -> Counter[str]:
         """How often a column of each row was written."""

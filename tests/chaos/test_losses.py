@@ -76,9 +76,9 @@ def test_a_row_that_kills_its_actor_does_not_take_its_neighbours_along(make_run:
     poisoned = {str(c.row) for c, _ in run.table.snapshot([column])}
     for cell_id, cell in run.table.snapshot([column]):
         assert "SIGSEGV" in run.table.read(cell.data, Quarantined).error
-        prompt = run.table.get(run.table.cell(cell_id.row, "prompt"))
+        prompt = run.table.get(run.table.subject(cell_id.row, "prompt"))
         assert prompt is not None
-        assert run.table.open(prompt.data).fields["metadata"]["i"] % 11 == 0
+        assert run.table.read_envelope(prompt.data).fields["metadata"]["i"] % 11 == 0
     assert poisoned
     run.disconnect()
     code, result, said = run.finish()
@@ -145,7 +145,9 @@ def test_an_evaluator_that_is_killed_asks_again_and_every_version_is_evaluated_i
     for version in (0, 2, 4, 6, 8):
         wait_for_cell(run, f"weights.{version}")
         if version % 4 == 0:
-            wait_until(lambda v=version: run.table.count(f"relax.evaluator.eval.{v}.*.prompt"), "a held-out prompt", 60)
+            wait_until(
+                lambda v=version: run.table.count_cells(f"relax.evaluator.eval.{v}.*.prompt"), "a held-out prompt", 60
+            )
         hit(run, "evaluator.0")
     run.disconnect()
     code, result, said = run.finish()

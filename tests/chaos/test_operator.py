@@ -1,4 +1,4 @@
-"""What an operator does about trouble: look at the tree, at the quarantine, and put rows back."""
+"""Operator commands during a run: the tree, the quarantine, requeueing rows, and scaling."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from tests.support.running import Run, relax, wait_until
 MakeRun = Callable[..., Run]
 
 
-def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
+def test_quarantined_rows_are_listed_and_requeued_after_the_cause_is_fixed(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mended = tmp_path / "mended"
-    monkeypatch.setenv("MENDED", str(mended))
-    settings = ("reward.function=tiny_tasks.poison_until_mended", "supervision.max_failures=1", "run.steps=3000")
+    fixed = tmp_path / "fixed"
+    monkeypatch.setenv("FIXED", str(fixed))
+    settings = ("reward.function=tiny_tasks.poison_until_fixed", "supervision.max_failures=1", "run.steps=3000")
     run = make_run("requeue", *settings, "trainer.checkpoint_every=1000").start()
     column = run.table.subjects.column("quarantined")
     wait_until(lambda: run.table.get("relax.requeue.weights.0"), "weights.0", 90)
-    wait_until(lambda: run.table.written(column), "a quarantined row", 90)
+    wait_until(lambda: run.table.list_subjects(column), "a quarantined row", 90)
     listed = relax("quarantine", "list", "requeue", "--json", cwd=tmp_path).stdout.splitlines()
     first = json.loads(listed[0])
-    assert (first["role"], first["error"], first["requeued"]) == ("reward", "RuntimeError: not mended yet", False)
+    assert (first["role"], first["error"], first["requeued"]) == ("reward", "RuntimeError: not fixed yet", False)
     old = RowId.parse(first["row"])
     shown = relax("quarantine", "show", "requeue", str(old), cwd=tmp_path).stdout
-    assert "not mended yet" in shown
+    assert "not fixed yet" in shown
     assert "trajectory:" in shown
-    mended.touch()
+    fixed.touch()
     done = relax("quarantine", "requeue", "requeue", str(old), cwd=tmp_path)
     assert "1 rows will be admitted again" in done.stdout, done.stderr
-    cell = run.table.cell(old, "readmitted")
+    cell = run.table.subject(old, "readmitted")
     wait_until(lambda: run.table.get(cell), "readmitted", 60)
     again = run.table.fetch(cell, Readmitted)
     assert again is not None
-    task = run.table.fetch(run.table.cell(old, "prompt"), Prompt)
-    prompt = run.table.fetch(run.table.cell(RowId.parse(again.row), "prompt"), Prompt)
+    task = run.table.fetch(run.table.subject(old, "prompt"), Prompt)
+    prompt = run.table.fetch(run.table.subject(RowId.parse(again.row), "prompt"), Prompt)
     assert task is not None
     assert prompt is not None
     assert (prompt.requeue_of, prompt.text, prompt.metadata) == (str(old), task.text, task.metadata)
@@ -51,7 +51,7 @@ def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
     refused = relax("quarantine", "requeue", "requeue", "group.0.77", cwd=tmp_path)
     assert refused.returncode == 2
     assert "is not quarantined" in refused.stderr
-    # A life that ended between the prompt and the word of it leaves this: the next one finds it out.
+    # This is the state that PromptSource leaves if it dies between writing the prompt and `readmitted`.
     run.table.purge([cell])
     run.kill("prompts.0", signal.SIGKILL)
     wait_until(lambda: run.table.get(cell), "readmitted again", 60)
@@ -60,11 +60,11 @@ def test_quarantined_rows_are_shown_and_put_back_once_the_cause_is_mended(
 
 
 @pytest.mark.slow
-def test_the_tree_shows_who_lives_since_when_and_what_each_waits_for(make_run: MakeRun, tmp_path: Path) -> None:
+def test_tree_shows_live_processes_their_uptime_and_what_they_wait_for(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("shown", "run.steps=2000", "rollout.max_tokens=40").start()
     wait_until(lambda: run.table.get("relax.shown.batch.0"), "batch.0", 90)
     pid = run.kill("reward.0")
-    wait_until(lambda: run.pid_of("reward.0") not in (None, pid), "another life of reward", 30)
+    wait_until(lambda: run.pid_of("reward.0") not in (None, pid), "next incarnation of reward", 30)
 
     def tree() -> str | None:
         text = relax("tree", "shown", cwd=tmp_path).stdout
@@ -80,7 +80,7 @@ def test_the_tree_shows_who_lives_since_when_and_what_each_waits_for(make_run: M
 
 
 @pytest.mark.slow
-def test_a_role_is_scaled_up_and_down_while_the_run_is_up(make_run: MakeRun, tmp_path: Path) -> None:
+def test_role_is_scaled_up_and_down_while_the_run_is_up(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("scaled", "run.steps=3000", "reward.function=tiny_tasks.slow_share_of_sevens").start()
     wait_until(lambda: run.table.get("relax.scaled.batch.0"), "batch.0", 90)
     assert relax("scale", "scaled", "trainer=2", cwd=tmp_path).returncode == 2
@@ -92,12 +92,12 @@ def test_a_role_is_scaled_up_and_down_while_the_run_is_up(make_run: MakeRun, tmp
     def all_take_part() -> bool:
         for name in ("reward", "trajectory"):
             found = run.table.snapshot([run.table.subjects.column(name)])
-            authors.update(run.table.open(cell.data).author.partition("#")[0] for _, cell in found)
+            authors.update(run.table.read_envelope(cell.data).author.partition("#")[0] for _, cell in found)
         return {"reward.0", "reward.1", "reward.2", "rollout.0", "rollout.1"} <= authors
 
     wait_until(all_take_part, "cells of all actors", 60)
     done = relax("scale", "scaled", "reward=1", "rollout=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert run.pid_of("reward.1") is None
-    assert not run.table.written("relax.scaled.group.*.*.dropped")
+    assert not run.table.list_subjects("relax.scaled.group.*.*.dropped")
     run.end_in_order()

@@ -1,4 +1,4 @@
-"""Any algorithm in any placement: the same weights bit for bit where only the placement differs, kills or not."""
+"""Placement: the same weights bit for bit in every placement, with kills and without."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def complete(run: Run) -> str:
 
 
 @pytest.mark.timeout(400)
-def test_inside_beside_and_in_turns_a_run_ends_with_the_same_weights(make_run: MakeRun) -> None:
+def test_hybrid_separate_and_colocated_runs_end_with_the_same_weights(make_run: MakeRun) -> None:
     inside = make_run("inside", *KL)
     expected = complete(inside)
     assert max(metric["kl"] for metric in story_of(inside).metrics if "kl" in metric) > 0
     assert complete(make_run("beside", *REFERENCE)) == expected
     run = make_run("turns", COLOCATED, *REFERENCE)
     assert complete(run) == expected
-    # Who computed last in a run is the trainer.
-    assert run.folder.device(0).read_text().strip() == "trainer.0#1"
-    waited = {m["role"] for m in story_of(run).metrics if "turn_wait_seconds" in m}
+    # The trainer computes last in a run.
+    assert run.folder.device_lock(0).read_text().strip() == "trainer.0#1"
+    waited = {m["role"] for m in story_of(run).metrics if "device_wait_seconds" in m}
     assert waited == {"rollout", "reference", "trainer"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_kills_of_the_roles_that_score_and_of_the_trainer_change_no_bit(make_run: MakeRun) -> None:
+def test_kills_of_scoring_roles_and_trainer_do_not_change_the_weights(make_run: MakeRun) -> None:
     expected = complete(make_run("calm", *BOTH))
     run = make_run("killed", COLOCATED, *BOTH).start()
     kill_at(run, "reference.0", "group.0.0.trajectory")
@@ -71,7 +71,7 @@ def versions(story: Story, role: str) -> set[int]:
 
 
 @pytest.mark.timeout(400)
-def test_off_policy_the_proximal_policy_follows_the_weights_and_every_row_is_accounted_for(make_run: MakeRun) -> None:
+def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up(make_run: MakeRun) -> None:
     run = make_run(
         "stale",
         "staleness.max=2",
@@ -95,7 +95,7 @@ def test_off_policy_the_proximal_policy_follows_the_weights_and_every_row_is_acc
     steps = [metric for metric in story.metrics if metric["role"] == "trainer" and metric.get("kind") == "step"]
     assert len(steps) == 24
     assert max(step["staleness"] for step in steps) >= 1
-    # Weighted by the proximal policy over the rollout's, an older one where weights came while a row was generated.
+    # Ratio of the proximal policy to the rollout's, which is older where weights arrived during generation.
     assert any(abs(step["weight"] - 1) > 1e-6 for step in steps)
     assert max(step["kl"] for step in steps) > 0
     assert versions(story, "reference") <= {-1, 0}

@@ -1,4 +1,4 @@
-"""`relax up` itself is killed: within 5 s nothing of the run is left, and the same command goes on with it."""
+"""Kill of `relax up`: within 5 s no process of the run is left, and the same command resumes the run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ON_POLICY = ("staleness.max=0", "run.deterministic=true", "supervision.ack_wait=
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Fingerprint of the run that nobody disturbs."""
+    """Fingerprint of the undisturbed run."""
     return str(Run(tmp_path_factory.mktemp("calm"), "calm", list(ON_POLICY)).complete()["weights_fingerprint"])
 
 
 def resumes(run: Run, fingerprint: str) -> None:
-    """The same command goes on and ends with these weights, a complete ledger, and nothing half-written."""
+    """Check that the same command resumes the run and ends with these weights, a complete ledger and no leftovers."""
     result = run.complete()
     assert result["weights_fingerprint"] == fingerprint
     assert (result["admitted"], result["trained"], result["in_flight"]) == (32, 32, 0)
@@ -31,7 +31,7 @@ def resumes(run: Run, fingerprint: str) -> None:
     assert sorted(p.name for p in run.folder.checkpoints.iterdir()) == sorted(Path(path).name for path in named)
 
 
-def test_killing_the_root_leaves_nothing_and_the_run_resumes(make_run: MakeRun, undisturbed: str) -> None:
+def test_killed_root_leaves_no_process_and_the_run_resumes(make_run: MakeRun, undisturbed: str) -> None:
     run = make_run("rootkill", *ON_POLICY).start()
     wait_for_cell(run, "batch.1")
     port = port_of(run)
@@ -46,7 +46,7 @@ def test_killing_the_root_leaves_nothing_and_the_run_resumes(make_run: MakeRun, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_killing_the_root_at_any_point_of_its_start_leaves_nothing_and_the_run_resumes(
+def test_root_killed_during_its_start_leaves_no_process_and_the_run_resumes(
     make_run: MakeRun, undisturbed: str
 ) -> None:
     run = make_run("startkill", *ON_POLICY)
@@ -61,7 +61,7 @@ def test_killing_the_root_at_any_point_of_its_start_leaves_nothing_and_the_run_r
             return None
 
     for name in files:
-        # The second start finds what the first one left behind; the address is written by the first start only.
+        # The second start finds the files of the first; only the first start writes the address.
         for _ in range(1 if name == "broker/address.json" else 2):
             began = time.time()
             run.start()

@@ -1,4 +1,4 @@
-"""The process that actors are forked from dies or hangs: they come back, and the run goes on."""
+"""Death or hang of the zygote: its forks are restarted, and the run continues."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ MakeRun = Callable[..., Run]
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_big_pool_outlives_its_zygote_at_default_settings(make_run: MakeRun, number: signal.Signals) -> None:
+def test_large_pool_survives_the_death_of_its_zygote_at_default_settings(
+    make_run: MakeRun, number: signal.Signals
+) -> None:
     run = make_run("forks", "run.steps=3000", "rollout.replicas=6").start()
     wait_for_cell(run, "batch.2")
     pid = hit(run, "zygote", number)
-    # The next one is most likely hit while it imports.
+    # The second signal most likely hits the next zygote during its import.
     hit(run, "zygote", other_than=pid)
     last = max(story_of(run).values("batch"))
     wait_for_cell(run, f"batch.{last + 4}")
@@ -35,12 +37,12 @@ def test_a_big_pool_outlives_its_zygote_at_default_settings(make_run: MakeRun, n
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_kills_from_outside_that_recover_end_no_run(make_run: MakeRun) -> None:
+def test_external_kills_do_not_end_a_run(make_run: MakeRun) -> None:
     run = make_run("often", "run.steps=3000", "supervision.intensity=1", "supervision.backoff_max=0.2").start()
     wait_for_cell(run, "batch.2")
     pid = None
     for _ in range(8):
         pid = hit(run, "rollout.0", other_than=pid)
         ready = len(story_of(run).of("ready"))
-        wait_until(lambda ready=ready: len(story_of(run).of("ready")) > ready, "the next life", 60)
+        wait_until(lambda ready=ready: len(story_of(run).of("ready")) > ready, "the next incarnation", 60)
     run.end_in_order()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.leases import RunState
 from broker.server import find_binary
 from broker.streams import ensure_bucket
@@ -79,9 +79,9 @@ def spread(make_guarded: MakeGuarded, make_run: Callable[..., Run]) -> tuple[Gua
     return guarded, make_run(NAME, *broker)
 
 
-def children(state: RunState, bridge: Bridge) -> dict[str, list[str]]:
+def children(state: RunState, connection: Connection) -> dict[str, list[str]]:
     """The ready actors of each node."""
-    leases = bridge.call(state.leases(), 10)
+    leases = connection.call(state.leases(), 10)
     return {
         key: sorted(name for name, child in (lease.get("children") or {}).items() if child["phase"] == "ready")
         for key, lease in leases.items()
@@ -97,28 +97,30 @@ def test_nodes_join_are_seen_and_leave_and_the_run_ends(
     run.start("run.steps=100000", "--roles", HERE)
     wait_until(run.folder.address.exists, "broker.json")
     first = nodes(guarded, run, "first", "rollout=2")
-    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
-        bucket = bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20)
-        state = RunState(bridge, bucket)
-        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000", "rollout.1001"], "first node", 120)
+    with closing(Connection(guarded.address("operator"), "test")) as connection:
+        bucket = connection.call(ensure_bucket(connection, Subjects(NAME)), 20)
+        state = RunState(connection, bucket)
+        wait_until(
+            lambda: children(state, connection).get("node.1") == ["rollout.1000", "rollout.1001"], "first node", 120
+        )
         shown = relax("tree", str(run.folder.root), cwd=tmp_path).stdout
         assert "node 1 first" in shown
         assert "rollout.1001 ready" in shown
         assert "trainer.0" in shown
         folder = str(run.folder.root)
         assert relax("scale", folder, "rollout=1", cwd=tmp_path).stdout == "rollout: 1 actors\n"
-        assert children(state, bridge)["node.1"] == ["rollout.1000"]
+        assert children(state, connection)["node.1"] == ["rollout.1000"]
         second = nodes(guarded, run, "second", "rollout")
-        wait_until(lambda: children(state, bridge).get("node.2") == ["rollout.2000"], "second node", 120)
+        wait_until(lambda: children(state, connection).get("node.2") == ["rollout.2000"], "second node", 120)
         refused = relax("scale", folder, "rollout=2", cwd=tmp_path)
         assert refused.returncode == 2
         assert "on no node, or on several" in refused.stderr
         assert relax("scale", folder, "rollout=2", "--node", "second", cwd=tmp_path).returncode == 0
-        assert children(state, bridge)["node.2"] == ["rollout.2000", "rollout.2001"]
-        assert children(state, bridge)["node.1"] == ["rollout.1000"]
+        assert children(state, connection)["node.2"] == ["rollout.2000", "rollout.2001"]
+        assert children(state, connection)["node.1"] == ["rollout.1000"]
         code, said = first.end(signal.SIGTERM)
         assert code == 0, said
-        assert "node.1" not in bridge.call(state.leases(), 10)
+        assert "node.1" not in connection.call(state.leases(), 10)
     run.end_in_order()
     code, said = second.end(signal.SIGTERM)
     assert code == 0, said
@@ -131,9 +133,9 @@ def test_a_node_that_is_killed_takes_no_row_with_it(spread: tuple[Guarded, Run],
     run.start("run.steps=300", "--roles", HERE)
     wait_until(run.folder.address.exists, "broker.json")
     victim, other = (nodes(guarded, run, name, "rollout") for name in ("victim", "other"))
-    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
-        state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
-        wait_until(lambda: len([n for n in children(state, bridge).values() if n]) == 3, "three nodes", 120)
+    with closing(Connection(guarded.address("operator"), "test")) as connection:
+        state = RunState(connection, connection.call(ensure_bucket(connection, Subjects(NAME)), 20))
+        wait_until(lambda: len([n for n in children(state, connection).values() if n]) == 3, "three nodes", 120)
     victim.end(signal.SIGKILL)
     code, result, said = run.finish(150)
     assert code == 0, said
@@ -151,25 +153,25 @@ def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
     run.start("run.steps=100000", "supervision.heartbeat=2", "--roles", HERE)
     wait_until(run.folder.address.exists, "broker.json")
     away = nodes(guarded, run, "away", "rollout")
-    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
-        state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
+    with closing(Connection(guarded.address("operator"), "test")) as connection:
+        state = RunState(connection, connection.call(ensure_bucket(connection, Subjects(NAME)), 20))
 
         def names() -> dict[str, str]:
-            leases = bridge.call(state.leases(), 10)
+            leases = connection.call(state.leases(), 10)
             return {key: str(lease.get("name")) for key, lease in leases.items() if key.startswith("node.")}
 
-        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "its actor", 120)
+        wait_until(lambda: children(state, connection).get("node.1") == ["rollout.1000"], "its actor", 120)
         stopped = processes_of(away.work)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
             wait_until(lambda: "node.1" not in names(), "end of its lease", 30)
             nodes(guarded, run, "other", "rollout")
-            wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "the other's actor", 120)
+            wait_until(lambda: children(state, connection).get("node.1") == ["rollout.1000"], "the other's actor", 120)
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: children(state, bridge).get("node.2") == ["rollout.2000"], "another number", 120)
+        wait_until(lambda: children(state, connection).get("node.2") == ["rollout.2000"], "another number", 120)
         assert {key: name for key, name in names().items() if key != "node.0"} == {"node.1": "other", "node.2": "away"}
     run.end_in_order()
 
@@ -178,10 +180,10 @@ def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
 def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
     guarded, run = spread
     run.start("run.steps=100000", "--roles", HERE)
-    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
+    with closing(Connection(guarded.address("operator"), "test")) as connection:
         wait_until(run.folder.address.exists, "broker.json")
-        state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
-        wait_until(lambda: "owner.trainer" in bridge.call(state.leases(), 10), "owner of the trainer", 120)
+        state = RunState(connection, connection.call(ensure_bucket(connection, Subjects(NAME)), 20))
+        wait_until(lambda: "owner.trainer" in connection.call(state.leases(), 10), "owner of the trainer", 120)
     code, said = nodes(guarded, run, "second", "trainer").end(deadline=90)
     assert code == 1, said
     assert "trainer runs on node 0" in said
@@ -204,15 +206,15 @@ def test_a_node_whose_credentials_expire_goes_on_with_newer_ones(
     brief.make(Settings(days=seconds / 86400))
     expires = time.monotonic() + seconds
     node = nodes(brief, run, "brief", "rollout")
-    with closing(Bridge(guarded.address("operator"), "test")) as bridge:
-        state = RunState(bridge, bridge.call(ensure_bucket(bridge, Subjects(NAME)), 20))
-        wait_until(lambda: children(state, bridge).get("node.1") == ["rollout.1000"], "the node", seconds)
+    with closing(Connection(guarded.address("operator"), "test")) as connection:
+        state = RunState(connection, connection.call(ensure_bucket(connection, Subjects(NAME)), 20))
+        wait_until(lambda: children(state, connection).get("node.1") == ["rollout.1000"], "the node", seconds)
         brief.make()
-        life = bridge.call(state.leases(), 10)["node.1"]["pid"]
+        life = connection.call(state.leases(), 10)["node.1"]["pid"]
 
         def again() -> bool:
-            lease = bridge.call(state.leases(), 10).get("node.1", {})
-            return lease.get("pid") != life and children(state, bridge).get("node.1") == ["rollout.1000"]
+            lease = connection.call(state.leases(), 10).get("node.1", {})
+            return lease.get("pid") != life and children(state, connection).get("node.1") == ["rollout.1000"]
 
         wait_until(again, "its next life", 90)
         assert time.monotonic() > expires - 1.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.connection import Address
+from broker.address import Address
 from broker.server import Server
 from relax_actors.monitoring.connection import connected
 from tests.support.faults import story_of
@@ -36,7 +36,7 @@ def test_a_run_trains_to_the_end_and_leaves_a_model_and_nothing_else(make_run: M
     tokenizer = AutoTokenizer.from_pretrained(run.folder.model)
     ids = tokenizer("12>", return_tensors="pt").input_ids
     assert model(ids).logits.shape == (1, 3, 13)
-    assert run.folder.picture.read_bytes().startswith(b"\x89PNG")
+    assert run.folder.reward_plot.read_bytes().startswith(b"\x89PNG")
     again = run.complete()
     assert again["weights_fingerprint"] == result["weights_fingerprint"]
     assert "the ledger is complete" in relax("ledger", "whole", cwd=tmp_path).stdout

@@ -14,8 +14,8 @@ from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.roles.trainer import Trainer
+from relax_actors.runtime import Context
 from relax_actors.runtime.journal import Journal
-from relax_actors.runtime.role import Context
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.running import TINY
 
@@ -37,9 +37,11 @@ def make_context(table: Table, tmp_path: Path) -> MakeContext:
             role=role,
             n=0,
             incarnation=incarnation,
-            table=Table(table.bridge, table.subjects, Store(tmp_path / "store"), author),
-            state=RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20)),
-            journal=Journal(table.bridge, table.subjects, role, 0),
+            table=Table(table.connection, table.subjects, Store(tmp_path / "store"), author),
+            state=RunState(
+                table.connection, table.connection.call(ensure_bucket(table.connection, table.subjects), 20)
+            ),
+            journal=Journal(table.connection, table.subjects, role, 0),
         )
 
     return make

@@ -17,8 +17,9 @@ import nats.errors
 import pytest
 from nats.js.api import ConsumerConfig
 
+from broker.address import Address
 from broker.codec import encode
-from broker.connection import Address, Bridge
+from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.leases import RunState
 from broker.server import MAX_PAYLOAD
@@ -140,10 +141,10 @@ def guarded(make_guarded: MakeGuarded) -> Guarded:
     found = make_guarded(SETTINGS)
     found.make()
     found.start()
-    with closing(Bridge(found.address("operator"), "root")) as bridge:
+    with closing(Connection(found.address("operator"), "root")) as connection:
         specs = [table_spec(SUBJECTS, 1 << 26), log_spec(SUBJECTS, 1 << 24, 3600)]
-        bridge.call(ensure_streams(bridge, specs), 20)
-        bridge.call(ensure_bucket(bridge, SUBJECTS), 20)
+        connection.call(ensure_streams(connection, specs), 20)
+        connection.call(ensure_bucket(connection, SUBJECTS), 20)
     return found
 
 
@@ -152,34 +153,34 @@ class Refusals:
 
     def __init__(self, address: Address) -> None:
         self.texts: list[str] = []
-        self.bridge = Bridge(address, "tried")
-        told = self.bridge.nc._error_cb
+        self.connection = Connection(address, "tried")
+        told = self.connection.nc._error_cb
 
         async def on_error(error: Exception) -> None:
             self.texts.append(str(error))
             await told(error)
 
-        self.bridge.nc._error_cb = on_error
+        self.connection.nc._error_cb = on_error
 
     def of_publishing(self, subjects: list[str]) -> set[str]:
         async def work() -> None:
             for subject in subjects:
-                await self.bridge.nc.publish(subject, b"tried")
-            await self.bridge.nc.publish(LAST, b"")
+                await self.connection.nc.publish(subject, b"tried")
+            await self.connection.nc.publish(LAST, b"")
 
         return self._found(work, "publish to", subjects)
 
     def of_subscribing(self, subjects: list[str]) -> set[str]:
         async def work() -> None:
             for subject in subjects:
-                await self.bridge.nc.subscribe(subject)
-            await self.bridge.nc.subscribe(LAST)
+                await self.connection.nc.subscribe(subject)
+            await self.connection.nc.subscribe(LAST)
 
         return self._found(work, "subscription to", subjects)
 
     def _found(self, work: Callable[[], object], what: str, subjects: list[str]) -> set[str]:
         self.texts.clear()
-        self.bridge.call(work(), 20)  # type: ignore[arg-type]
+        self.connection.call(work(), 20)  # type: ignore[arg-type]
         wait_until(lambda: any(LAST in text for text in self.texts), "refusal of what nobody may")
         # nats-py tells errors in small letters.
         refused = {text.split('"')[1] for text in self.texts if what in text} - {LAST}
@@ -198,18 +199,18 @@ def test_a_user_may_do_exactly_what_is_listed(guarded: Guarded, user: str) -> No
     assert set(tried) - refusals.of_publishing(tried) == may
     hears = {subject for subject, hearers in HEARERS.items() if user in hearers}
     assert set(HEARERS) - refusals.of_subscribing(list(HEARERS)) == hears
-    refusals.bridge.close()
+    refusals.connection.close()
 
 
 def test_who_may_not_write_weights_cannot_have_the_server_write_them(guarded: Guarded) -> None:
     """The server publishes the answer to a request wherever the request says: none of them makes a cell."""
     forged, trajectory = SUBJECTS.numbered("weights", 1), "relax.guarded.group.0.0.trajectory"
     cell = encode(Weights(1, "x", [], 9), "trainer.0#9", subject=forged)
-    with closing(Bridge(guarded.address("rollout"), "rollout")) as bridge:
+    with closing(Connection(guarded.address("rollout"), "rollout")) as connection:
 
         async def work() -> None:
-            await bridge.js.publish(trajectory, cell)
-            await bridge.js.add_consumer(TABLE, ConsumerConfig(durable_name="rollout", ack_policy="explicit"))
+            await connection.js.publish(trajectory, cell)
+            await connection.js.add_consumer(TABLE, ConsumerConfig(durable_name="rollout", ack_policy="explicit"))
             wanted = f'{{"last_by_subj": "{trajectory}"}}'.encode()
             for subject, body in (
                 (f"$JS.API.STREAM.MSG.GET.{TABLE}", wanted),
@@ -217,15 +218,15 @@ def test_who_may_not_write_weights_cannot_have_the_server_write_them(guarded: Gu
                 (f"$JS.API.DIRECT.GET.{TABLE}.{trajectory}", b""),
                 (f"$JS.API.CONSUMER.MSG.NEXT.{TABLE}.rollout", b'{"batch": 1, "expires": 500000000}'),
             ):
-                await bridge.nc.publish(subject, body, reply=forged)
+                await connection.nc.publish(subject, body, reply=forged)
             push = ConsumerConfig(durable_name="rollout", ack_policy="explicit", deliver_subject=forged)
             with suppress(nats.errors.Error, BrokerError):
-                await bridge.js.add_consumer(TABLE, push)
-            await bridge.nc.flush(5)
+                await connection.js.add_consumer(TABLE, push)
+            await connection.nc.flush(5)
 
-        bridge.call(work(), 20)
-    with closing(Bridge(guarded.address("operator"), "operator")) as bridge:
-        table = Table(bridge, SUBJECTS, Store(guarded.keys / "store"), "reader")
+        connection.call(work(), 20)
+    with closing(Connection(guarded.address("operator"), "operator")) as connection:
+        table = Table(connection, SUBJECTS, Store(guarded.keys / "store"), "reader")
         found = table.get(forged)
         assert found is None or found.data != cell
         assert table.fetch_last("weights", Weights) is None
@@ -233,10 +234,10 @@ def test_who_may_not_write_weights_cannot_have_the_server_write_them(guarded: Gu
 
 def test_who_may_write_a_key_cannot_clear_the_others(guarded: Guarded) -> None:
     """A message that rolls a stream up removes all that came before, of whatever subject."""
-    with closing(Bridge(guarded.address("operator"), "operator")) as operator:
+    with closing(Connection(guarded.address("operator"), "operator")) as operator:
         state = RunState(operator, operator.call(ensure_bucket(operator, SUBJECTS), 20))
         lives = [operator.call(state.next_incarnation("trainer", 0), 10) for _ in range(2)]
-        with closing(Bridge(guarded.address("rollout"), "rollout")) as rollout:
+        with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
             for kind in ("all", "sub"):
                 forged = rollout.js.publish(f"{KV}.lease.rollout.0", b"{}", headers={"Nats-Rollup": kind})
                 with pytest.raises(nats.errors.Error):
@@ -252,13 +253,13 @@ def test_monitoring_finds_what_waits_for_a_role_by_the_name_of_the_account(make_
         http = probe.getsockname()[1]
     server.make(Settings(http=http))
     server.start()
-    with closing(Bridge(server.address("operator"), "root")) as bridge:
-        bridge.call(ensure_streams(bridge, [table_spec(SUBJECTS, 1 << 26)]), 20)
-    with closing(Bridge(server.address("rollout"), "rollout")) as bridge:
+    with closing(Connection(server.address("operator"), "root")) as connection:
+        connection.call(ensure_streams(connection, [table_spec(SUBJECTS, 1 << 26)]), 20)
+    with closing(Connection(server.address("rollout"), "rollout")) as connection:
         prompts = pool_spec("rollout", [SUBJECTS.column("prompt")], 30.0, 8)
-        bridge.call(ensure_consumer(bridge, TABLE, prompts), 20)
-    with closing(Bridge(server.address("prompts"), "prompts")) as bridge:
-        bridge.call(bridge.js.publish(SUBJECTS.cell(RowId(0, 0), "prompt"), b"waits"), 20)
+        connection.call(ensure_consumer(connection, TABLE, prompts), 20)
+    with closing(Connection(server.address("prompts"), "prompts")) as connection:
+        connection.call(connection.js.publish(SUBJECTS.cell(RowId(0, 0), "prompt"), b"waits"), 20)
     preload = (server.keys / "server" / "auth.conf").read_text().partition("resolver_preload: {\n")[2]
     account = preload.partition(":")[0].strip()
     asked = f"http://127.0.0.1:{http}/jsz?acc={account}&consumers=true&config=true"
@@ -279,7 +280,7 @@ def test_wrong_credentials_and_none_are_refused(guarded: Guarded, make_guarded: 
     ]
     for stranger in strangers:
         with pytest.raises(BrokerError, match="refuses these credentials"):
-            Bridge(stranger, "stranger", 2)
+            Connection(stranger, "stranger", 2)
     with pytest.raises(BrokerError, match="holds no credentials of nobody"):
         guarded.address("nobody")
 
@@ -288,13 +289,13 @@ def test_credentials_expire(guarded: Guarded) -> None:
     soon = 3.0
     make_keys(str(TINY), guarded.keys, SETTINGS, Settings(days=soon / 86400, listen=f"127.0.0.1:{guarded.port}"))
     began = time.monotonic()
-    with closing(Bridge(guarded.address("rollout"), "living")) as living:
+    with closing(Connection(guarded.address("rollout"), "living")) as living:
         assert living.nc.is_connected
         wait_until(lambda: not living.nc.is_connected, "end of a connection whose credentials expired")
         assert time.monotonic() - began >= soon - 1.5
     wait_until(lambda: time.monotonic() > began + soon + 1.5, "the end of the second in which they end", 10)
     with pytest.raises(BrokerError, match="refuses these credentials"):
-        Bridge(guarded.address("rollout"), "late", 2)
+        Connection(guarded.address("rollout"), "late", 2)
 
 
 def test_renewed_keys_end_those_before(guarded: Guarded, tmp_path: Path) -> None:
@@ -304,12 +305,12 @@ def test_renewed_keys_end_those_before(guarded: Guarded, tmp_path: Path) -> None
     guarded.make(Settings(renew=True))
     assert guarded.process is not None
     before = Address(guarded.address("rollout").url, credentials=str(old / "nats.creds"))
-    with closing(Bridge(before, "old")) as bridge:
+    with closing(Connection(before, "old")) as connection:
         os.kill(guarded.process.pid, signal.SIGHUP)
-        wait_until(lambda: not bridge.nc.is_connected, "end of a connection with old credentials")
+        wait_until(lambda: not connection.nc.is_connected, "end of a connection with old credentials")
     with pytest.raises(BrokerError, match="refuses these credentials"):
-        Bridge(before, "old", 2)
-    Bridge(guarded.address("rollout"), "new").close()
+        Connection(before, "old", 2)
+    Connection(guarded.address("rollout"), "new").close()
 
 
 @pytest.mark.filterwarnings(HANDSHAKE)
@@ -317,13 +318,13 @@ def test_with_tls_nobody_talks_in_the_clear(guarded: Guarded, make_guarded: Make
     secure = make_guarded(SETTINGS)
     secure.make(Settings(tls=True))
     secure.start()
-    Bridge(secure.address("rollout"), "rollout").close()
+    Connection(secure.address("rollout"), "rollout").close()
     known = secure.address("rollout")
     # No authority to check the server by.
     bare = guarded.keys / "bare.creds"
     bare.write_text(Path(known.credentials or "").read_text())
     with pytest.raises(BrokerError, match="certificate"):
-        Bridge(Address(known.url, credentials=str(bare)), "bare", 3)
+        Connection(Address(known.url, credentials=str(bare)), "bare", 3)
     # In the clear: the server answers nothing but the end.
     with socket.create_connection(("127.0.0.1", secure.port), 5) as connection:
         lines = connection.makefile("rb")
@@ -331,8 +332,8 @@ def test_with_tls_nobody_talks_in_the_clear(guarded: Guarded, make_guarded: Make
         connection.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
         assert b"PONG" not in lines.read()
     # And a client that was told to use TLS speaks to no server without.
-    with pytest.raises(BrokerError, match="does without TLS"):
-        Bridge(Address(guarded.address("rollout").url, credentials=known.credentials), "rollout", 2)
+    with pytest.raises(BrokerError, match="does not offer TLS"):
+        Connection(Address(guarded.address("rollout").url, credentials=known.credentials), "rollout", 2)
     gc.collect()
 
 
@@ -341,24 +342,24 @@ def test_mutual_tls_asks_for_a_certificate_in_its_time(make_guarded: MakeGuarded
     secure = make_guarded(SETTINGS)
     secure.make(Settings(tls=True, mutual=True))
     secure.start()
-    Bridge(secure.address("rollout"), "rollout").close()
+    Connection(secure.address("rollout"), "rollout").close()
     own = secure.keys / "rollout"
-    from broker.certificates import Pair, issue
+    from broker.certificates import CertificatePair, issue
 
-    ca = Pair.load(secure.keys / "private" / "ca.pem", secure.keys / "private" / "ca-key.pem")
+    ca = CertificatePair.load(secure.keys / "private" / "ca.pem", secure.keys / "private" / "ca-key.pem")
     issue(ca, "rollout", -1.0).save(own / "cert.pem", own / "key.pem")
     with pytest.raises(BrokerError):
-        Bridge(secure.address("rollout"), "expired", 2)
+        Connection(secure.address("rollout"), "expired", 2)
     for name in ("cert.pem", "key.pem"):
         (own / name).unlink()
     with pytest.raises(BrokerError):
-        Bridge(secure.address("rollout"), "none", 2)
+        Connection(secure.address("rollout"), "none", 2)
     gc.collect()
 
 
 def test_a_message_that_is_too_large_ends_its_connection_and_no_other(guarded: Guarded) -> None:
-    with closing(Bridge(guarded.address("trainer"), "trainer")) as trainer:
-        with closing(Bridge(guarded.address("rollout"), "rollout")) as rollout:
+    with closing(Connection(guarded.address("trainer"), "trainer")) as trainer:
+        with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
             subject = "relax.guarded.group.0.0.trajectory"
             with pytest.raises(nats.errors.MaxPayloadError):
                 rollout.call(rollout.nc.publish(subject, bytes(MAX_PAYLOAD + 1)), 10)
@@ -378,7 +379,7 @@ def test_keys_without_tls_leave_nothing_that_asks_for_it(make_guarded: MakeGuard
     assert (server.keys / "rollout" / "ca.pem").exists()
     server.make()
     server.start()
-    Bridge(server.address("rollout"), "rollout").close()
+    Connection(server.address("rollout"), "rollout").close()
 
 
 def test_keys_are_for_their_user_only(guarded: Guarded) -> None:

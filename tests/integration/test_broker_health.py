@@ -1,4 +1,4 @@
-"""A server that hangs, or can no longer write, is found out."""
+"""Health check of the embedded broker: a server that hangs or cannot write is found."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import nats.errors
 import pytest
 
-from broker.connection import Address, Bridge
-from broker.server import Server, serves
+from broker.address import Address
+from broker.connection import Connection
+from broker.server import Server, is_jetstream_ready
 from broker.streams import ensure_streams, table_spec
 from broker.subjects import Subjects
 from relax_actors.runtime.logs import LOG_BYTES, rotate
@@ -25,7 +26,7 @@ MOUNT, UMOUNT = "/bin/mount", "/bin/umount"
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[tuple[Server, Address]]:
-    """A server that may be hurt, on a small file system of its own if that can be had."""
+    """Server on its own small file system, where the machine permits one."""
     small = subprocess.run(
         [MOUNT, "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(tmp_path)], capture_output=True, check=False
     )
@@ -36,10 +37,10 @@ def own(tmp_path: Path) -> Iterator[tuple[Server, Address]]:
         subprocess.run([UMOUNT, "-l", str(tmp_path)], check=True)
 
 
-def test_a_server_serves_until_it_hangs(own: tuple[Server, Address]) -> None:
+def test_hung_server_is_found(own: tuple[Server, Address]) -> None:
     server, address = own
-    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, say=lambda _: None)
-    assert serves(address)
+    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, report=lambda _: None)
+    assert is_jetstream_ready(address)
     assert health() is None
     assert server.process is not None
     os.kill(server.process.pid, signal.SIGSTOP)
@@ -48,21 +49,21 @@ def test_a_server_serves_until_it_hangs(own: tuple[Server, Address]) -> None:
     assert "no answer for" in verdict.reason
     assert not verdict.final
     os.kill(server.process.pid, signal.SIGCONT)
-    assert serves(address)
-    assert not serves(Address(address.url, address.user, "wrong"))
+    assert is_jetstream_ready(address)
+    assert not is_jetstream_ready(Address(address.url, address.user, "wrong"))
     server.stop()
-    assert not serves(address)
+    assert not is_jetstream_ready(address)
 
 
-def test_a_server_on_a_full_disk_is_left_alone_until_there_is_room(own: tuple[Server, Address]) -> None:
+def test_server_on_a_full_disk_is_restarted_once_there_is_room(own: tuple[Server, Address]) -> None:
     server, address = own
     if not os.path.ismount(server.folder.parent):
         pytest.skip("mounting a small file system needs root")
     said: list[str] = []
-    health = BrokerHealth(server, address, heartbeat=10, patience=60, say=said.append)
-    bridge = Bridge(address, "test")
+    health = BrokerHealth(server, address, heartbeat=10, patience=60, report=said.append)
+    connection = Connection(address, "test")
     subjects = Subjects("full")
-    bridge.call(ensure_streams(bridge, [table_spec(subjects, 1 << 28)]), 20)
+    connection.call(ensure_streams(connection, [table_spec(subjects, 1 << 28)]), 20)
     filler = server.folder.parent / "filler"
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
@@ -70,10 +71,10 @@ def test_a_server_on_a_full_disk_is_left_alone_until_there_is_room(own: tuple[Se
     assert health() is None
     with pytest.raises(nats.errors.TimeoutError):
         for step in range(100):
-            bridge.call(bridge.js.publish(f"relax.full.batch.{step}", bytes(4000), timeout=1), 10)
+            connection.call(connection.js.publish(f"relax.full.batch.{step}", bytes(4000), timeout=1), 10)
     assert health() is None
     assert "0 MiB free; free space" in said[-1]
-    impatient = BrokerHealth(server, address, heartbeat=10, patience=-1, say=said.append)
+    impatient = BrokerHealth(server, address, heartbeat=10, patience=-1, report=said.append)
     impatient._read = 0
     last = impatient()
     assert last is not None
@@ -82,19 +83,19 @@ def test_a_server_on_a_full_disk_is_left_alone_until_there_is_room(own: tuple[Se
     verdict = health()
     assert verdict is not None
     assert not verdict.final
-    assert "must be started again" in verdict.reason
+    assert "there is room again" in verdict.reason
     assert said[-1] == ""
-    bridge.close()
+    connection.close()
 
 
-def test_a_failed_write_is_seen_in_a_log_that_was_begun_anew(tmp_path: Path) -> None:
+def test_failed_write_is_found_in_a_rotated_log(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    nobody = Address("nats://127.0.0.1:1")
+    unreachable = Address("nats://127.0.0.1:1")
     error = b"[ERR] JetStream critical write error: no space left on device\n"
 
     def health() -> BrokerHealth:
         server.log.write_bytes(b"x\n" * (LOG_BYTES // 2 + 10))
-        return BrokerHealth(server, nobody, heartbeat=60, patience=60, say=lambda _: None)
+        return BrokerHealth(server, unreachable, heartbeat=60, patience=60, report=lambda _: None)
 
     examined = health()
     assert examined() is None
@@ -102,7 +103,7 @@ def test_a_failed_write_is_seen_in_a_log_that_was_begun_anew(tmp_path: Path) -> 
     assert examined() is None
     server.log.write_bytes(error)
     assert examined() is not None
-    # It came between the last look and the rotation.
+    # The error was logged between the last check and the rotation.
     examined = health()
     with server.log.open("ab") as log:
         log.write(error)
@@ -110,16 +111,16 @@ def test_a_failed_write_is_seen_in_a_log_that_was_begun_anew(tmp_path: Path) -> 
     assert examined() is not None
 
 
-def test_a_server_has_time_to_answer_after_a_pause_of_all(own: tuple[Server, Address]) -> None:
+def test_server_gets_time_to_answer_after_a_pause_of_the_machine(own: tuple[Server, Address]) -> None:
     server, address = own
-    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, say=lambda _: None)
+    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, report=lambda _: None)
     assert health() is None
     assert server.process is not None
     os.kill(server.process.pid, signal.SIGSTOP)
-    # Nobody asks for longer than the heartbeat; the first question after it comes too early.
+    # No check for longer than the heartbeat; the first one after it must not judge.
     with pytest.raises(subprocess.TimeoutExpired):
         server.process.wait(1.0)
     assert health() is None
     os.kill(server.process.pid, signal.SIGCONT)
-    assert wait_until(lambda: serves(address), "answer")
+    assert wait_until(lambda: is_jetstream_ready(address), "answer")
     assert health() is None

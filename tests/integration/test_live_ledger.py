@@ -1,4 +1,4 @@
-"""The ledger of a run that goes on while it is read: rows are written and purged beside it."""
+"""The ledger can be read while rows are written and purged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS, LEAD, STEPS = 4, 1, 120
 
 
 class Writer(threading.Thread):
-    """The cells of a run, as fast as one process writes them, its floor raised every third step."""
+    """Writes the cells of a run as fast as possible and raises the floor every third step."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Writer(threading.Thread):
     def admit(self) -> None:
         prompt = Prompt("a", np.array([1], np.int32), "", {}, 0, 0)
         for row in self.ledger.to_admit():
-            self.table.put(self.table.cell(row, "prompt"), prompt)
+            self.table.put(self.table.subject(row, "prompt"), prompt)
             self.ledger.observe(CellId("group", row.step, row.index, "prompt"))
 
     def run(self) -> None:
@@ -56,7 +56,7 @@ class Writer(threading.Thread):
 
 
 @pytest.mark.timeout(120)
-def test_what_is_purged_while_it_is_read_is_not_taken_for_lost(table: Table) -> None:
+def test_rows_purged_during_a_read_are_not_reported_as_lost(table: Table) -> None:
     config = load_config(TINY, [f"run.steps={STEPS}", f"staleness.max={LEAD}"])
     writer = Writer(table)
     writer.start()

@@ -11,23 +11,23 @@ from typing import Any
 import nats.errors
 import pytest
 
+from broker.address import Address
 from broker.codec import MAX_CELL_BYTES
-from broker.connection import Address
 from broker.errors import CodecError
 from broker.leases import Failures, RunState
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.streams import ensure_bucket
 from broker.subjects import RowId
 from broker.table import Cell, Table
 from relax_actors.config import validate
 from relax_actors.messages import Batch, Quarantined, Totals
 from relax_actors.roles.advantages import Advantages
+from relax_actors.runtime import Context, Role, Row
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.cells import fetch_own, put_own
 from relax_actors.runtime.journal import BURST, MAX_BYTES, Journal
 from relax_actors.runtime.mailbox import Mailbox
-from relax_actors.runtime.pump import PoolPump, Watch
-from relax_actors.runtime.role import Context, Role, Row
+from relax_actors.runtime.pump import PoolPump, Watchdog
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.fuzzing import Fuzzer, samples
 from tests.support.running import wait_until
@@ -48,7 +48,7 @@ def publish_raw(address: Address, lines: bytes) -> None:
 
 def follow(table: Table, count: int) -> list[Cell]:
     async def work() -> list[Cell]:
-        follower = Follower(table.bridge, table.subjects.table_stream, [f"{table.subjects.prefix}.>"])
+        follower = OrderedConsumer(table.connection, table.subjects.table_stream, [f"{table.subjects.prefix}.>"])
         found: list[Cell] = []
         async for batch in follower.batches(tick=0.2):
             found += [Cell(m.subject, 0, m.data) for m in batch]
@@ -57,27 +57,27 @@ def follow(table: Table, count: int) -> list[Cell]:
         await follower.close()
         return found
 
-    return table.bridge.call(work(), 20)
+    return table.connection.call(work(), 20)
 
 
 def test_a_subject_that_is_no_utf8_does_not_end_a_connection(table: Table, address: Address) -> None:
     prefix = table.subjects.prefix.encode()
     publish_raw(address, b"PUB " + prefix + b".group.1.\xff\xfe.prompt 2\r\nab\r\n")
-    table.put(table.cell(ROW, "dropped"), samples()["dropped"])
+    table.put(table.subject(ROW, "dropped"), samples()["dropped"])
     assert [c.subject.rsplit(".", 1)[1] for c in follow(table, 2)] == ["prompt", "dropped"]
     assert [cell_id.row for cell_id, _ in table.snapshot([f"{table.subjects.prefix}.group.>"])] == [ROW]
 
 
 @pytest.mark.parametrize("status", ["404", "409", "503", "100", "x"])
 def test_a_message_that_pretends_to_be_the_servers_answer_is_a_message(table: Table, status: str) -> None:
-    subject = table.cell(ROW, "prompt")
+    subject = table.subject(ROW, "prompt")
     headers = {"Status": status, "Description": "Consumer Deleted", "Nats-Sequence": "x", "Nats-Subject": "y"}
 
     async def publish() -> None:
-        await table.bridge.js.publish(subject, b"", headers=headers)
+        await table.connection.js.publish(subject, b"", headers=headers)
 
-    table.bridge.call(publish(), 10)
-    table.put(table.cell(ROW, "dropped"), samples()["dropped"])
+    table.connection.call(publish(), 10)
+    table.put(table.subject(ROW, "dropped"), samples()["dropped"])
     assert [c.data[:1] for c in follow(table, 2)] == [b"", b"\x94"]
     found = table.get(subject, direct=False)
     assert found is not None
@@ -88,7 +88,7 @@ def test_a_message_that_pretends_to_be_the_servers_answer_is_a_message(table: Ta
 
 
 def test_removing_what_is_gone_is_no_error_and_spares_what_came_since(table: Table) -> None:
-    subjects = [table.cell(RowId(0, i), "dropped") for i in range(3)]
+    subjects = [table.subject(RowId(0, i), "dropped") for i in range(3)]
     table.put_encoded([(subject, b"x") for subject in subjects])
     cells = [cell for _, cell in table.snapshot([table.subjects.column("dropped")])]
     for _ in range(2):
@@ -100,25 +100,25 @@ def test_removing_what_is_gone_is_no_error_and_spares_what_came_since(table: Tab
 
 def test_sizes_are_bounded_by_the_server_and_by_the_writer(table: Table) -> None:
     async def publish(size: int) -> None:
-        await table.bridge.js.publish(table.cell(ROW, "prompt"), bytes(size))
+        await table.connection.js.publish(table.subject(ROW, "prompt"), bytes(size))
 
     with pytest.raises(nats.errors.Error, match="size"):
-        table.bridge.call(publish(MAX_CELL_BYTES + 8192), 10)
+        table.connection.call(publish(MAX_CELL_BYTES + 8192), 10)
     with pytest.raises(CodecError, match="a cell holds at most"):
-        table.put(table.cell(ROW, "prompt"), "x" * (MAX_CELL_BYTES + 1))
+        table.put(table.subject(ROW, "prompt"), "x" * (MAX_CELL_BYTES + 1))
 
 
 def context_of(table: Table, tmp_path: Path, role: str = "trainer") -> Context:
-    bridge = table.bridge
-    state = RunState(bridge, bridge.call(ensure_bucket(bridge, table.subjects), 20))
+    connection = table.connection
+    state = RunState(connection, connection.call(ensure_bucket(connection, table.subjects), 20))
     config = validate({"model": {"path": "m"}, "data": {"kind": "jsonl"}, "run": {"name": table.subjects.run}}, "t")
-    journal = Journal(bridge, table.subjects, role, 0)
+    journal = Journal(connection, table.subjects, role, 0)
     return Context(config, RunFolder(tmp_path), role, 0, 1, table, state, journal)
 
 
 def events(table: Table) -> list[dict[str, Any]]:
     async def work() -> list[dict[str, Any]]:
-        follower = Follower(table.bridge, table.subjects.log_stream, [f"{table.subjects.prefix}.event.>"])
+        follower = OrderedConsumer(table.connection, table.subjects.log_stream, [f"{table.subjects.prefix}.event.>"])
         found: list[dict[str, Any]] = []
         async for batch in follower.batches(tick=0.3):
             found += [json.loads(m.data) for m in batch]
@@ -127,7 +127,7 @@ def events(table: Table) -> list[dict[str, Any]]:
         await follower.close()
         return found
 
-    return table.bridge.call(work(), 20)
+    return table.connection.call(work(), 20)
 
 
 def test_an_owner_takes_its_cell_back_from_a_malformed_one(table: Table, tmp_path: Path) -> None:
@@ -163,31 +163,36 @@ def test_the_last_of_a_kind_is_the_last_that_can_be_read(table: Table) -> None:
     "entry",
     [
         *(b"", b"{", b"\xff", b"[" * 9999, b"3", b"[]", b"{}"),
-        *(b'{"count": -4}', b'{"count": 1e99}', b'{"count": "x"}', b'{"count": 4, "outside": 2, "checksum": "x"}'),
+        *(
+            b'{"count": -4}',
+            b'{"count": 1e99}',
+            b'{"count": "x"}',
+            b'{"count": 4, "external_kills": 2, "checksum": "x"}',
+        ),
     ],
 )
 def test_an_entry_that_is_none_stops_no_count(table: Table, tmp_path: Path, entry: bytes) -> None:
-    bridge, state = table.bridge, context_of(table, tmp_path).state
-    lives = [bridge.call(state.next_incarnation("trainer", 0), 10) for _ in range(3)]
-    assert bridge.call(state.count_failure("reward", ROW, "E", "T"), 10) == 1
+    connection, state = table.connection, context_of(table, tmp_path).state
+    lives = [connection.call(state.next_incarnation("trainer", 0), 10) for _ in range(3)]
+    assert connection.call(state.count_failure("reward", ROW, "E", "T"), 10) == 1
 
     async def spoil() -> None:
         for key in ("incarnation.trainer.0", f"failure.reward.{ROW}", "lease.trainer.0"):
-            await bridge.js.publish(f"$KV.{table.subjects.state_bucket}.{key}", entry)
+            await connection.js.publish(f"$KV.{table.subjects.state_bucket}.{key}", entry)
 
-    bridge.call(spoil(), 10)
-    assert bridge.call(state.failures("reward", ROW), 10) == Failures()
-    assert bridge.call(state.count_failure("reward", ROW, "E", "T"), 10) == 1
-    assert bridge.call(state.lives("trainer", 0), 10) == 0
-    later = bridge.call(state.next_incarnation("trainer", 0), 10)
+    connection.call(spoil(), 10)
+    assert connection.call(state.failures("reward", ROW), 10) == Failures()
+    assert connection.call(state.count_failure("reward", ROW, "E", "T"), 10) == 1
+    assert connection.call(state.incarnations("trainer", 0), 10) == 0
+    later = connection.call(state.next_incarnation("trainer", 0), 10)
     assert later > lives[-1]
-    assert bridge.call(state.lives("trainer", 0), 10) == later
-    assert all(isinstance(lease, dict) for lease in bridge.call(state.leases(), 10).values())
+    assert connection.call(state.incarnations("trainer", 0), 10) == later
+    assert all(isinstance(lease, dict) for lease in connection.call(state.leases(), 10).values())
 
 
 def test_no_event_is_too_large_and_a_flood_is_told_as_a_number(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relax_actors.runtime.journal.REPORT_SECONDS", 0.5)
-    journal = Journal(table.bridge, table.subjects, "reward", 0)
+    journal = Journal(table.connection, table.subjects, "reward", 0)
     journal.event("row_failed", error="é" * (10 << 20), rows=["x" * 100] * 5000)
     journal.event("row_failed", **{f"f{i}": "x" * 15_000 for i in range(20)})
     journal.metric({"values": float("nan"), "text": "x" * (10 << 20)})
@@ -223,8 +228,8 @@ def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, n
     for index in range(150):
         for column in reads:
             headers = fuzzer.random.random() < 0.7  # the others are as they should be
-            good = table.encode(table.cell(RowId(0, index), column), samples().get(column, [1, 2]))
-            cells[table.cell(RowId(0, index), column)] = fuzzer.content(column) if headers else good
+            good = table.encode(table.subject(RowId(0, index), column), samples().get(column, [1, 2]))
+            cells[table.subject(RowId(0, index), column)] = fuzzer.content(column) if headers else good
     for odd in ("group.x.1", "group.1.01", "group.-1.0", "eval.9.é"):
         cells[f"{table.subjects.prefix}.{odd}.{reads[-1]}"] = b"x"
     table.put_encoded(sorted(cells.items()))
@@ -232,26 +237,26 @@ def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, n
     crashed: list[BaseException] = []
     mailbox = Mailbox.start()
     try:
-        watch = Watch(role.context, BlackBox(tmp_path / "box"), 60.0, crashed.append)  # type: ignore[arg-type]
+        watch = Watchdog(role.context, BlackBox(tmp_path / "box"), 60.0, crashed.append)  # type: ignore[arg-type]
         pump = PoolPump(role, role.context, mailbox, watch, crashed.append)
         stopping = asyncio.Event()
-        running = table.bridge.submit(pump.run(stopping))
+        running = table.connection.submit(pump.run(stopping))
 
         def done() -> bool:
-            info = table.bridge.call(table.bridge.js.consumer_info(table.subjects.table_stream, name), 10)
+            info = table.connection.call(table.connection.js.consumer_info(table.subjects.table_stream, name), 10)
             return running.done() or (info.num_pending == 0 and info.num_ack_pending == 0)
 
-        wait_until(lambda: not table.bridge.loop.is_closed() and pump._pull is not None, "pump")
+        wait_until(lambda: not table.connection.loop.is_closed() and pump._pull is not None, "pump")
         wait_until(done, "end of all messages", 60)
-        table.bridge.loop.call_soon_threadsafe(stopping.set)
-        table.bridge.loop.call_soon_threadsafe(pump.wake)
+        table.connection.loop.call_soon_threadsafe(stopping.set)
+        table.connection.loop.call_soon_threadsafe(pump.wake)
         running.result(20)
     finally:
         mailbox.stop()
     assert crashed == []
     for index in range(150):
         row = RowId(0, index)
-        ends = [f for f in (role.writes, "dropped", "quarantined") if table.get(table.cell(row, f)) is not None]
+        ends = [f for f in (role.writes, "dropped", "quarantined") if table.get(table.subject(row, f)) is not None]
         assert len(ends) == 1, (row, ends)
     told = {e["kind"] for e in events(table)}
     assert {"row_quarantined", "malformed_subject"} <= told
@@ -261,23 +266,23 @@ def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_p
     role = Looker()
     role.context = context_of(table, tmp_path, "looker")
     role.reads = ("prompt", "trajectory")  # type: ignore[misc]
-    table.put(table.cell(ROW, "trajectory"), samples()["trajectory"])
+    table.put(table.subject(ROW, "trajectory"), samples()["trajectory"])
     gone = RowId(1, 1)
-    table.put(table.cell(gone, "trajectory"), samples()["trajectory"])
+    table.put(table.subject(gone, "trajectory"), samples()["trajectory"])
     checkpoint = samples()["checkpoint"]
     floor = type(checkpoint)(3, "p", "f", 2, Totals(), 1)
     table.put(table.subjects.numbered("checkpoint", 3), floor)
     mailbox = Mailbox.start()
     try:
-        watch = Watch(role.context, BlackBox(tmp_path / "box"), 60.0, lambda _: None)
+        watch = Watchdog(role.context, BlackBox(tmp_path / "box"), 60.0, lambda _: None)
         pump = PoolPump(role, role.context, mailbox, watch, lambda _: None)
         stopping = asyncio.Event()
-        running = table.bridge.submit(pump.run(stopping))
-        found = wait_until(lambda: table.fetch(table.cell(ROW, "quarantined"), Quarantined), "quarantine")
-        table.bridge.loop.call_soon_threadsafe(stopping.set)
-        table.bridge.loop.call_soon_threadsafe(pump.wake)
+        running = table.connection.submit(pump.run(stopping))
+        found = wait_until(lambda: table.fetch(table.subject(ROW, "quarantined"), Quarantined), "quarantine")
+        table.connection.loop.call_soon_threadsafe(stopping.set)
+        table.connection.loop.call_soon_threadsafe(pump.wake)
         running.result(20)
     finally:
         mailbox.stop()
     assert found.error == "MalformedRow: column trajectory was written before prompt, which it is made of"
-    assert table.get(table.cell(gone, "quarantined")) is None
+    assert table.get(table.subject(gone, "quarantined")) is None

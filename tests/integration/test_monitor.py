@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.connection import Bridge
+from broker.connection import Connection
 from broker.streams import ensure_streams, log_spec
 from broker.subjects import Subjects
 from relax_actors.monitoring.sinks import Heard
@@ -43,20 +43,20 @@ def watched(make_guarded: MakeGuarded) -> Guarded:
     guarded.websocket = free_port()
     guarded.make(Settings(websocket=guarded.websocket))
     guarded.start()
-    bridge = Bridge(guarded.address("operator"), "root")
-    bridge.call(ensure_streams(bridge, [log_spec(Subjects(RUN), 1 << 24, 3600)]), 20)
-    bridge.close()
+    connection = Connection(guarded.address("operator"), "root")
+    connection.call(ensure_streams(connection, [log_spec(Subjects(RUN), 1 << 24, 3600)]), 20)
+    connection.close()
     return guarded
 
 
 @contextmanager
 def talking(guarded: Guarded) -> Iterator[Callable[[], None]]:
     """A run that tells of its steps again and again; call what is given to let it end."""
-    bridge = Bridge(guarded.address("operator"), "run")
+    connection = Connection(guarded.address("operator"), "run")
     over, ended = threading.Event(), threading.Event()
 
     def talk() -> None:
-        trainer, root = (Journal(bridge, Subjects(RUN), role, 0) for role in ("trainer", "run"))
+        trainer, root = (Journal(connection, Subjects(RUN), role, 0) for role in ("trainer", "run"))
         step = 0
         while not over.wait(0.05):
             root.metric({"kind": "run", "steps": 500})
@@ -74,7 +74,7 @@ def talking(guarded: Guarded) -> Iterator[Callable[[], None]]:
     finally:
         over.set()
         thread.join()
-        bridge.close()
+        connection.close()
 
 
 def monitor(guarded: Guarded, *more: str) -> subprocess.Popen[str]:

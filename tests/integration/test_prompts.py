@@ -14,7 +14,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages import Prompt, Quarantined, Readmitted, Requeued, Trajectory, Weights
 from relax_actors.roles.prompts import PromptSource
 from relax_actors.roles.rollout import Rollout
-from relax_actors.runtime.role import Row
+from relax_actors.runtime import Row
 from relax_actors.weights.publisher import Publisher
 from tests.integration.conftest import MakeContext, MakeTrainer
 
@@ -45,14 +45,14 @@ def publish(table: Table, version: int) -> None:
 
 
 def quarantine(table: Table, source: PromptSource, row: RowId, *, requeue: bool = False) -> None:
-    table.put(table.cell(row, "quarantined"), Quarantined("reward", 3, "on purpose", ""))
+    table.put(table.subject(row, "quarantined"), Quarantined("reward", 3, "on purpose", ""))
     if requeue:
-        table.put(table.cell(row, "requeued"), Requeued(0.0))
+        table.put(table.subject(row, "requeued"), Requeued(0.0))
     source.on_cells(snapshot(table, source))
 
 
 def prompt(table: Table, row: RowId) -> Prompt:
-    found = table.fetch(table.cell(row, "prompt"), Prompt)
+    found = table.fetch(table.subject(row, "prompt"), Prompt)
     assert found is not None
     return found
 
@@ -70,7 +70,7 @@ def test_a_task_that_is_requeued_twice_is_the_same_task(make_source: MakeSource,
     assert prompt(table, third).requeue_of == str(second)
     assert prompt(table, first).text == prompt(table, second).text == prompt(table, third).text
     for old, new in ((first, second), (second, third)):
-        assert table.fetch(table.cell(old, "readmitted"), Readmitted) == Readmitted(str(new))
+        assert table.fetch(table.subject(old, "readmitted"), Readmitted) == Readmitted(str(new))
 
 
 def test_a_place_that_is_filled_again_and_again_ends_the_run_with_the_last_reason(
@@ -98,8 +98,8 @@ def test_a_row_of_a_version_that_is_gone_does_not_get_another(
         given = []
         for index, asked in enumerate((exact, Prompt("12>", tokens, "", {}, 2, 0))):
             row = RowId(0, index, "eval")
-            table.put(table.cell(row, "prompt"), asked)
-            given.append(Row(row, {"prompt": table.get(table.cell(row, "prompt")).data}, table.store))
+            table.put(table.subject(row, "prompt"), asked)
+            given.append(Row(row, {"prompt": table.get(table.subject(row, "prompt")).data}, table.store))
         gone, found = rollout.handle_many(given)
     finally:
         rollout.close()

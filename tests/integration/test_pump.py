@@ -1,4 +1,4 @@
-"""The pump on a real server, with messages as they come after a crash."""
+"""Pump on a real server, with messages as they are redelivered after a crash."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from numpy.typing import NDArray
 
 from broker.codec import TensorRef, encode, plain_value
 from broker.leases import RunState
-from broker.pull import StandingPull, give_back
-from broker.store import digest
+from broker.pull import PullSubscription, nak_deliveries
+from broker.segment import checksum
 from broker.streams import ensure_bucket, ensure_consumer, pool_spec
 from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.errors import ActorError
 from relax_actors.messages import Dropped, Prompt
-from relax_actors.runtime.blackbox import HELD, BlackBox, Delivery
-from relax_actors.runtime.device_lock import Turns
+from relax_actors.runtime import Context, More, Results, Role, Row, check_role
+from relax_actors.runtime.blackbox import MAX_DELIVERIES, BlackBox, Delivery
+from relax_actors.runtime.device_lock import DeviceLock
 from relax_actors.runtime.handler import Handler, Job
+from relax_actors.runtime.join import Join
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.mailbox import Mailbox
-from relax_actors.runtime.pump import PoolPump, Watch
-from relax_actors.runtime.role import Context, More, Results, Role, Row, check_role
+from relax_actors.runtime.pump import PoolPump, Watchdog
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.running import TINY, wait_until
 
@@ -53,59 +54,57 @@ class Counts(Role):
 @pytest.fixture
 def pump(table: Table, tmp_path: Path) -> Any:
     config = load_config(TINY, [])
-    state = RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20))
-    journal = Journal(table.bridge, table.subjects, "counts", 0)
+    state = RunState(table.connection, table.connection.call(ensure_bucket(table.connection, table.subjects), 20))
+    journal = Journal(table.connection, table.subjects, "counts", 0)
     role = Counts()
     role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
     box = BlackBox(tmp_path / "counts.box")
     mailbox = Mailbox.start()
-    yield PoolPump(role, role.context, mailbox, Watch(role.context, box, 60.0, print), print)
+    yield PoolPump(role, role.context, mailbox, Watchdog(role.context, box, 60.0, print), print)
     mailbox.stop()
     box.close()
 
 
 async def delivered_again(table: Table) -> list[Msg]:
-    """The messages of two prompts, each delivered for the second time."""
-    stream, bridge = table.subjects.table_stream, table.bridge
+    """Return the messages of two prompts, each delivered for the second time."""
+    stream, connection = table.subjects.table_stream, table.connection
     filters = [table.subjects.column("prompt", kind) for kind in ("group", "eval")]
-    await ensure_consumer(bridge, stream, pool_spec("counts", filters, 3600.0, 100))
+    await ensure_consumer(connection, stream, pool_spec("counts", filters, 3600.0, 100))
     taken: list[Delivery] = []
-    pull = StandingPull(bridge, stream, "counts", 8, taken.append)
+    pull = PullSubscription(connection, stream, "counts", 8, taken.append)
     await pull.start()
     while len(taken) < 2:
-        await pull.next(8, 5)
-    await give_back(bridge, stream, "counts", taken)
+        await pull.fetch(8, 5)
+    await nak_deliveries(connection, stream, "counts", taken)
     found: list[Msg] = []
     while len(found) < 2:
-        found += await pull.next(8, 5)
+        found += await pull.fetch(8, 5)
     await pull.close()
     return found
 
 
 @pytest.mark.parametrize("row", [RowId(1, 0), RowId(4, 0, "eval")])
-def test_a_message_that_comes_again_after_its_row_was_purged_is_not_handled(
-    table: Table, pump: PoolPump, row: RowId
-) -> None:
+def test_message_redelivered_after_its_row_was_purged_is_not_handled(table: Table, pump: PoolPump, row: RowId) -> None:
     prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
     living = RowId(9, 0, row.kind)
-    table.put_all((table.cell(each, "prompt"), prompt) for each in (row, living))
+    table.put_all((table.subject(each, "prompt"), prompt) for each in (row, living))
 
-    again = table.bridge.call(delivered_again(table), 20)
+    again = table.connection.call(delivered_again(table), 20)
     assert [m.metadata.num_delivered for m in again] == [2, 2]
     table.purge([table.subjects.row(row)])
 
     async def join() -> list[Any]:
-        return await asyncio.gather(*map(pump._join, again))
+        return await asyncio.gather(*map(Join(pump.role, pump.context).join, again))
 
-    jobs = {job.row for job in table.bridge.call(join(), 20) if job is not None}
+    jobs = {job.row for job in table.connection.call(join(), 20) if job is not None}
     assert jobs == {living}
 
 
 @pytest.mark.parametrize("uri", ["../secret", "{outside}", "link/secret"])
-def test_a_reference_out_of_the_store_drops_its_row_and_is_told(
+def test_reference_out_of_the_store_drops_its_row_and_is_reported(
     table: Table, pump: PoolPump, tmp_path: Path, uri: str
 ) -> None:
-    """Though what lies there is just what the reference says."""
+    """The file outside the store matches the reference, and is refused nevertheless."""
     tokens = np.arange(8, dtype=np.int32)
     outside = table.store.root.parent / "secret"
     outside.write_bytes(tokens.tobytes())
@@ -114,22 +113,22 @@ def test_a_reference_out_of_the_store_drops_its_row_and_is_told(
     uri = uri.format(outside=outside)
 
     def elsewhere(array: NDArray[Any]) -> TensorRef:
-        return TensorRef(uri, 0, array.nbytes, "int32", array.shape, digest(array.view(np.uint8)))
+        return TensorRef(uri, 0, array.nbytes, "int32", array.shape, checksum(array.view(np.uint8)))
 
     row = RowId(2, 0)
     data = encode(Prompt("1>", tokens, "", {}, seed=0, min_version=0), "stranger.0#1", elsewhere)
-    table.put_encoded([(table.cell(row, "prompt"), data)])
+    table.put_encoded([(table.subject(row, "prompt"), data)])
 
     async def handle() -> str:
-        stream, bridge = table.subjects.table_stream, table.bridge
-        await ensure_consumer(bridge, stream, pool_spec("counts", [table.subjects.column("prompt")], 60.0, 100))
-        pull = StandingPull(bridge, stream, "counts", 8)
+        stream, connection = table.subjects.table_stream, table.connection
+        await ensure_consumer(connection, stream, pool_spec("counts", [table.subjects.column("prompt")], 60.0, 100))
+        pull = PullSubscription(connection, stream, "counts", 8)
         await pull.start()
-        await pump._process(await pull.next(8, 10))
+        await pump._process(await pull.fetch(8, 10))
         await pull.close()
 
         async def event() -> RawStreamMsg:
-            return await bridge.js.get_last_msg(
+            return await connection.js.get_last_msg(
                 table.subjects.log_stream, table.subjects.event("counts", 0, "row_dropped")
             )
 
@@ -139,17 +138,17 @@ def test_a_reference_out_of_the_store_drops_its_row_and_is_told(
             await asyncio.sleep(0.05)
         return "no event"
 
-    said = table.bridge.call(handle(), 30)
-    dropped = table.fetch(table.cell(row, "dropped"), Dropped)
+    said = table.connection.call(handle(), 30)
+    dropped = table.fetch(table.subject(row, "dropped"), Dropped)
     assert dropped is not None
     assert dropped.reason == "lost_segment"
     assert "points outside the store" in dropped.detail
     assert "points outside the store" in said
-    assert table.get(table.cell(row, "count")) is None
+    assert table.get(table.subject(row, "count")) is None
 
 
 class Looks(Counts):
-    """Looks whether the device is free while it computes."""
+    """Records whether the device is free while it computes."""
 
     device: Path
 
@@ -166,40 +165,38 @@ def is_free(device: Path) -> bool:
         return True
 
 
-def test_a_role_computes_only_while_the_shared_device_is_its_own(table: Table, pump: PoolPump, tmp_path: Path) -> None:
+def test_role_computes_only_while_it_holds_the_shared_device(table: Table, pump: PoolPump, tmp_path: Path) -> None:
     device = tmp_path / "0.lock"
     role, row = Looks(), RowId(1, 0)
     role.device = device
-    pump.context.turn = turns = Turns(device, pump.context, 5.0)
+    pump.context.device_lock = device_lock = DeviceLock(device, pump.context, 5.0)
     jobs = [Job(Msg(None, "a"), row, {"prompt": b""}) for _ in range(2)]  # type: ignore[arg-type]
     Handler(role, pump.context).run(jobs, lambda _: [], lambda _: None)
     found = [job.data for job in jobs]
-    assert [plain_value(table.open(data)) for data in found if data is not None] == [False, False]
+    assert [plain_value(table.read_envelope(data)) for data in found if data is not None] == [False, False]
     assert is_free(device)
-    turns.close()
+    device_lock.close()
 
 
-def test_a_device_that_does_not_get_free_blames_no_row_and_is_waited_for_once(
-    table: Table, pump: PoolPump, tmp_path: Path
-) -> None:
-    pump.context.turn = turns = Turns(tmp_path / "0.lock", pump.context, 0.3)
-    other = Turns(tmp_path / "0.lock", pump.context, 0.3)
+def test_occupied_device_blames_no_row_and_is_waited_for_once(table: Table, pump: PoolPump, tmp_path: Path) -> None:
+    pump.context.device_lock = device_lock = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
+    other = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
     jobs = [Job(Msg(None, "a"), RowId(1, n), {"prompt": b""}) for n in range(3)]  # type: ignore[arg-type]
     with other():
-        pump._handler.run(jobs, lambda _: [], lambda _: None)
+        Handler(pump.role, pump.context).run(jobs, lambda _: [], lambda _: None)
     assert [type(job.error) for job in jobs] == [ActorError] * 3
     assert len({id(job.error) for job in jobs}) == 1
-    turns.close()
+    device_lock.close()
     other.close()
 
 
 class Overlaps(Role):
-    """Ends rows when told to, and takes in what comes meanwhile."""
+    """Ends rows on request, and takes in rows that arrive meanwhile."""
 
     reads = ("prompt",)
     writes = "count"
     max_concurrent_rows = 3
-    ahead = False
+    prefetch = False
 
     def __init__(self) -> None:
         self.ended: set[str] = set()
@@ -221,59 +218,61 @@ class Overlaps(Role):
 
 @dataclass(frozen=True)
 class AtWork:
-    """A role at work in a pump."""
+    """Role that runs in a pump."""
 
     role: Overlaps
     table: Table
     box: BlackBox
 
     def ask_for(self, index: int) -> str:
-        """Write a row's prompt; gives the row."""
+        """Write a row's prompt; return the row."""
         row = RowId(0, index)
         prompt = Prompt("1>", np.arange(index, dtype=np.int32), "", {}, seed=0, min_version=0)
-        self.table.put(self.table.cell(row, "prompt"), prompt)
+        self.table.put(self.table.subject(row, "prompt"), prompt)
         return str(row)
 
     def await_in_hand(self, *rows: str) -> None:
-        """Wait until these rows are in hand and no others."""
-        wait_until(lambda: set(self.box.read().rows) == set(rows), f"{rows} in hand")
+        """Wait until exactly these rows are being handled."""
+        wait_until(lambda: set(self.box.read().rows) == set(rows), f"{rows} being handled")
 
     def values(self) -> dict[int, int]:
-        """What was written, by index."""
-        found = {index: self.table.get(self.table.cell(RowId(0, index), "count")) for index in range(8)}
-        return {index: plain_value(self.table.open(cell.data)) for index, cell in found.items() if cell is not None}
+        """Written values by row index."""
+        found = {index: self.table.get(self.table.subject(RowId(0, index), "count")) for index in range(8)}
+        return {
+            index: plain_value(self.table.read_envelope(cell.data)) for index, cell in found.items() if cell is not None
+        }
 
 
 @pytest.fixture
 def at_work(table: Table, tmp_path: Path) -> Iterator[AtWork]:
-    state = RunState(table.bridge, table.bridge.call(ensure_bucket(table.bridge, table.subjects), 20))
-    journal = Journal(table.bridge, table.subjects, "counts", 0)
+    state = RunState(table.connection, table.connection.call(ensure_bucket(table.connection, table.subjects), 20))
+    journal = Journal(table.connection, table.subjects, "counts", 0)
     role, box, stopping = Overlaps(), BlackBox(tmp_path / "counts.box"), asyncio.Event()
-    # A row that comes again, because this machine stood still, would be handled alone.
+    # A row redelivered after a pause of this machine would be handled alone.
     config = load_config(TINY, ["supervision.ack_wait=60"])
     role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
     role.context.stopping = stopping.is_set
     failed: list[Any] = []
     mailbox = Mailbox.start()
-    pump = PoolPump(role, role.context, mailbox, Watch(role.context, box, 60.0, failed.append), failed.append)
-    run = table.bridge.submit(pump.run(stopping))
+    pump = PoolPump(role, role.context, mailbox, Watchdog(role.context, box, 60.0, failed.append), failed.append)
+    run = table.connection.submit(pump.run(stopping))
     yield AtWork(role, table, box)
     role.ended.update(str(RowId(0, index)) for index in range(8))
-    table.bridge.loop.call_soon_threadsafe(stopping.set)
-    table.bridge.loop.call_soon_threadsafe(pump.wake)
+    table.connection.loop.call_soon_threadsafe(stopping.set)
+    table.connection.loop.call_soon_threadsafe(pump.wake)
     run.result(30)
     mailbox.stop()
     box.close()
     assert failed == []
 
 
-def test_rows_that_come_meanwhile_join_and_each_is_written_when_it_ends(at_work: AtWork) -> None:
+def test_rows_join_a_running_batch_and_each_is_written_when_it_ends(at_work: AtWork) -> None:
     first = at_work.ask_for(1)
     at_work.await_in_hand(first)
     second, third = at_work.ask_for(2), at_work.ask_for(3)
     at_work.await_in_hand(first, second, third)
     assert at_work.values() == {}
-    # There is no room for it yet.
+    # The role has no free place yet.
     fourth = at_work.ask_for(4)
     at_work.role.ended.add(second)
     wait_until(lambda: at_work.values() == {2: 2}, "the value of the second")
@@ -283,20 +282,20 @@ def test_rows_that_come_meanwhile_join_and_each_is_written_when_it_ends(at_work:
     at_work.await_in_hand()
 
 
-def test_a_row_that_fails_takes_none_along_that_has_ended(at_work: AtWork) -> None:
+def test_failing_row_does_not_affect_rows_that_have_ended(at_work: AtWork) -> None:
     first, second = at_work.ask_for(1), at_work.ask_for(2)
     at_work.await_in_hand(first, second)
     at_work.role.ended.add(first)
     wait_until(lambda: at_work.values() == {1: 1}, "the value of the first")
     at_work.role.fails = True
-    dead = at_work.table.cell(RowId(0, 2), "quarantined")
+    dead = at_work.table.subject(RowId(0, 2), "quarantined")
     wait_until(lambda: at_work.table.get(dead), "the second in quarantine", 30)
-    assert at_work.table.get(at_work.table.cell(RowId(0, 1), "quarantined")) is None
+    assert at_work.table.get(at_work.table.subject(RowId(0, 1), "quarantined")) is None
 
 
 @pytest.mark.parametrize("error", [ActorError("the server takes no weights"), SystemExit(3)])
-def test_an_error_without_a_row_in_hand_is_not_kept_quiet(pump: PoolPump, error: BaseException) -> None:
-    """A role whose state is not what it should be must not live on, and take the next rows for bad ones."""
+def test_error_without_an_unfinished_row_ends_the_actor(pump: PoolPump, error: BaseException) -> None:
+    """A role in a broken state must not continue and take the next rows for bad ones."""
 
     class Breaks(Counts):
         def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
@@ -312,68 +311,72 @@ def test_an_error_without_a_row_in_hand_is_not_kept_quiet(pump: PoolPump, error:
     assert jobs[0].error is None
 
 
-def test_a_role_that_only_streams_is_one() -> None:
+def test_role_with_stream_only_is_accepted() -> None:
     assert check_role(Overlaps, "here") is Overlaps
 
 
-def test_what_comes_again_joins_nobody(table: Table) -> None:
-    stream, bridge = table.subjects.table_stream, table.bridge
+def test_redelivered_row_does_not_join_a_batch(table: Table) -> None:
+    stream, connection = table.subjects.table_stream, table.connection
     filters = [table.subjects.column("prompt", "group")]
     prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
 
     async def deliveries() -> list[Any]:
-        await ensure_consumer(bridge, stream, pool_spec("counts", filters, 3600.0, 100))
+        await ensure_consumer(connection, stream, pool_spec("counts", filters, 3600.0, 100))
         taken: list[Delivery] = []
-        pull = StandingPull(bridge, stream, "counts", 8, taken.append)
+        pull = PullSubscription(connection, stream, "counts", 8, taken.append)
         await pull.start()
-        await pull.next(1, 5)
-        await give_back(bridge, stream, "counts", taken)
+        await pull.fetch(1, 5)
+        await nak_deliveries(connection, stream, "counts", taken)
         async with asyncio.timeout(10):
             while len(taken) < 2:
                 await asyncio.sleep(0.01)
-                # What is asked for is asked for a second only.
+                # A request for rows expires after a second.
                 await pull._refill()
-        joined = await pull.more(8)
-        found = [len(joined), [m.metadata.num_delivered for m in await pull.next(8, 5)]]
+        joined = await pull.fetch_nowait(8)
+        found = [len(joined), [m.metadata.num_delivered for m in await pull.fetch(8, 5)]]
         await pull.close()
         return found
 
-    table.put(table.cell(RowId(1, 0), "prompt"), prompt)
-    assert table.bridge.call(deliveries(), 30) == [0, [2]]
+    table.put(table.subject(RowId(1, 0), "prompt"), prompt)
+    assert table.connection.call(deliveries(), 30) == [0, [2]]
 
 
-def test_who_asks_often_for_more_troubles_nobody_until_something_came(table: Table) -> None:
-    stream, bridge = table.subjects.table_stream, table.bridge
+def test_frequent_requests_for_more_rows_cost_nothing_until_a_row_arrives(table: Table) -> None:
+    stream, connection = table.subjects.table_stream, table.connection
     filters = [table.subjects.column("prompt", "group")]
 
-    async def make() -> StandingPull:
-        await ensure_consumer(bridge, stream, pool_spec("asks", filters, 3600.0, 100))
-        pull = StandingPull(bridge, stream, "asks", 8, ahead=False)
+    async def make() -> PullSubscription:
+        await ensure_consumer(connection, stream, pool_spec("asks", filters, 3600.0, 100))
+        pull = PullSubscription(connection, stream, "asks", 8, prefetch=False)
         await pull.start()
         return pull
 
-    async def ask(pull: StandingPull) -> list[Any]:
-        return [pull.expects(1), await pull.more(3), pull.expects(3), pull.expects(4)]
+    async def ask(pull: PullSubscription) -> list[Any]:
+        return [pull.is_requested(1), await pull.fetch_nowait(3), pull.is_requested(3), pull.is_requested(4)]
 
-    pull = bridge.call(make(), 10)
-    assert bridge.call(ask(pull), 10) == [False, [], True, False]
-    table.put(table.cell(RowId(1, 0), "prompt"), Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0))
-    assert len(wait_until(lambda: not pull.expects(1) and bridge.call(pull.more(3), 10), "the row")) == 1
+    pull = connection.call(make(), 10)
+    assert connection.call(ask(pull), 10) == [False, [], True, False]
+    table.put(
+        table.subject(RowId(1, 0), "prompt"), Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+    )
+    assert (
+        len(wait_until(lambda: not pull.is_requested(1) and connection.call(pull.fetch_nowait(3), 10), "the row")) == 1
+    )
     pull.wake()
-    assert pull.expects(1)
-    bridge.call(pull.close(), 10)
+    assert pull.is_requested(1)
+    connection.call(pull.close(), 10)
 
 
-def test_the_black_box_keeps_what_was_taken_last_and_begins_anew(tmp_path: Path) -> None:
+def test_black_box_keeps_the_last_deliveries_and_can_be_reset(tmp_path: Path) -> None:
     writer, reader = BlackBox(tmp_path / "a.box"), BlackBox(tmp_path / "a.box")
-    assert reader.read_whole().taken == ()
-    deliveries = [Delivery(1, i, 2 * i) for i in range(1, HELD + 3)]
+    assert reader.read_with_deliveries().deliveries == ()
+    deliveries = [Delivery(1, i, 2 * i) for i in range(1, MAX_DELIVERIES + 3)]
     for delivery in deliveries:
-        writer.took(delivery)
+        writer.record_delivery(delivery)
     writer.record(["group.1.2"])
-    assert set(reader.read_whole().taken) == set(deliveries[2:])
-    assert reader.read_whole().rows == ("group.1.2",)
-    reader.begin()
-    assert reader.read_whole().taken == ()
+    assert set(reader.read_with_deliveries().deliveries) == set(deliveries[2:])
+    assert reader.read_with_deliveries().rows == ("group.1.2",)
+    reader.reset()
+    assert reader.read_with_deliveries().deliveries == ()
     writer.close()
     reader.close()

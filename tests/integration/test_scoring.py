@@ -16,7 +16,7 @@ from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Weights
 from relax_actors.roles import make_role
 from relax_actors.roles.trainer import Trainer
-from relax_actors.runtime.role import Role, Row
+from relax_actors.runtime import Role, Row
 from tests.integration.conftest import MakeContext, MakeTrainer
 from tests.integration.test_trainer import batches, fingerprint, put_step, read_all
 
@@ -49,7 +49,7 @@ def make_scorer(make_context: MakeContext, request: pytest.FixtureRequest) -> Ma
 def rows_of(table: Table, step: int, indices: range = range(4)) -> list[Row]:
     rows = []
     for index in indices:
-        cell = table.get(table.cell(RowId(step, index), "trajectory"))
+        cell = table.get(table.subject(RowId(step, index), "trajectory"))
         assert cell is not None
         rows.append(Row(RowId(step, index), {"trajectory": cell.data}, table.store))
     return rows
@@ -59,7 +59,7 @@ def score(table: Table, role: Role, step: int) -> list[np.ndarray]:
     """Have a role write its column of a step; gives what it wrote."""
     found: list[np.ndarray] = role.handle_many(rows_of(table, step))
     for index, value in enumerate(found):
-        table.put(table.cell(RowId(step, index), role.writes), value)
+        table.put(table.subject(RowId(step, index), role.writes), value)
     return found
 
 
@@ -91,8 +91,8 @@ def test_a_step_waits_for_both_columns_and_is_replayed_with_them(
 
 
 def test_one_row_at_a_time_if_deterministic_and_else_many(make_scorer: MakeScorer) -> None:
-    assert make_scorer("reference", *BOTH, "roles.reference.max_concurrent_rows=5").together() == 5
-    assert make_scorer("reference", *BOTH, "run.deterministic=true").together() == 1
+    assert make_scorer("reference", *BOTH, "roles.reference.max_concurrent_rows=5").row_limit() == 5
+    assert make_scorer("reference", *BOTH, "run.deterministic=true").row_limit() == 1
 
 
 def test_a_row_of_bad_data_gets_its_error_and_its_neighbours_their_scores(
@@ -190,7 +190,7 @@ def test_the_column_is_plain_data_for_any_role(
 ) -> None:
     trainer = make_trainer(*KL)
     train_to(trainer, table, 1, make_scorer("reference", *KL))
-    cell = table.get(table.cell(RowId(0, 1), "reference"))
+    cell = table.get(table.subject(RowId(0, 1), "reference"))
     assert cell is not None
-    value = plain_value(table.open(cell.data))
+    value = plain_value(table.read_envelope(cell.data))
     assert (value.dtype, value.shape) == (np.float32, (20,))

@@ -33,7 +33,7 @@ def put_rows(table: Table, step: int, indices: Iterable[int], *, version: int = 
         total = SAMPLES * TOKENS
         row = RowId(step, index)
         prompt = np.array([1, 2, 10], np.int32)
-        table.put(table.cell(row, "prompt"), Prompt("12>", prompt, "", {}, 0, 0))
+        table.put(table.subject(row, "prompt"), Prompt("12>", prompt, "", {}, 0, 0))
         trajectory = Trajectory(
             prompt_tokens=prompt,
             lengths=np.full(SAMPLES, TOKENS, np.int32),
@@ -44,10 +44,10 @@ def put_rows(table: Table, step: int, indices: Iterable[int], *, version: int = 
             finish_reasons=["length"] * SAMPLES,
             fingerprint="",
         )
-        table.put(table.cell(row, "trajectory"), trajectory)
+        table.put(table.subject(row, "trajectory"), trajectory)
         for name, make in columns.items():
-            table.put(table.cell(row, name), make(trajectory))
-        table.put(table.cell(row, "advantage"), Advantage(source.normal(size=SAMPLES).astype(np.float32), 0.5))
+            table.put(table.subject(row, name), make(trajectory))
+        table.put(table.subject(row, "advantage"), Advantage(source.normal(size=SAMPLES).astype(np.float32), 0.5))
 
 
 def read_all(table: Table, trainer: Trainer) -> None:
@@ -78,7 +78,7 @@ def test_a_row_that_is_too_old_is_dropped_and_its_successor_trained(make_trainer
     read_all(table, trainer)  # step 2 is due once weights 1 are read
     assert batches(table) == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
     for index in range(ROWS):
-        dropped = table.fetch(table.cell(RowId(2, index), "dropped"), Dropped)
+        dropped = table.fetch(table.subject(RowId(2, index), "dropped"), Dropped)
         assert dropped == Dropped("too_old", "staleness 2 is over staleness.max")
     put_step(table, 2, version=1, first=ROWS)
     read_all(table, trainer)
@@ -94,7 +94,7 @@ def test_with_policy_correct_a_row_that_is_too_old_is_trained_with_the_correctio
     read_all(table, trainer)
     read_all(table, trainer)  # step 2 is due once weights 1 are read
     assert batches(table) == {step: [0, 1, 2, 3] for step in (0, 1, 2)}
-    assert table.count(table.subjects.column("dropped")) == 0
+    assert table.count_cells(table.subjects.column("dropped")) == 0
     figures = trainer._metrics
     assert (figures["step"], figures["staleness"], figures["stale_rows"]) == (2, 2, ROWS)
     assert 0 < figures["weight"] <= 2
@@ -117,9 +117,9 @@ def test_a_step_waits_for_the_column_of_the_proximal_policy(make_trainer: MakeTr
     read_all(table, trainer)
     assert batches(table) == {}
     for index in range(ROWS):
-        trajectory = table.fetch(table.cell(RowId(0, index), "trajectory"), Trajectory)
+        trajectory = table.fetch(table.subject(RowId(0, index), "trajectory"), Trajectory)
         assert trajectory is not None
-        table.put(table.cell(RowId(0, index), "actor_fwd"), trajectory.logprobs + np.float32(0.5))
+        table.put(table.subject(RowId(0, index), "actor_fwd"), trajectory.logprobs + np.float32(0.5))
     read_all(table, trainer)
     assert batches(table) == {0: [0, 1, 2, 3]}
     assert trainer._metrics["weight"] == pytest.approx(np.exp(0.5), rel=1e-5)
@@ -136,7 +136,7 @@ def test_a_column_that_does_not_fit_its_trajectory_costs_the_row(
     put_step(table, 0, version=0, actor_fwd=wrong)
     read_all(table, trainer)
     assert batches(table) == {}
-    quarantined = table.fetch(table.cell(RowId(0, 2), "quarantined"), Quarantined)
+    quarantined = table.fetch(table.subject(RowId(0, 2), "quarantined"), Quarantined)
     assert quarantined is not None
     assert "column actor_fwd" in quarantined.error
 
@@ -192,7 +192,7 @@ def test_a_row_that_ends_after_it_was_computed_on_is_not_trained(make_trainer: M
     put_rows(table, 0, [0, 1, 2])
     read_all(table, trainer)
     assert len(trainer._engine._parts) == 1
-    table.put(table.cell(RowId(0, 0), "quarantined"), Quarantined("test", 1, "on purpose", ""))
+    table.put(table.subject(RowId(0, 0), "quarantined"), Quarantined("test", 1, "on purpose", ""))
     put_rows(table, 0, [3, ROWS])
     read_all(table, trainer)
     assert batches(table) == {0: [4, 1, 2, 3]}

@@ -247,20 +247,20 @@ def events(sender: Sender) -> list[dict[str, Any]]:
     table = sender.context.table
 
     async def read() -> list[dict[str, Any]]:
-        stream = await table.bridge.js.stream_info(table.subjects.log_stream)
+        stream = await table.connection.js.stream_info(table.subjects.log_stream)
         found = []
         for number in range(max(1, stream.state.first_seq), stream.state.last_seq + 1):
-            body = json.loads((await table.bridge.js.get_msg(table.subjects.log_stream, number)).data or b"{}")
+            body = json.loads((await table.connection.js.get_msg(table.subjects.log_stream, number)).data or b"{}")
             if body.get("kind") in ("weights_from_file", "weights_corrupt", "weights_not_offered"):
                 found.append(body)
         return found
 
-    return table.bridge.call(read(), 20)
+    return table.connection.call(read(), 20)
 
 
 def note(sender: Sender, address: Address) -> None:
     body = {"host": address.host, "port": address.port, "token": address.token}
-    sender.context.table.bridge.call(sender.context.state.put(NOTE, body), 20)
+    sender.context.table.connection.call(sender.context.state.put(NOTE, body), 20)
 
 
 def test_an_engine_follows_whole_sets_and_deltas_from_memory(ends: Ends) -> None:
@@ -363,7 +363,7 @@ def test_wrong_bytes_are_never_served(ends: Ends, sender: TorchSender) -> None:
 def test_an_address_that_is_none_is_told_and_the_files_are_read(ends: Ends) -> None:
     sender = ends.sender()
     table, state = sender.context.table, sender.context.state
-    table.bridge.call(state.put(NOTE, {"host": 7, "port": "x", "token": None}), 20)
+    table.connection.call(state.put(NOTE, {"host": 7, "port": "x", "token": None}), 20)
     receiver = ends.receiver()
     receiver.stager.use(0)
     assert receiver.serves() == sender.cell(0).fingerprint

@@ -18,7 +18,7 @@ from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ActorError, RowError
 from relax_actors.messages import Evaluation, Weights
-from relax_actors.runtime.role import Context
+from relax_actors.runtime import Context
 from relax_actors.weights import files as weights
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.stager import Stager
@@ -333,9 +333,9 @@ def test_a_failure_that_is_over_fails_no_row(
 
     with monkeypatch.context() as patch:
         patch.setattr(table, "fetch_last", away)
-        table.bridge.call(stager._on_reconnect(), 10)
+        table.connection.call(stager._on_reconnect(), 10)
         wait_until(lambda: stager._error is not None, "look that fails")
-    table.bridge.call(stager._on_reconnect(), 10)
+    table.connection.call(stager._on_reconnect(), 10)
     wait_until(lambda: stager._error is None, "look that does not")
     stager.use(0)
     assert stager.serving is not None

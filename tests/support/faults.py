@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from broker.address import Address
 from broker.codec import open_envelope
-from broker.connection import Address
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.subjects import CellId
 from broker.table import Table
 from relax_actors.errors import RelaxError
 from relax_actors.messages import Batch, Checkpoint
 from relax_actors.monitoring.connection import connected
-from relax_actors.runtime.blackbox import BlackBox, Reading
+from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.supervision.node import actor_environment
 from tests.support.running import Run, processes_of, wait_until
 
@@ -86,9 +86,9 @@ def aimed(run: Run, target: str) -> Iterator[Callable[[], int]]:
         os.close(descriptor)
 
 
-def box(run: Run, actor: str) -> Reading:
+def box(run: Run, actor: str) -> Snapshot:
     """What an actor noted last: the rows in hand, or what it waits for."""
-    recorder = BlackBox(run.folder.box(actor))
+    recorder = BlackBox(run.folder.black_box(actor))
     try:
         return recorder.read()
     finally:
@@ -107,7 +107,7 @@ def wait_for_cell(run: Run, subject: str, deadline: float = 120.0) -> None:
 
 def _log(table: Table, what: str) -> list[dict[str, Any]]:
     async def read() -> list[dict[str, Any]]:
-        follower = Follower(table.bridge, table.subjects.log_stream, [f"{table.subjects.prefix}.{what}"])
+        follower = OrderedConsumer(table.connection, table.subjects.log_stream, [f"{table.subjects.prefix}.{what}"])
         found = []
         try:
             async for batch in follower.batches(tick=0.3):
@@ -118,7 +118,7 @@ def _log(table: Table, what: str) -> list[dict[str, Any]]:
             await follower.close()
         return found
 
-    return table.bridge.call(read(), 60)
+    return table.connection.call(read(), 60)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _story(table: Table) -> Story:
         author = open_envelope(cell.data, lambda reference: reference).author  # type: ignore[arg-type,return-value]
         cells.append((cell_id, cell.sequence, author, None))
     for cell_id, cell in table.snapshot([table.subjects.numbered(k, "*") for k in NUMBERED]):
-        envelope = table.open(cell.data)
+        envelope = table.read_envelope(cell.data)
         expected = _KINDS.get(cell_id.kind)
         value = table.read(cell.data, expected) if expected else envelope.fields
         cells.append((cell_id, cell.sequence, envelope.author, value))

@@ -12,15 +12,15 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from broker.errors import CodecError, StoreError
-from broker.pull import Follower
+from broker.ordered_consumer import OrderedConsumer
 from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
 from relax_actors.cli.summary import read_ledger
 from relax_actors.messages import Batch
 from relax_actors.monitoring.connection import connected
 from relax_actors.roles.prompts import WORDS
+from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
-from relax_actors.runtime.role import COLUMNS
 from relax_actors.training.ledger import Ledger
 from tests.support.fuzzing import Fuzzer
 from tests.support.running import Run, wait_until
@@ -54,7 +54,7 @@ async def flood(run: Run, seed: int, count: int, rate: float) -> Counts:
     """
     table, step = run.table, 0
     fuzzer = Fuzzer(run.name, seed, lambda: step, ROWS)
-    nc = table.bridge.nc
+    nc = table.connection.nc
     inbox = nc.new_inbox()
     counts: Counts = Counter()
     waiting: dict[str, str] = {}
@@ -112,7 +112,7 @@ async def present_step(table: Table, step: int) -> int:
 async def handled(table: Table, until: int) -> bool:
     """Whether every pool has dealt with all messages up to a sequence number."""
     for pool in POOLS:
-        info = await table.bridge.js.consumer_info(table.subjects.table_stream, pool)
+        info = await table.connection.js.consumer_info(table.subjects.table_stream, pool)
         if info.num_pending and info.ack_floor.stream_seq < until:
             return False
     return True
@@ -120,7 +120,7 @@ async def handled(table: Table, until: int) -> bool:
 
 async def last_sequence(table: Table) -> int:
     """Sequence number of the table's last message."""
-    return int((await table.bridge.js.stream_info(table.subjects.table_stream)).state.last_seq)
+    return int((await table.connection.js.stream_info(table.subjects.table_stream)).state.last_seq)
 
 
 def flooded(cwd: Path, name: str, seed: int, count: int, *, steps: int, rate: float) -> tuple[Counts, list[str]]:
@@ -129,12 +129,12 @@ def flooded(cwd: Path, name: str, seed: int, count: int, *, steps: int, rate: fl
     try:
         wait_until(lambda: run.table.get(f"relax.{name}.batch.0"), "batch.0", 180)
         table = run.table
-        counts = table.bridge.call(flood(run, seed, count, rate), DEADLINE)
-        until = table.bridge.call(last_sequence(table), 10)
+        counts = table.connection.call(flood(run, seed, count, rate), DEADLINE)
+        until = table.connection.call(last_sequence(table), 10)
 
         def over() -> bool:
             assert run.process is not None
-            return run.process.poll() is not None or table.bridge.call(handled(table, until), 30)
+            return run.process.poll() is not None or table.connection.call(handled(table, until), 30)
 
         wait_until(over, "end of what the pools have to handle", DEADLINE)
         run.disconnect()
@@ -200,7 +200,7 @@ def unreadable(table: Table, cell_id: CellId, cell: Cell) -> str | None:
     expected = KINDS.get(cell_id.kind) or COLUMNS.get(cell_id.field)
     try:
         if expected is None:
-            table.open(cell.data)
+            table.read_envelope(cell.data)
         else:
             table.read(cell.data, expected, subject=cell.subject if cell_id.kind in KINDS else None)
     except (CodecError, StoreError) as error:
@@ -212,7 +212,7 @@ def _events(table: Table) -> tuple[Counts, list[str]]:
     """The events that tell of malformed messages, and those that tell of a death."""
     counts: Counts = Counter()
     wrong = []
-    for event in table.bridge.call(_written_events(table), 120):
+    for event in table.connection.call(_written_events(table), 120):
         kind, more = event.get("kind"), 1
         if kind == "suppressed":
             kind, more = event["of"], event["count"]
@@ -225,7 +225,7 @@ def _events(table: Table) -> tuple[Counts, list[str]]:
 
 async def _written_events(table: Table) -> list[dict[str, Any]]:
     """The events that actors wrote: theirs have an id, the flood's have none."""
-    follower = Follower(table.bridge, table.subjects.log_stream, [f"{table.subjects.prefix}.event.>"])
+    follower = OrderedConsumer(table.connection, table.subjects.log_stream, [f"{table.subjects.prefix}.event.>"])
     found: list[dict[str, Any]] = []
     async for batch in follower.batches(tick=0.5):
         found += [json.loads(message.data) for message in batch if "Nats-Msg-Id" in (message.headers or {})]

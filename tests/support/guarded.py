@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from broker.connection import Address
+from broker.address import Address
 from broker.server import find_binary
 from relax_actors.cli.keys import Settings, make_keys
 from tests.support.running import TINY, wait_until
@@ -44,7 +44,7 @@ class Guarded:
         return False
 
     def address(self, user: str) -> Address:
-        return Address(f"{self.scheme}://127.0.0.1:{self.port}", credentials=str(self.keys)).of(user)
+        return Address(f"{self.scheme}://127.0.0.1:{self.port}", credentials=str(self.keys)).for_user(user)
 
     def stop(self) -> None:
         if self.process is not None:

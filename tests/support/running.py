@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker.connection import Address, Bridge
+from broker.address import Address
+from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.store import Store
 from broker.subjects import Subjects
@@ -68,7 +69,7 @@ class Run:
     process: subprocess.Popen[str] | None = None
     at: Path | None = None
     """Its folder, if it is not the default one."""
-    _bridge: Bridge | None = None
+    _connection: Connection | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -113,31 +114,31 @@ class Run:
         return result
 
     @property
-    def bridge(self) -> Bridge:
+    def connection(self) -> Connection:
         """A connection to the living run."""
-        if self._bridge is None:
+        if self._connection is None:
             wait_until(self.folder.address.exists, "broker.json")
 
-            def connect() -> Bridge | None:
+            def connect() -> Connection | None:
                 try:
-                    return Bridge(Address.load(self.folder.address), "test", deadline=2.0)
+                    return Connection(Address.load(self.folder.address), "test", deadline=2.0)
                 except BrokerError:
                     return None
 
-            self._bridge = wait_until(connect, "broker")
-        return self._bridge
+            self._connection = wait_until(connect, "broker")
+        return self._connection
 
     @property
     def table(self) -> Table:
-        return Table(self.bridge, Subjects(self.name), Store(self.folder.root / "store"), "test")
+        return Table(self.connection, Subjects(self.name), Store(self.folder.root / "store"), "test")
 
     def ledger(self) -> Ledger:
         return read_ledger(self.table, self.folder.load_config())
 
     def disconnect(self) -> None:
-        if self._bridge is not None:
-            self._bridge.close()
-            self._bridge = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def pid_of(self, actor: str) -> int | None:
         """Process of an actor, by its command line; None between two lives."""
@@ -147,7 +148,7 @@ class Run:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except OSError:
                 continue
-            if command.endswith(f"supervision.host {self.folder.root} {role} {n}"):
+            if command.endswith(f"supervision.actor_process {self.folder.root} {role} {n}"):
                 return pid
         return None
 

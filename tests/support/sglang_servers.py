@@ -20,7 +20,7 @@ from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader
 from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.errors import ConfigError
-from relax_actors.runtime.blackbox import Reading
+from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.janitor import members
 from relax_actors.supervision.node import actor_environment
@@ -99,7 +99,7 @@ class Kept:
 
     def ready(self, _child: str, _seconds: float) -> None: ...
 
-    def ended(self, _child: str, _outcome: Exit, _last: Reading) -> None: ...
+    def ended(self, _child: str, _outcome: Exit, _last: Snapshot) -> None: ...
 
     def gave_up(self, _pool: str, _report: GiveUp) -> None: ...
 

@@ -109,10 +109,10 @@ def share_of_sevens_or_nothing(completion: str, prompt: Prompt) -> float:
     return 0.0 if i % 3 == 0 else share_of_sevens(completion, prompt)
 
 
-def poison_until_mended(completion: str, prompt: Prompt) -> float:
+def poison_until_fixed(completion: str, prompt: Prompt) -> float:
     """Fails on some rows until the file that the environment names is there."""
-    if is_poison(prompt) and not Path(os.environ["MENDED"]).exists():
-        msg = "not mended yet"
+    if is_poison(prompt) and not Path(os.environ["FIXED"]).exists():
+        msg = "not fixed yet"
         raise RuntimeError(msg)
     threading.Event().wait(0.02)
     return share_of_sevens(completion, prompt)

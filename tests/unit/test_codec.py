@@ -1,4 +1,4 @@
-"""Cells round-trip exactly; every other sequence of bytes is refused with a CodecError."""
+"""Cells round-trip exactly; all other bytes raise CodecError."""
 
 from __future__ import annotations
 
@@ -144,30 +144,30 @@ def extension(code: int, *content: Any) -> msgpack.ExtType:
     return msgpack.ExtType(code, msgpack.packb(list(content)))
 
 
-def test_every_message_is_covered() -> None:
+def test_samples_cover_every_message_type() -> None:
     ours = {c for c in vars(messages).values() if dataclasses.is_dataclass(c)} - {messages.Sample}
     assert ours == set(MESSAGES)
 
 
 @given(ANY_MESSAGE)
-def test_every_message_comes_back_bit_for_bit(message: Any) -> None:
+def test_message_round_trips_bit_for_bit(message: Any) -> None:
     assert same(message, decode(encode(message, "role.0#1"), type(message)))
 
 
 @given(PLAIN)
-def test_plain_data_comes_back(value: Any) -> None:
+def test_plain_data_round_trips(value: Any) -> None:
     assert same(value, plain_value(open_envelope(encode(value, "role.0#1"))))
 
 
 @given(ARRAYS)
-def test_an_array_comes_back_in_dtype_shape_and_bits(array: np.ndarray) -> None:
+def test_array_round_trips_with_dtype_shape_and_bits(array: np.ndarray) -> None:
     assert same(array, plain_value(open_envelope(encode(array, "a"))))
     assert same([array], plain_value(open_envelope(encode([array], "a"))))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3), (0, 0, 2)])
-def test_no_dtype_or_shape_is_lost(dtype: str, shape: tuple[int, ...]) -> None:
+def test_dtype_and_shape_round_trip(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.ones(shape, dtype)
     assert same(array, plain_value(open_envelope(encode(array, "a"))))
 
@@ -175,7 +175,7 @@ def test_no_dtype_or_shape_is_lost(dtype: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "array", [np.arange(12).reshape(3, 4).T, np.arange(10)[::-3], np.arange(24).reshape(2, 3, 4)[:, 1]]
 )
-def test_views_are_written_as_they_read(array: np.ndarray) -> None:
+def test_non_contiguous_view_round_trips(array: np.ndarray) -> None:
     found = plain_value(open_envelope(encode(array, "a")))
     assert np.array_equal(found, array)
     assert found.shape == array.shape
@@ -183,27 +183,27 @@ def test_views_are_written_as_they_read(array: np.ndarray) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(20_000,), (200, 101), (5, 1, 4001)])
-def test_a_large_array_goes_by_reference_and_comes_back(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_large_array_round_trips_by_reference(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     store = Store(tmp_path)
     array = (np.arange(np.prod(shape)) % 101).astype(dtype).reshape(shape)
-    segment = store.segment(RowId(1, 2), "reward", "a.0#1")
+    segment = store.segment_writer(RowId(1, 2), "reward", "a.0#1")
     data = encode(Held(array), "a", segment.place)
     if segment.close():
         assert len(data) < 400
     assert same(array, decode(data, Held, store.read).values)
 
 
-def test_small_and_large_arrays_mix_in_one_cell(tmp_path: Path) -> None:
+def test_cell_may_mix_small_and_large_arrays(tmp_path: Path) -> None:
     store = Store(tmp_path)
     value = {"big": np.arange(9001.0), "small": np.arange(3), "more": [np.ones((100, 70), np.float32), None]}
-    segment = store.segment(RowId(0, 0), "own", "a.0#1")
+    segment = store.segment_writer(RowId(0, 0), "own", "a.0#1")
     data = encode(value, "a", segment.place)
     assert segment.close()
     assert same(value, plain_value(open_envelope(data, store.read)))
 
 
-def test_without_a_store_a_reference_is_shown_but_is_no_array(tmp_path: Path) -> None:
-    segment = Store(tmp_path).segment(RowId(0, 0), "reward", "a.0#1")
+def test_reference_without_a_store_decodes_as_a_reference_only(tmp_path: Path) -> None:
+    segment = Store(tmp_path).segment_writer(RowId(0, 0), "reward", "a.0#1")
     data = encode(Held(np.zeros(9000)), "a", segment.place)
     reference = open_envelope(data).fields["values"]
     assert isinstance(reference, TensorRef)
@@ -212,25 +212,25 @@ def test_without_a_store_a_reference_is_shown_but_is_no_array(tmp_path: Path) ->
         decode(data, Held)
 
 
-def test_a_lost_segment_is_an_error_of_the_store_not_of_the_cell(tmp_path: Path) -> None:
+def test_missing_segment_raises_store_error(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    segment = store.segment(RowId(0, 0), "reward", "a.0#1")
+    segment = store.segment_writer(RowId(0, 0), "reward", "a.0#1")
     data = encode(Held(np.zeros(9000)), "a", segment.place)
     with pytest.raises(StoreError, match="missing"):
         open_envelope(data, store.read)
 
 
-def test_numpy_scalars_and_enums_are_written_as_plain_data() -> None:
+def test_numpy_scalars_and_enums_are_encoded_as_plain_data() -> None:
     value = [np.float32(0.5), np.int64(7), np.bool_(True), messages.FinishReason.STOP, (1, 2)]
     assert plain_value(open_envelope(encode(value, "a"))) == [0.5, 7, True, "stop", [1, 2]]
 
 
-def test_the_envelope_tells_type_and_author() -> None:
+def test_envelope_contains_type_and_author() -> None:
     envelope = open_envelope(encode(BATCH, "trainer.0#4"))
     assert (envelope.type, envelope.author) == ("Batch", "trainer.0#4")
 
 
-def test_decoding_executes_and_mutates_nothing() -> None:
+def test_decoded_arrays_are_read_only() -> None:
     found = plain_value(open_envelope(encode(np.arange(3), "a")))
     assert not found.flags.writeable
 
@@ -239,26 +239,26 @@ def test_decoding_executes_and_mutates_nothing() -> None:
     "value",
     [object(), {1, 2}, 1j, np.array(["x"]), np.array([1j]), np.array([None]), np.datetime64(0, "s"), 2**64, Path()],
 )
-def test_what_has_no_encoding_is_refused(value: Any) -> None:
+def test_value_without_an_encoding_is_refused(value: Any) -> None:
     with pytest.raises(CodecError):
         encode(value, "a")
 
 
-def test_what_never_ends_is_refused() -> None:
+def test_self_referential_value_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(CodecError, match="nested deeper"):
         encode(endless, "a")
 
 
-def test_a_cell_over_the_limit_is_refused_on_both_ends() -> None:
+def test_cell_over_the_limit_is_refused_by_encoder_and_decoder() -> None:
     with pytest.raises(CodecError, match="pass large data as arrays"):
         encode("x" * MAX_CELL_BYTES, "a")
     with pytest.raises(CodecError, match="over the limit"):
         open_envelope(b"\0" * (MAX_CELL_BYTES + 1))
 
 
-def test_a_cell_just_below_the_limit_passes() -> None:
+def test_cell_just_below_the_limit_is_accepted() -> None:
     text = "x" * (MAX_CELL_BYTES - 64)
     assert plain_value(open_envelope(encode(text, "a"))) == text
 
@@ -285,18 +285,18 @@ def test_unknown_and_missing_fields_are_named() -> None:
         ({"reward": True}, r"Batch\.reward is of type bool, expected float"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named(fields: dict[str, Any], message: str) -> None:
+def test_value_of_the_wrong_type_is_named(fields: dict[str, Any], message: str) -> None:
     plain = {f.name: getattr(BATCH, f.name) for f in dataclasses.fields(BATCH)}
     with pytest.raises(CodecError, match=message):
         decode(body("Batch", plain | fields), messages.Batch)
 
 
-def test_a_whole_number_passes_for_a_float() -> None:
+def test_integer_is_accepted_as_a_float() -> None:
     plain = {f.name: getattr(BATCH, f.name) for f in dataclasses.fields(BATCH)} | {"reward": 1}
     assert decode(body("Batch", plain), messages.Batch).reward == 1.0
 
 
-def test_another_type_or_schema_is_refused_with_the_remedy() -> None:
+def test_other_type_or_schema_is_refused_with_the_remedy() -> None:
     with pytest.raises(CodecError, match="cell holds a Dropped, expected a Batch"):
         decode(encode(messages.Dropped("", ""), "a"), messages.Batch)
     with pytest.raises(CodecError, match="schema 2, this version reads 1; run both ends at the same version"):
@@ -310,7 +310,7 @@ def test_another_type_or_schema_is_refused_with_the_remedy() -> None:
 @pytest.mark.parametrize(
     "cell", [None, [], [1, "a", "b"], [1, "a", "b", {}, 0], ["1", "a", "b", {}], [1, 2, "b", {}], [1, "a", "b", []], {}]
 )
-def test_what_is_not_shaped_like_a_cell_is_refused(cell: Any) -> None:
+def test_data_that_is_not_a_cell_is_refused(cell: Any) -> None:
     with pytest.raises(CodecError, match="not a cell"):
         open_envelope(msgpack.packb(cell))
 
@@ -343,19 +343,19 @@ def test_what_is_not_shaped_like_a_cell_is_refused(cell: Any) -> None:
         extension(2, "uri", 0, 1, "uint8", [1], extension(2)),
     ],
 )
-def test_garbage_in_an_extension_is_refused(value: msgpack.ExtType) -> None:
+def test_malformed_extension_is_refused(value: msgpack.ExtType) -> None:
     with pytest.raises(CodecError):
         open_envelope(body("value", {"value": value}), lambda _: np.zeros(1))
 
 
-def test_data_nested_too_deep_is_refused() -> None:
+def test_too_deeply_nested_data_is_refused() -> None:
     for depth in (5000, 100_000):
         with pytest.raises(CodecError):
             open_envelope(b"\x94\x01\xa1a\xa1b\x81\xa1v" + b"\x91" * depth + b"\xc0")
 
 
 def try_everything(data: bytes) -> None:
-    """Whatever comes, it is decoded or a CodecError is raised."""
+    """Decode the data or raise CodecError; any other exception fails the test."""
     for expected in OTHERS:
         with suppress(CodecError):
             decode(data, expected)
@@ -381,7 +381,7 @@ def test_any_extension_decodes_or_raises_codec_error(content: Any, code: int) ->
 
 
 @given(ANY_OTHER, st.data())
-def test_a_truncated_cell_raises_codec_error(message: Any, data: st.DataObject) -> None:
+def test_truncated_cell_raises_codec_error(message: Any, data: st.DataObject) -> None:
     whole = encode(message, "a")
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with pytest.raises(CodecError):
@@ -391,14 +391,14 @@ def test_a_truncated_cell_raises_codec_error(message: Any, data: st.DataObject) 
 
 
 @given(ANY_OTHER, st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4))
-def test_a_mutated_cell_decodes_or_raises_codec_error(message: Any, changes: list[tuple[float, int]]) -> None:
+def test_mutated_cell_decodes_or_raises_codec_error(message: Any, changes: list[tuple[float, int]]) -> None:
     data = bytearray(encode(message, "a"))
     for place, byte in changes:
         data[int(place * len(data))] = byte
     try_everything(bytes(data))
 
 
-def test_a_trajectory_whose_arrays_disagree_is_refused() -> None:
+def test_trajectory_with_inconsistent_arrays_is_refused() -> None:
     good = messages.Trajectory(
         prompt_tokens=np.zeros(2, np.int32),
         lengths=np.array([1, 2], np.int32),

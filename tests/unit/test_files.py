@@ -1,4 +1,4 @@
-"""Small files: whole or not at all, and nothing left of writers that are gone."""
+"""Atomic writes of small files, and cleanup after dead writers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from broker.files import remove_unfinished, write_private
-from relax_actors.runtime.logs import Forgiving
+from relax_actors.runtime.logs import BestEffortFile
 
 
-def test_a_file_is_replaced_whole_and_is_for_its_user_only(tmp_path: Path) -> None:
+def test_write_private_replaces_the_file_with_mode_0600(tmp_path: Path) -> None:
     path = tmp_path / "broker.json"
     write_private(path, "old and long")
     write_private(path, "new")
@@ -20,7 +20,7 @@ def test_a_file_is_replaced_whole_and_is_for_its_user_only(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_nothing_is_written_through_a_link_that_lies_in_wait(tmp_path: Path) -> None:
+def test_write_private_does_not_follow_a_planted_link(tmp_path: Path) -> None:
     path, victim = tmp_path / "broker.json", tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / f".{path.name}.{os.getpid()}.tmp").symlink_to(victim)
@@ -29,7 +29,7 @@ def test_nothing_is_written_through_a_link_that_lies_in_wait(tmp_path: Path) -> 
     assert not path.is_symlink()
 
 
-def test_what_dead_writers_left_goes_and_what_living_ones_write_stays(tmp_path: Path) -> None:
+def test_only_temporary_files_of_dead_writers_are_removed(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     kept = tmp_path / f".config.json.{os.getpid()}.tmp"
@@ -39,9 +39,9 @@ def test_what_dead_writers_left_goes_and_what_living_ones_write_stays(tmp_path: 
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([kept.name, "config.json"])
 
 
-def test_a_log_that_was_closed_stops_nobody(tmp_path: Path) -> None:
+def test_closed_log_raises_no_error(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
-        log = Forgiving(file)
+        log = BestEffortFile(file)
         assert log.write("one\n") == 4
     assert log.write("two\n") == 0
     log.flush()

@@ -23,9 +23,9 @@ from relax_actors.config import validate
 from relax_actors.messages import Advantage, Batch, Trajectory
 from relax_actors.monitoring.live_view import Progress
 from relax_actors.monitoring.render import fields_of, readable
+from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
-from relax_actors.runtime.journal import MAX_ITEMS, MAX_TEXT, Limiter, bounded
-from relax_actors.runtime.role import COLUMNS
+from relax_actors.runtime.journal import MAX_ITEMS, MAX_TEXT, RateLimiter, truncate
 from relax_actors.training.step_rows import Limits
 from tests.support.fuzzing import Fuzzer, samples
 
@@ -38,7 +38,7 @@ SUBJECT = "relax.x.batch.3"
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store that has what some of the references name."""
     store = Store(tmp_path_factory.mktemp("store"))
-    segment = store.segment(RowId(0, 0), "trajectory", "rollout.0#1")
+    segment = store.segment_writer(RowId(0, 0), "trajectory", "rollout.0#1")
     segment.place(np.zeros(9000))
     segment.close()
     return store
@@ -239,8 +239,8 @@ def test_nesting_without_end_is_shown_as_what_it_is(data: bytes) -> None:
     assert "bytes: " in readable(data)
 
 
-def test_a_flood_of_events_is_cut_to_its_rate_and_counted() -> None:
-    limiter = Limiter(burst=3, rate=2.0)
+def test_flood_of_events_is_limited_to_its_rate_and_counted() -> None:
+    limiter = RateLimiter(burst=3, rate=2.0)
     assert [limiter.admit("a", 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
     assert limiter.admit("b", 0.0)
     assert [limiter.admit("a", 0.5), limiter.admit("a", 0.6)] == [True, False]
@@ -251,20 +251,20 @@ def test_a_flood_of_events_is_cut_to_its_rate_and_counted() -> None:
 
 @given(st.lists(st.floats(0, 100), max_size=200), st.integers(1, 5), st.floats(0.1, 10))
 def test_no_more_events_pass_than_burst_and_rate_allow(times: list[float], burst: int, rate: float) -> None:
-    limiter = Limiter(burst, rate)
+    limiter = RateLimiter(burst, rate)
     passed = sum(limiter.admit("a", at) for at in sorted(times))
     assert passed <= burst + rate * max(times, default=0.0) + 1e-6
     assert passed + limiter.refused("a") == len(times)
 
 
 def test_a_long_text_keeps_its_ends() -> None:
-    cut = bounded("a" * MAX_TEXT + "b" * MAX_TEXT)
+    cut = truncate("a" * MAX_TEXT + "b" * MAX_TEXT)
     assert cut.startswith("aaa")
     assert cut.endswith("bbb")
     assert f"{MAX_TEXT} characters left out" in cut
     assert len(cut) < MAX_TEXT + 100
-    assert bounded("short") == "short"
-    assert bounded(list(range(MAX_ITEMS + 5)))[-1] == "and 5 more"
+    assert truncate("short") == "short"
+    assert truncate(list(range(MAX_ITEMS + 5)))[-1] == "and 5 more"
 
 
 def test_a_file_outside_the_store_is_not_read(store: Store, tmp_path: Path) -> None:

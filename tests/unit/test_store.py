@@ -1,4 +1,4 @@
-"""Segments are whole, checked, inside the store, and a full disk is said so."""
+"""The store: segments are complete, verified and inside the store; a full disk is reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 from broker.errors import StoreError, StoreFullError
 from broker.fields import TensorRef
-from broker.store import INLINE_BYTES, Store
+from broker.segment import INLINE_BYTES
+from broker.store import Store
 from broker.subjects import RowId
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -34,7 +35,7 @@ def large(dtype: str = "float32", extra: int = 0) -> np.ndarray:
 
 
 def put(store: Store, *arrays: np.ndarray, row: RowId = RowId(3, 4)) -> list[TensorRef]:
-    segment = store.segment(row, "own", "role.0#7")
+    segment = store.segment_writer(row, "own", "role.0#7")
     references = [segment.place(array) for array in arrays]
     assert segment.close()
     return [reference for reference in references if reference is not None]
@@ -44,16 +45,16 @@ def files(store: Store) -> list[str]:
     return sorted(str(path.relative_to(store.root)) for path in store.root.rglob("*") if path.is_file())
 
 
-def test_the_folder_mirrors_the_subject(store: Store) -> None:
+def test_segment_path_mirrors_the_subject(store: Store) -> None:
     (reference,) = put(store, large(), row=RowId(3, 4, "eval"))
     assert reference.uri == "eval/3/4.own.role.0-7.safetensors"
     assert files(store) == ["eval/3/4.own.role.0-7.safetensors"]
 
 
-def test_two_lives_that_write_one_cell_touch_nothing_of_each_other(store: Store) -> None:
+def test_two_authors_of_one_cell_write_separate_segments(store: Store) -> None:
     found = []
     for author, value in (("role.0#7", 1), ("role.0#8", 2), ("role.1#7", 3)):
-        segment = store.segment(RowId(0, 0), "own", author)
+        segment = store.segment_writer(RowId(0, 0), "own", author)
         reference = segment.place(np.full(INLINE_BYTES + 1, value, np.uint8))
         assert segment.close()
         assert reference is not None
@@ -61,7 +62,7 @@ def test_two_lives_that_write_one_cell_touch_nothing_of_each_other(store: Store)
     assert [int(store.read(reference)[0]) for reference in found] == [1, 2, 3]
 
 
-def test_a_segment_is_a_safetensors_file_with_the_arrays_in_order(store: Store) -> None:
+def test_segment_is_a_safetensors_file_with_the_arrays_in_order(store: Store) -> None:
     arrays = [large(dtype, i) for i, dtype in enumerate(DTYPES)]
     references = put(store, *arrays)
     found = load_file(store.path(references[0].uri))
@@ -72,7 +73,7 @@ def test_a_segment_is_a_safetensors_file_with_the_arrays_in_order(store: Store) 
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 70)), min_size=1, max_size=8))
-def test_any_arrays_come_back_by_aligned_references(
+def test_arrays_round_trip_through_aligned_read_only_references(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[tuple[str, int]]
 ) -> None:
     store = Store(tmp_path_factory.mktemp("store"))
@@ -88,23 +89,23 @@ def test_any_arrays_come_back_by_aligned_references(
         assert not found.flags.writeable
 
 
-def test_shapes_and_views_come_back(store: Store) -> None:
+def test_shape_and_non_contiguous_view_round_trip(store: Store) -> None:
     array = np.arange(30_000, dtype=np.int64).reshape(100, 300).T
     (reference,) = put(store, array)
     assert np.array_equal(store.read(reference), array)
 
 
-def test_small_arrays_stay_inline_and_need_no_segment(store: Store) -> None:
-    segment = store.segment(RowId(0, 0), "own", "role.0#7")
+def test_small_arrays_stay_inline_without_a_segment(store: Store) -> None:
+    segment = store.segment_writer(RowId(0, 0), "own", "role.0#7")
     assert segment.place(np.zeros(INLINE_BYTES, np.uint8)) is None
     assert segment.place(np.zeros(INLINE_BYTES + 1, np.uint8)) is not None
-    nothing = store.segment(RowId(0, 1), "own", "role.0#7")
-    assert not nothing.close()
+    empty = store.segment_writer(RowId(0, 1), "own", "role.0#7")
+    assert not empty.close()
     assert files(store) == []
 
 
-def test_a_cell_of_too_many_arrays_is_refused_and_leaves_nothing(store: Store) -> None:
-    segment = store.segment(RowId(0, 0), "own", "role.0#7")
+def test_cell_with_too_many_arrays_is_refused_and_leaves_no_file(store: Store) -> None:
+    segment = store.segment_writer(RowId(0, 0), "own", "role.0#7")
     for _ in range(200):
         segment.place(large())
     with pytest.raises(StoreError, match="200 arrays"):
@@ -114,7 +115,7 @@ def test_a_cell_of_too_many_arrays_is_refused_and_leaves_nothing(store: Store) -
 
 @settings(max_examples=40)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, place: float, bit: int) -> None:
+def test_flipped_bit_is_detected(tmp_path_factory: pytest.TempPathFactory, place: float, bit: int) -> None:
     store = Store(tmp_path_factory.mktemp("store"))
     (reference,) = put(store, large())
     path = store.path(reference.uri)
@@ -126,7 +127,7 @@ def test_a_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, place:
 
 
 @pytest.mark.parametrize("left", [0, 1, 4095, 4096, 9000, -1])
-def test_a_truncated_segment_is_found(store: Store, left: int) -> None:
+def test_truncated_segment_is_detected(store: Store, left: int) -> None:
     (reference,) = put(store, large("uint8"))
     path = store.path(reference.uri)
     path.write_bytes(path.read_bytes()[: left if left >= 0 else reference.offset + reference.nbytes - 1])
@@ -136,7 +137,7 @@ def test_a_truncated_segment_is_found(store: Store, left: int) -> None:
         store.read(reference)
 
 
-def test_a_removed_segment_is_found(store: Store) -> None:
+def test_removed_segment_is_detected(store: Store) -> None:
     (reference,) = put(store, large())
     store.remove("group/3")
     assert files(store) == []
@@ -144,13 +145,13 @@ def test_a_removed_segment_is_found(store: Store) -> None:
         store.read(reference)
 
 
-def test_removing_what_is_not_there_does_nothing(store: Store) -> None:
+def test_removing_a_missing_file_does_nothing(store: Store) -> None:
     store.remove("group/77")
     store.remove("weights/1.safetensors")
 
 
 @pytest.mark.parametrize("uri", ["../secret", "group/../../secret", "/etc/passwd", "group/../.."])
-def test_a_reference_out_of_the_store_is_refused(store: Store, uri: str) -> None:
+def test_reference_outside_the_store_is_refused(store: Store, uri: str) -> None:
     (store.root.parent / "secret").write_bytes(b"x" * 10)
     reference = TensorRef(uri, 0, 1, "uint8", (1,), "")
     with pytest.raises(StoreError, match="points outside the store"):
@@ -162,7 +163,7 @@ def test_a_reference_out_of_the_store_is_refused(store: Store, uri: str) -> None
     assert (store.root.parent / "secret").read_bytes() == b"x" * 10
 
 
-def test_a_link_out_of_the_store_is_refused(store: Store, tmp_path: Path) -> None:
+def test_link_out_of_the_store_is_refused(store: Store, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "secret").write_bytes(b"x")
     (store.root / "folder").symlink_to(tmp_path / "elsewhere")
@@ -175,7 +176,7 @@ def test_a_link_out_of_the_store_is_refused(store: Store, tmp_path: Path) -> Non
     assert (tmp_path / "elsewhere" / "secret").exists()
 
 
-def test_a_store_may_itself_lie_behind_a_link(tmp_path: Path) -> None:
+def test_store_root_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     store = Store(tmp_path / "link")
@@ -183,7 +184,7 @@ def test_a_store_may_itself_lie_behind_a_link(tmp_path: Path) -> None:
     assert np.array_equal(store.read(reference), large())
 
 
-def test_write_gives_what_save_gave_and_renames(store: Store) -> None:
+def test_write_returns_the_result_of_save_and_renames(store: Store) -> None:
     seen: list[Path] = []
 
     def save(path: Path) -> str:
@@ -198,7 +199,7 @@ def test_write_gives_what_save_gave_and_renames(store: Store) -> None:
     assert seen[0].parent == store.root / "weights"
 
 
-def test_a_failing_save_leaves_no_temporary_and_the_old_file(store: Store) -> None:
+def test_failing_save_keeps_the_old_file_and_no_temporary(store: Store) -> None:
     store.write("weights/1", lambda path: path.write_bytes(b"old"))
 
     def fail(path: Path) -> None:
@@ -212,12 +213,12 @@ def test_a_failing_save_leaves_no_temporary_and_the_old_file(store: Store) -> No
     assert (store.root / "weights" / "1").read_bytes() == b"old"
 
 
-def test_an_error_that_is_not_about_space_stays_itself(store: Store) -> None:
+def test_other_errors_of_save_propagate_unchanged(store: Store) -> None:
     with pytest.raises(FileNotFoundError):
         store.write("weights/1", lambda path: (path / "no" / "folder").write_bytes(b""))
 
 
-def test_a_device_without_space_is_said_with_the_remedy(store: Store) -> None:
+def test_full_device_is_reported_with_the_remedy(store: Store) -> None:
     def save(_: Path) -> None:
         with Path("/dev/full").open("wb", buffering=0) as file:
             file.write(b"x")
@@ -245,7 +246,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run([shutil.which("umount") or "umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_store_takes_what_fits_and_refuses_the_rest_clean(tiny: Path) -> None:
+def test_full_store_refuses_a_segment_without_leaving_a_partial_file(tiny: Path) -> None:
     store = Store(tiny)
     (fits,) = put(store, large("uint8"), row=RowId(0, 0))
     with pytest.raises(StoreFullError, match=r"too little for segment group/0/1\.own\.role\.0-7\.safetensors"):

@@ -1,4 +1,4 @@
-"""Subjects read back as what they were built from, and nothing else is taken for a cell."""
+"""Subjects: parsing inverts building, and no other subject is accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUBJECTS = Subjects("demo")
 
 
 def matches(subject: str, pattern: str) -> bool:
-    """NATS's own rule: `*` is one token, `>` the rest."""
+    """Match as NATS does: `*` is one token, `>` the rest."""
     names, wanted = subject.split("."), pattern.split(".")
     if wanted[-1] == ">":
         return len(names) >= len(wanted) and matches(".".join(names[: len(wanted) - 1]), ".".join(wanted[:-1]))
@@ -24,46 +24,46 @@ def matches(subject: str, pattern: str) -> bool:
 
 
 @given(ROWS)
-def test_a_row_reads_back_from_its_text(row: RowId) -> None:
+def test_row_id_round_trips_through_its_text(row: RowId) -> None:
     assert RowId.parse(str(row)) == row
 
 
 @given(NAMES, ROWS, NAMES)
-def test_a_cell_reads_back_from_its_subject(run: str, row: RowId, field: str) -> None:
+def test_cell_id_round_trips_through_its_subject(run: str, row: RowId, field: str) -> None:
     found = Subjects(run).parse(Subjects(run).cell(row, field))
     assert found == CellId(row.kind, row.step, row.index, field)
     assert found.row == row
 
 
 @given(NAMES, st.sampled_from(NUMBERED_KINDS), NUMBERS)
-def test_a_numbered_cell_reads_back_from_its_subject(run: str, kind: str, number: int) -> None:
+def test_numbered_cell_id_round_trips_through_its_subject(run: str, kind: str, number: int) -> None:
     assert Subjects(run).parse(Subjects(run).numbered(kind, number)) == CellId(kind, number)
 
 
 @given(st.text(max_size=40))
-def test_any_text_names_a_row_or_is_refused(text: str) -> None:
+def test_any_text_is_a_row_id_or_refused(text: str) -> None:
     try:
         row = RowId.parse(text)
     except SubjectError as error:
-        assert "names no row" in str(error)  # noqa: PT017 the other outcome is a row
+        assert "does not name a row" in str(error)  # noqa: PT017 otherwise it must be a row
     else:
         assert str(row) == text
 
 
 @given(st.lists(st.sampled_from(["relax", "demo", "group", "eval", "batch", "0", "7", "01", "-1", "", "x", "*", ">"])))
-def test_a_subject_is_a_cell_of_the_run_in_one_spelling_only(parts: list[str]) -> None:
+def test_every_cell_has_exactly_one_subject(parts: list[str]) -> None:
     subject = ".".join(parts)
     try:
         cell = SUBJECTS.parse(subject)
     except SubjectError as error:
-        assert "is no cell of run 'demo'" in str(error)  # noqa: PT017 the other outcome is a cell
+        assert "does not name a cell of run 'demo'" in str(error)  # noqa: PT017 otherwise it must be a cell
     else:
         again = SUBJECTS.cell(cell.row, cell.field) if cell.field else SUBJECTS.numbered(cell.kind, cell.step)
         assert again == subject
 
 
 @given(ROWS, NAMES)
-def test_a_cell_is_matched_by_its_column_its_row_and_the_table(row: RowId, field: str) -> None:
+def test_cell_matches_the_filters_of_its_column_row_and_table(row: RowId, field: str) -> None:
     subject = SUBJECTS.cell(row, field)
     assert matches(subject, SUBJECTS.column(field, row.kind))
     assert matches(subject, SUBJECTS.row(row))
@@ -72,22 +72,22 @@ def test_a_cell_is_matched_by_its_column_its_row_and_the_table(row: RowId, field
 
 
 @pytest.mark.parametrize("kind", NUMBERED_KINDS)
-def test_a_numbered_cell_is_matched_by_its_filter_and_the_table(kind: str) -> None:
+def test_numbered_cell_matches_its_filter_and_the_table(kind: str) -> None:
     subject = SUBJECTS.numbered(kind, 12)
     assert matches(subject, SUBJECTS.numbered(kind, "*"))
     assert sum(matches(subject, pattern) for pattern in SUBJECTS.table_subjects()) == 1
 
 
-def test_events_and_metrics_belong_to_the_log_and_are_no_cells() -> None:
+def test_events_and_metrics_belong_to_the_log_not_to_the_table() -> None:
     for subject in (SUBJECTS.event("rollout", 0, "crashed"), SUBJECTS.metric("rollout", 0)):
         assert sum(matches(subject, pattern) for pattern in SUBJECTS.log_subjects()) == 1
         assert not any(matches(subject, pattern) for pattern in SUBJECTS.table_subjects())
-        with pytest.raises(SubjectError, match="is no cell of run 'demo'"):
+        with pytest.raises(SubjectError, match="does not name a cell of run 'demo'"):
             SUBJECTS.parse(subject)
 
 
 @given(NAMES)
-def test_the_streams_of_a_run_have_names_of_their_own(run: str) -> None:
+def test_stream_names_of_a_run_are_distinct_and_contain_its_name(run: str) -> None:
     subjects = Subjects(run)
     names = {subjects.table_stream, subjects.log_stream, subjects.state_bucket}
     assert len(names) == 3
@@ -95,7 +95,7 @@ def test_the_streams_of_a_run_have_names_of_their_own(run: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "*", ">", "ä", "a\n", "x" * 65, "a/b", "\0"])
-def test_a_name_that_cannot_be_a_token_is_refused_with_the_letters_that_can(name: str) -> None:
+def test_invalid_name_is_refused_with_the_allowed_characters(name: str) -> None:
     with pytest.raises(SubjectError, match="use 1 to 64 letters, digits, '-' or '_'") as caught:
         check_name(name, "field")
     assert repr(name) in str(caught.value)
@@ -123,19 +123,19 @@ def test_a_name_that_cannot_be_a_token_is_refused_with_the_letters_that_can(name
         "",
     ],
 )
-def test_a_subject_of_another_form_or_run_is_refused_by_name(subject: str) -> None:
-    with pytest.raises(SubjectError, match="is no cell of run 'demo'") as caught:
+def test_subject_of_another_form_or_run_is_refused(subject: str) -> None:
+    with pytest.raises(SubjectError, match="does not name a cell of run 'demo'") as caught:
         SUBJECTS.parse(subject)
     assert repr(subject) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["group.1", "group.1.2.3", "batch.1.2", "group.01.2", "group.1.-2", "group.1.2\n", ""])
-def test_a_text_that_is_no_row_is_refused_with_the_form(text: str) -> None:
+def test_malformed_row_id_is_refused_with_the_expected_form(text: str) -> None:
     with pytest.raises(SubjectError, match=r"a row is group\.<step>\.<index> or eval\.<version>\.<index>"):
         RowId.parse(text)
 
 
-def test_an_unknown_numbered_kind_is_refused_with_those_there_are() -> None:
+def test_unknown_numbered_kind_is_refused_with_the_known_kinds() -> None:
     with pytest.raises(SubjectError, match="no numbered kind 'floor'; there are batch, weights, checkpoint"):
         SUBJECTS.numbered("floor", 1)
 

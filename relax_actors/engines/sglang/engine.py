@@ -18,7 +18,6 @@ from pathlib import Path
 import structlog
 from torch import Tensor
 
-from broker.errors import StoreError
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.inference import Done, GeneratesAll, GenerationRequest, More, Refresh, nothing_more
 from relax_actors.engines.sglang.concurrency import Concurrency
@@ -28,7 +27,7 @@ from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.engines.sglang.rows import Rows
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.streams import Streams, cancelled, first_of
-from relax_actors.errors import ActorError, EngineError
+from relax_actors.errors import ActorError, EngineError, StoreError
 from relax_actors.weights import files as weights
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocol import Step

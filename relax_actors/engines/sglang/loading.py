@@ -12,9 +12,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from broker.errors import StoreError
 from relax_actors.engines.sglang.group import Broadcast
 from relax_actors.engines.sglang.server import Server, pickled
+from relax_actors.errors import StoreError
 from relax_actors.weights import files as weights
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from broker.errors import StoreError
 from relax_actors.engines.torch.model import build, check_fit
+from relax_actors.errors import StoreError
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocol import Step
 

@@ -1,4 +1,4 @@
-"""What a killed actor had taken goes to another at once: nobody waits for its lease to end."""
+"""Redelivery: the messages of a killed actor go to another actor at once, not after `supervision.ack_wait`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ROWS = range(4)
 
 
 def wait_until_reward_holds_a_whole_step(run: Run, first: int) -> int:
-    """Wait until the reward has taken all rows of a step, from `first` on, and answered none; gives the step.
+    """Wait until the reward actor has taken all rows of a step, from `first` on, and written none; return the step.
 
-    What is still on its way to an actor when it dies is in nobody's book and does wait for its lease: here nothing is.
+    A message still on its way to an actor that dies is in no black box and does wait for its deadline; here is none.
     """
     table = run.table
     step = first
@@ -28,12 +28,12 @@ def wait_until_reward_holds_a_whole_step(run: Run, first: int) -> int:
     def holds() -> bool:
         nonlocal step
         rows = [RowId(step, i) for i in ROWS]
-        if any(table.get_all(table.cell(row, "reward") for row in rows)):
+        if any(table.get_all(table.subject(row, "reward") for row in rows)):
             step += 1
             return False
-        cells = table.get_all(table.cell(row, "trajectory") for row in rows)
-        box = BlackBox(run.folder.box("reward.0"))
-        taken = {delivery.stream_sequence for delivery in box.read_whole().taken}
+        cells = table.get_all(table.subject(row, "trajectory") for row in rows)
+        box = BlackBox(run.folder.black_box("reward.0"))
+        taken = {delivery.stream_sequence for delivery in box.read_with_deliveries().deliveries}
         box.close()
         return all(cell is not None and cell.sequence in taken for cell in cells)
 
@@ -42,8 +42,8 @@ def wait_until_reward_holds_a_whole_step(run: Run, first: int) -> int:
 
 
 @pytest.mark.slow
-def test_no_row_waits_for_the_lease_of_a_killed_actor_or_node(make_run: MakeRun) -> None:
-    # With a lease of an hour the run ends only if what was held is given back.
+def test_rows_of_a_killed_actor_or_node_go_to_others_at_once(make_run: MakeRun) -> None:
+    # With a deadline of an hour the run ends only if the deliveries are returned.
     settings = ("supervision.ack_wait=3600", "supervision.intensity=50", "run.steps=30", "staleness.max=0")
     run = make_run("handover", *settings, "reward.function=tiny_tasks.slow_share_of_sevens").start()
     step = wait_until_reward_holds_a_whole_step(run, 1)

@@ -1,4 +1,4 @@
-"""Checkpoint folders: whole or not at all, and none left that nobody will load."""
+"""Durable folders: published complete or not at all, verified, and removed when stale."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StoreError
-from relax_actors.runtime.durable_folder import collect, seal, verify, write
+from relax_actors.runtime.durable_folder import remove_stale, seal, verify, write
 
 
 def fill(text: str) -> object:
@@ -20,14 +20,14 @@ def fill(text: str) -> object:
     return save
 
 
-def test_an_older_folder_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_older_folder_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     write(tmp_path / "model", fill("old"))
     write(tmp_path / "model", fill("new"))
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
     assert (tmp_path / "model" / "weights").read_text() == "new"
 
 
-def test_a_save_that_fails_leaves_the_older_folder_as_it_was(tmp_path: Path) -> None:
+def test_failed_save_leaves_the_older_folder_unchanged(tmp_path: Path) -> None:
     write(tmp_path / "model", fill("old"))
 
     def fail(folder: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_save_that_fails_leaves_the_older_folder_as_it_was(tmp_path: Path) -> 
     assert (tmp_path / "model" / "weights").read_text() == "old"
 
 
-def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+def test_leftovers_of_dead_writers_are_removed_and_those_of_live_ones_stay(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     (tmp_path / f".model.{gone.pid}.tmp").mkdir()
@@ -64,13 +64,13 @@ def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(tmp_pat
         ("notes", True),
     ],
 )
-def test_only_checkpoints_that_nobody_will_load_are_removed(tmp_path: Path, name: str, *, stays: bool) -> None:
+def test_only_checkpoints_that_will_not_be_loaded_are_removed(tmp_path: Path, name: str, *, stays: bool) -> None:
     (tmp_path / name).mkdir()
-    collect(tmp_path, ["4.2", "6.2"], 6, 2)
+    remove_stale(tmp_path, ["4.2", "6.2"], 6, 2)
     assert (tmp_path / name).exists() is stays
 
 
-def test_a_file_that_is_not_what_was_written_is_named(tmp_path: Path) -> None:
+def test_damaged_file_is_named(tmp_path: Path) -> None:
     def save(folder: Path) -> None:
         (folder / "shards").mkdir()
         (folder / "shards" / "a").write_bytes(bytes(1000))

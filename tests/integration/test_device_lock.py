@@ -1,4 +1,4 @@
-"""Turns on a device that real processes share: never two at once, nobody starves, and a killed one leaves it free."""
+"""Lock of a device shared by real processes: one holder at a time, no starvation, released by a killed holder."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 import pytest
 
 from relax_actors.errors import ActorError
-from relax_actors.runtime import device_lock as turns
-from relax_actors.runtime.device_lock import Turns
+from relax_actors.runtime import device_lock
+from relax_actors.runtime.device_lock import DeviceLock
 from tests.integration.conftest import MakeContext
 from tests.support.running import wait_until
 
-# Takes turns in a loop, and in each appends its name and checks that nobody else is in his.
+# Takes the lock in a loop, appends its name while holding it, and checks that no other process holds it.
 COMPUTE = """
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from relax_actors.runtime.device_lock import Turns
+from relax_actors.runtime.device_lock import DeviceLock
 
 lock, name, seconds, log = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
 around = SimpleNamespace(author=name, progress=lambda: None, journal=None)
-turns = Turns(lock, around, 60)
+lock_device = DeviceLock(lock, around, 60)
 inside = lock.with_suffix(".inside")
 out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 while True:
-    with turns():
+    with lock_device():
         os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
         os.write(out, name.encode())
         time.sleep(seconds)
@@ -55,23 +55,23 @@ def log_of(folder: Path) -> str:
     return (folder / "log").read_text() if (folder / "log").exists() else ""
 
 
-def test_of_three_processes_one_computes_at_a_time_and_none_starves(tmp_path: Path) -> None:
+def test_one_of_three_processes_computes_at_a_time_and_none_starves(tmp_path: Path) -> None:
     with (
         computing(tmp_path, "a", 0.002) as a,
         computing(tmp_path, "b", 0.002) as b,
         computing(tmp_path, "c", 0.02) as c,
     ):
-        wait_until(lambda: min(map(log_of(tmp_path).count, "abc")) >= 30, "thirty turns of each", 60)
+        wait_until(lambda: min(map(log_of(tmp_path).count, "abc")) >= 30, "thirty times each", 60)
         assert [child.poll() for child in (a, b, c)] == [None, None, None]
     log = log_of(tmp_path)
     log = log[max(map(log.index, "abc")) :]
     assert min(map(log.count, "abc")) > len(log) / 10
 
 
-def test_a_killed_holder_leaves_the_device_free_at_once(tmp_path: Path, make_context: MakeContext) -> None:
-    mine = Turns(tmp_path / "0.lock", make_context("rollout"), 30.0)
+def test_killed_holder_releases_the_device_at_once(tmp_path: Path, make_context: MakeContext) -> None:
+    mine = DeviceLock(tmp_path / "0.lock", make_context("rollout"), 30.0)
     with computing(tmp_path, "trainer.0#7", 60) as child:
-        wait_until(lambda: log_of(tmp_path), "the other's turn")
+        wait_until(lambda: log_of(tmp_path), "the other process")
         threading.Timer(0.3, child.kill).start()
         with mine():
             assert child.wait() == -9
@@ -80,23 +80,25 @@ def test_a_killed_holder_leaves_the_device_free_at_once(tmp_path: Path, make_con
     mine.close()
 
 
-def test_who_waits_for_long_says_for_whom_goes_on_and_gives_up_in_the_end(
+def test_long_wait_names_the_holder_counts_as_progress_and_ends_after_patience(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "SAY_SECONDS", 0.1)
+    monkeypatch.setattr(device_lock, "REPORT_SECONDS", 0.1)
     context = make_context("rollout")
     progress: list[None] = []
     context.progress = lambda: progress.append(None)
-    mine = Turns(tmp_path / "0.lock", context, 0.5)
+    mine = DeviceLock(tmp_path / "0.lock", context, 0.5)
     with computing(tmp_path, "trainer.0#7", 60):
-        wait_until(lambda: log_of(tmp_path), "the other's turn")
-        with pytest.raises(ActorError, match=r"device 0 was not free .* trainer.0#7 has it; raise placement.patience"):
+        wait_until(lambda: log_of(tmp_path), "the other process")
+        with pytest.raises(
+            ActorError, match=r"device 0 was not free .* trainer.0#7 holds it; raise placement.patience"
+        ):
             mine().__enter__()
     assert len(progress) > 10
     subjects = context.table.subjects
     events = wait_until(
-        lambda: context.table.bridge.call(
-            context.table.bridge.js.get_last_msg(
+        lambda: context.table.connection.call(
+            context.table.connection.js.get_last_msg(
                 subjects.log_stream, f"{subjects.prefix}.event.rollout.0.waiting_for_device"
             ),
             10,
@@ -104,7 +106,7 @@ def test_who_waits_for_long_says_for_whom_goes_on_and_gives_up_in_the_end(
         "event",
     )
     assert b'"holder":"trainer.0#7"' in (events.data or b"").replace(b": ", b":")
-    # It is free again, and gave no lock away that it did not have.
+    # The device is free again, and the waiter released no lock that it did not hold.
     with mine():
         pass
     mine.close()

@@ -1,4 +1,4 @@
-"""A real zygote: it forks, tells how forks ended, is found out when it hangs, and takes nobody's word with it."""
+"""Real zygote: it forks and reports exit codes; a hung one is replaced, and reported exit codes survive it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.supervision.launch import StartError
-from relax_actors.supervision.zygote_client import Forked, Zygote
+from relax_actors.supervision.zygote_client import ForkedProcess, Zygote
 from tests.support.running import wait_until
 
 Make = Callable[..., Zygote]
@@ -38,8 +38,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
         zygote.close()
 
 
-def fork(zygote: Zygote, folder: Path) -> Forked:
-    """Fork an actor of the run in a folder."""
+def fork(zygote: Zygote, folder: Path) -> ForkedProcess:
+    """Fork an actor of the run in `folder`."""
     wait_until(zygote.ready, "zygote")
     read, write = os.pipe()
     with (folder / "fork.log").open("ab") as log:
@@ -50,19 +50,19 @@ def fork(zygote: Zygote, folder: Path) -> Forked:
 
 
 def waits(folder: Path) -> Path:
-    """A run whose actors live until they are killed: they read their configuration from a pipe that nobody writes."""
+    """Create a run whose actors run until they are killed: their configuration is a pipe without a writer."""
     folder.mkdir()
     os.mkfifo(folder / "config.json")
     return folder
 
 
-def ended(forked: Forked) -> int:
-    wait_until(lambda: forked.poll() is not None, "word of the fork's end")
+def ended(forked: ForkedProcess) -> int:
+    wait_until(lambda: forked.poll() is not None, "exit code of the fork")
     assert forked.returncode is not None
     return forked.returncode
 
 
-def test_a_fork_ends_with_its_own_exit_code(make: Make, tmp_path: Path) -> None:
+def test_fork_ends_with_its_own_exit_code(make: Make, tmp_path: Path) -> None:
     zygote = make()
     forked = fork(zygote, tmp_path)
     assert (ended(forked), forked.cause) == (2, "")
@@ -73,7 +73,7 @@ def test_a_fork_ends_with_its_own_exit_code(make: Make, tmp_path: Path) -> None:
     assert zygote.state()["phase"] == "ready"
 
 
-def test_a_fork_dies_with_its_zygote_and_the_next_one_is_not_asked_about_it(make: Make, tmp_path: Path) -> None:
+def test_fork_dies_with_its_zygote_and_its_end_is_known_without_the_next_one(make: Make, tmp_path: Path) -> None:
     zygote = make()
     run = waits(tmp_path / "run")
     forked = [fork(zygote, run) for _ in range(2)]
@@ -88,11 +88,11 @@ def test_a_fork_dies_with_its_zygote_and_the_next_one_is_not_asked_about_it(make
     assert state["pid"] != first
 
 
-def test_word_of_an_end_outlives_the_zygote_that_gave_it(make: Make, tmp_path: Path) -> None:
+def test_exit_code_reported_by_a_zygote_survives_its_death(make: Make, tmp_path: Path) -> None:
     zygote = make()
     forked = fork(zygote, tmp_path)
     wait_until(lambda: not Path(f"/proc/{forked.pid}").exists(), "end of the fork")
-    # When it has forked again it has told what it had to.
+    # After the next fork the zygote has reported the end of the first.
     fork(zygote, tmp_path)
     os.kill(zygote.state()["pid"], signal.SIGKILL)
     wait_until(lambda: zygote.state()["phase"] == "down", "end of the zygote")
@@ -101,38 +101,38 @@ def test_word_of_an_end_outlives_the_zygote_that_gave_it(make: Make, tmp_path: P
     assert ended(another) == 2
 
 
-def test_a_zygote_that_is_stopped_is_killed_and_replaced(make: Make, tmp_path: Path) -> None:
+def test_stopped_zygote_is_killed_and_replaced(make: Make, tmp_path: Path) -> None:
     zygote = make(heartbeat=1.0)
     forked = fork(zygote, waits(tmp_path / "run"))
     first = zygote.state()["pid"]
     os.kill(first, signal.SIGSTOP)
     os.kill(forked.pid, signal.SIGKILL)
 
-    def looked_after() -> bool:
-        zygote.look_after()
+    def checked() -> bool:
+        zygote.check_health()
         return zygote.state()["pid"] != first
 
-    wait_until(looked_after, "end of the zygote that was stopped")
+    wait_until(checked, "end of the zygote that was stopped")
     assert (ended(forked), forked.cause) == (-signal.SIGKILL, "zygote 1")
     assert fork(zygote, tmp_path / "run").poll() is None
 
 
-def test_a_zygote_that_beats_is_left_alone(make: Make) -> None:
+def test_zygote_with_signs_of_life_is_not_killed(make: Make) -> None:
     zygote = make(heartbeat=1.5)
     wait_until(zygote.ready, "zygote")
     first = zygote.state()
-    looks = []
+    checks = []
 
-    def looked_after_for_long() -> bool:
-        zygote.look_after()
-        looks.append(zygote.state()["pid"])
-        return len(looks) >= 250
+    def checked_often() -> bool:
+        zygote.check_health()
+        checks.append(zygote.state()["pid"])
+        return len(checks) >= 250
 
-    wait_until(looked_after_for_long, "two heartbeats", 20)
-    assert set(looks) == {first["pid"]}
+    wait_until(checked_often, "two heartbeats", 20)
+    assert set(checks) == {first["pid"]}
 
 
-def test_a_zygote_that_cannot_import_says_why_and_another_is_tried(make: Make, tmp_path: Path) -> None:
+def test_zygote_that_cannot_import_reports_the_reason_and_another_is_started(make: Make, tmp_path: Path) -> None:
     zygote = make("no_such_module")
 
     def fails() -> StartError | None:
@@ -145,21 +145,21 @@ def test_a_zygote_that_cannot_import_says_why_and_another_is_tried(make: Make, t
     for life in (1, 2):
         error = wait_until(fails, "end of the zygote")
         assert error.cause == f"zygote {life}"
-        assert f"before it had imported no_such_module (exit code 1); its log is {tmp_path / 'zygote.log'}" in str(
+        assert f"before it had imported no_such_module (exit code 1); see its log {tmp_path / 'zygote.log'}" in str(
             error
         )
 
 
-def test_an_import_that_does_not_end_is_ended_after_the_start_deadline(make: Make, tmp_path: Path) -> None:
+def test_zygote_that_imports_for_too_long_is_killed(make: Make, tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text("import signal\nsignal.pause()\n")
     zygote = make("slow_module", start_deadline=1.0)
     assert not zygote.ready()
     assert zygote.state()["phase"] == "importing"
 
-    def looked_after() -> bool:
-        zygote.look_after()
+    def checked() -> bool:
+        zygote.check_health()
         return zygote.state()["phase"] == "down"
 
-    wait_until(looked_after, "end of the zygote")
+    wait_until(checked, "end of the zygote")
     with pytest.raises(StartError, match=r"not ready within \d+ s, supervision.start_deadline"):
         zygote.ready()

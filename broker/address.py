@@ -1,0 +1,105 @@
+"""Address of a broker and how to sign in to it."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from broker.credentials import read_claims
+from broker.errors import BrokerError
+from broker.files import write_private
+
+CREDENTIALS_FILE = "nats.creds"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """URL of a broker, with the user or the credentials to sign in with."""
+
+    url: str
+    """`nats://host:port` or `tls://host:port`; the servers of a cluster are separated by commas."""
+    user: str | None = None
+    password: str | None = None
+    credentials: str | None = None
+    """Path of a NATS `.creds` file, or of a folder with one subfolder per user (see `for_user`)."""
+    ca: str | None = None
+    """Path of the CA certificate of a server with TLS; `ca.pem` beside the credentials by default."""
+
+    def __repr__(self) -> str:
+        return f"Address({self.url})"
+
+    def for_user(self, user: str) -> Address:
+        """Return this address with the credentials of one user.
+
+        From a folder of credentials this selects `<user>/nats.creds`, or `nats.creds` if the folder has no
+        subfolders. An address without such a folder is returned unchanged.
+
+        Raises:
+            BrokerError: the folder has no credentials for the user.
+        """
+        if self.credentials is None or not Path(self.credentials).is_dir():
+            return self
+        folder = Path(self.credentials)
+        for path in (folder / user / CREDENTIALS_FILE, folder / CREDENTIALS_FILE):
+            if path.is_file():
+                return replace(self, credentials=str(path))
+        msg = f"{folder} holds no credentials of {user}: no {user}/{CREDENTIALS_FILE}; create it with `relax keys`"
+        raise BrokerError(msg)
+
+    def connect_options(self) -> dict[str, Any]:
+        """Options of `nats.connect` to sign in with.
+
+        Raises:
+            BrokerError: the credentials or certificates cannot be read.
+        """
+        options: dict[str, Any] = {"reconnect_time_wait": 0.1}
+        if self.user:
+            options |= {"user": self.user, "password": self.password}
+        if self.credentials:
+            options["user_credentials"] = self.credentials
+            if prefix := read_claims(Path(self.credentials)).inbox_prefix:
+                options["inbox_prefix"] = prefix.encode()
+        if context := self.tls_context():
+            options["tls"] = context
+        return options
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """TLS context for the server's CA; None without TLS.
+
+        For mutual TLS it contains `cert.pem` and `key.pem` from the folder of the credentials.
+
+        Raises:
+            BrokerError: the files are not certificates.
+        """
+        beside = Path(self.credentials).parent if self.credentials else None
+        ca = Path(self.ca) if self.ca else beside / "ca.pem" if beside else None
+        if ca is None or not (self.ca or ca.is_file()):
+            return ssl.create_default_context() if self.url.startswith("tls://") else None
+        try:
+            context = ssl.create_default_context(cafile=ca)
+            if beside is not None and (beside / "cert.pem").is_file():
+                context.load_cert_chain(beside / "cert.pem", beside / "key.pem")
+        except (OSError, ssl.SSLError) as error:
+            msg = f"the certificates beside {ca} cannot be used: {error}; create new ones with `relax keys --tls`"
+            raise BrokerError(msg) from error
+        return context
+
+    def save(self, path: Path) -> None:
+        """Write the address to a private file, atomically."""
+        write_private(path, json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> Address:
+        """Read an address written by `save`.
+
+        Raises:
+            BrokerError: the file is missing or holds no address.
+        """
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            msg = f"no broker address in {path}: {error}; is the run up?"
+            raise BrokerError(msg) from error

@@ -1,0 +1,141 @@
+"""Ordered consumer: reads subjects of a stream in stream order, without acknowledgements.
+
+Roles that own state and monitors use it. If the consumer is lost on the server, it is created again after the last
+message that was returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import APIError, NotFoundError
+
+from broker.connection import Connection
+from broker.pull import PullSubscription
+
+
+class OrderedConsumer:
+    """Reads the messages of some subjects of a stream in order, from `start` on, forever.
+
+    The consumer lives in the server's memory. If it is lost, with the server or by a gap in its sequence, it is created
+    again after the last returned message. No message is returned twice. All coroutines run in the connection's loop.
+
+    Args:
+        connection: the process's connection.
+        stream: name of the stream.
+        filters: subjects to read.
+        start: first stream sequence to read.
+        headers_only: omit the payloads.
+        credit: maximum number of messages requested or buffered.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        filters: list[str],
+        *,
+        start: int = 1,
+        headers_only: bool = False,
+        credit: int = 256,
+    ) -> None:
+        self.backlog: int | None = None
+        """Number of matching messages when the consumer was first created; None before."""
+        self.drained = False
+        """Whether the last empty batch came because the consumer had read all messages."""
+        self._connection = connection
+        self._stream = stream
+        self._filters = filters
+        self._next = start
+        self._headers_only = headers_only
+        self._credit = credit
+        self._pull: PullSubscription | None = None
+        self._consumer = ""
+        self._delivered = 0
+        self._woken = False
+
+    def wake(self) -> None:
+        """Make `batches` yield without waiting from now on."""
+        self._woken = True
+        if self._pull is not None:
+            self._pull.wake()
+
+    async def _open(self) -> PullSubscription:
+        spec = ConsumerConfig(
+            filter_subjects=self._filters,
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._next,
+            mem_storage=True,
+            num_replicas=1,
+            inactive_threshold=60.0,
+            headers_only=self._headers_only or None,
+            max_deliver=1,
+        )
+
+        async def create() -> Any:
+            return await self._connection.js.add_consumer(self._stream, spec)
+
+        info = await self._connection.retry(create, f"follow {', '.join(self._filters)}")
+        self._consumer, self._delivered = info.name, 0
+        if self.backlog is None:
+            self.backlog = info.num_pending or 0
+        pull = PullSubscription(self._connection, self._stream, info.name, self._credit)
+        await pull.start()
+        return pull
+
+    async def _is_intact(self) -> bool:
+        """Whether the consumer exists and none of its messages was lost with a connection."""
+        try:
+            info = await self._connection.js.consumer_info(self._stream, self._consumer)
+        except NotFoundError:
+            return False
+        except (nats.errors.Error, APIError, TimeoutError):
+            return True
+        sent = info.delivered.consumer_seq if info.delivered else 0
+        if sent > self._delivered and not (self._pull and self._pull.buffered):
+            return False
+        self.drained = sent == self._delivered and info.num_pending == 0
+        return True
+
+    async def batches(self, limit: int = 256, tick: float = 5.0) -> AsyncIterator[list[Msg]]:
+        """Yield lists of at most `limit` messages in stream order.
+
+        Yields an empty list after `tick` seconds without a message.
+        """
+        while True:
+            if self._pull is None:
+                self._pull = await self._open()
+                if self._woken:
+                    self._pull.wake()
+            taken = await self._pull.fetch(limit, tick)
+            good = []
+            for message in taken:
+                sequence = message.metadata.sequence
+                if sequence is None or sequence.consumer != self._delivered + 1:
+                    self._pull.consumer_lost = True
+                    break
+                self._delivered += 1
+                self._next = sequence.stream + 1
+                good.append(message)
+            lost = not taken and not await self._is_intact()
+            if good or not taken:
+                yield good
+            if self._pull is not None and (self._pull.consumer_lost or lost):
+                await self.close()
+                await asyncio.sleep(0.05)
+
+    async def close(self) -> None:
+        """Delete the consumer, which the server would otherwise keep for a minute."""
+        if self._pull is None:
+            return
+        await self._pull.close()
+        self._pull = None
+        with suppress(nats.errors.Error, APIError, TimeoutError):
+            await self._connection.js.delete_consumer(self._stream, self._consumer)

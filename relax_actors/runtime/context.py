@@ -1,0 +1,76 @@
+"""Context of an actor: its configuration, table, journal, and callbacks into the process that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from broker.leases import RunState
+from broker.store import raise_error
+from broker.table import CALL_DEADLINE, Table
+from relax_actors.config import Config
+from relax_actors.errors import FencedError, StoreFullError
+from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.run_folder import RunFolder
+
+
+@dataclass
+class Context:
+    """Everything an actor may use besides its rows; set as `Role.context` before `Role.setup`.
+
+    Attributes:
+        config: the run's configuration.
+        folder: the run's folder.
+        role: name of the role.
+        n: number of the actor within its role.
+        incarnation: how often an actor of this name has been started, this start included; signs every cell.
+        table: the run's table.
+        state: the run's leases and counters.
+        journal: publishes events and metrics.
+        stopping: whether the actor was asked to stop.
+        progress: report progress, so that the watchdog does not take the actor for hung.
+        report_waiting: report what the actor waits for, for `relax tree` and the black box.
+        wait_for_room: called when the disk is full; waits a while, or raises the error.
+        device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits
+            until no other actor holds the device.
+    """
+
+    config: Config
+    folder: RunFolder
+    role: str
+    n: int
+    incarnation: int
+    table: Table
+    state: RunState
+    journal: Journal
+    stopping: Callable[[], bool] = field(default=lambda: False)
+    progress: Callable[[], None] = field(default=lambda: None)
+    report_waiting: Callable[[str], None] = field(default=lambda _: None)
+    wait_for_room: Callable[[StoreFullError], None] = raise_error
+    device_lock: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def author(self) -> str:
+        """Signature of this incarnation in its cells: `<role>.<n>#<incarnation>`."""
+        return f"{self.role}.{self.n}#{self.incarnation}"
+
+    async def raise_if_fenced_async(self) -> None:
+        """Check that no later incarnation of this actor has started.
+
+        An actor that is stopped by a signal is taken for dead and replaced; it must not act when it resumes.
+
+        Raises:
+            FencedError: a later incarnation has started.
+        """
+        newest = await self.state.incarnations(self.role, self.n)
+        if newest > self.incarnation:
+            msg = (
+                f"incarnation {newest} of {self.role}.{self.n} has started; this is incarnation {self.incarnation}, "
+                "which exits"
+            )
+            raise FencedError(msg)
+
+    def raise_if_fenced(self) -> None:
+        """Call `raise_if_fenced_async` from the role's thread."""
+        self.table.connection.call(self.raise_if_fenced_async(), CALL_DEADLINE)

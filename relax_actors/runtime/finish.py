@@ -1,0 +1,97 @@
+"""Results of handled rows: written, quarantined or retried, then acknowledged."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import nats.errors
+
+from broker.subjects import RowId
+from relax_actors.errors import CodecError, RowError
+from relax_actors.messages import Dropped, Quarantined
+from relax_actors.runtime.context import Context
+from relax_actors.runtime.handler import BLAMELESS_ERRORS, Job
+
+RETRY_SECONDS = 0.2
+"""Delay of the first retry of a failed row; it grows with the number of failures."""
+
+
+async def ignore_errors(acknowledgement: Awaitable[Any]) -> None:
+    """Send an acknowledgement; a lost one only causes a redelivery."""
+    try:
+        await acknowledgement
+    except nats.errors.Error:
+        return
+
+
+async def quarantine(context: Context, row: RowId, count: int, error: str, trace: str) -> None:
+    """Quarantine a row after `count` deliveries or failures, unless it already is."""
+    table = context.table
+    subject = table.subject(row, "quarantined")
+    cell = Quarantined(context.role, count, error[:2000], trace[-8000:])
+    if await table.put_async(subject, table.encode(subject, cell)):
+        context.journal.event("row_quarantined", row=str(row), deliveries=count, error=error, traceback=trace)
+
+
+class Finisher:
+    """Finishes the jobs of one actor of a pool.
+
+    Args:
+        context: the actor's context.
+        is_gone: whether a row's cells are gone, so that nothing must be written to it.
+        release: called before a message is acknowledged, to stop extending its deadline.
+        fail: ends the process as crashed.
+
+    Attributes:
+        handled: rows with a written result so far.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        is_gone: Callable[[RowId], bool],
+        release: Callable[[Job], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._context, self._table = context, context.table
+        self._is_gone, self._release, self._fail = is_gone, release, fail
+        self.handled = 0
+
+    async def finish(self, job: Job) -> None:
+        """Write a job's result, or deal with its error, and acknowledge its message."""
+        if job.error is not None:
+            await self._handle_error(job, job.error)
+            return
+        if job.data is not None and not self._is_gone(job.row):
+            written = await self._table.put_async(self._table.subject(job.row, job.field), job.data)
+            if written and job.field == "dropped":
+                dropped = self._table.read(job.data, Dropped)
+                self._context.journal.event(
+                    "row_dropped", row=str(job.row), reason=dropped.reason, detail=dropped.detail
+                )
+        self.handled += 1
+        self._release(job)
+        await ignore_errors(job.message.ack())
+
+    async def _handle_error(self, job: Job, error: Exception) -> None:
+        if isinstance(error, BLAMELESS_ERRORS) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+            self._fail(error)
+        text = f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        if isinstance(error, RowError | CodecError):
+            count = job.message.metadata.num_delivered or 1
+            final = True
+        else:
+            count = await self._context.state.count_failure(self._context.role, job.row, text, trace)
+            final = count >= self._context.config.supervision.max_failures
+        if final:
+            await quarantine(self._context, job.row, count, text, trace)
+            self._release(job)
+            await ignore_errors(job.message.ack())
+        else:
+            self._context.journal.event("row_failed", row=str(job.row), failures=count, error=text, traceback=trace)
+            self._release(job)
+            await ignore_errors(job.message.nak(delay=RETRY_SECONDS * count))

@@ -1,0 +1,44 @@
+"""Check of a user's role class before a run starts."""
+
+from __future__ import annotations
+
+from broker.subjects import check_name
+from relax_actors.errors import ConfigError, SubjectError
+from relax_actors.runtime.role import Role
+from relax_actors.runtime.row import END_COLUMNS
+from relax_actors.runtime.stateful_role import StatefulRole
+
+
+def check_role(cls: object, where: str) -> type[Role]:
+    """Return `cls` if it is a usable role.
+
+    Args:
+        cls: the object that a dotted path names.
+        where: the setting that holds the path, for errors.
+
+    Raises:
+        ConfigError: not a subclass of `Role`; no column to read; an invalid column to write; no `handle`.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Role)):
+        msg = f"{where} names {cls!r}, which is not a subclass of relax_actors.Role"
+        raise ConfigError(msg)
+    if issubclass(cls, StatefulRole):
+        return cls
+    if not cls.reads and cls.inputs is Role.inputs:
+        msg = f"{where}: {cls.__name__} reads no column; set `reads`, e.g. reads = ('trajectory',)"
+        raise ConfigError(msg)
+    if isinstance(cls.reads, str) or not all(isinstance(name, str) for name in cls.reads):
+        msg = f"{where}: {cls.__name__}.reads is {cls.reads!r}; write a tuple of columns, e.g. ('trajectory',)"
+        raise ConfigError(msg)
+    if cls.writes:
+        try:
+            check_name(cls.writes, f"{where}: column")
+        except SubjectError as error:
+            raise ConfigError(str(error)) from error
+    if cls.writes in cls.reads or cls.writes in END_COLUMNS:
+        msg = f"{where}: {cls.__name__} cannot write column {cls.writes!r}; choose a column of its own"
+        raise ConfigError(msg)
+    if (cls.handle, cls.handle_many, cls.stream) == (Role.handle, Role.handle_many, Role.stream):
+        msg = f"{where}: {cls.__name__} defines none of handle, handle_many, stream; define handle(row)"
+        raise ConfigError(msg)
+    return cls

@@ -1,0 +1,70 @@
+"""Row of the run's table, as a role reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.codec import decode_fields, open_envelope, plain_value
+from broker.store import Store
+from broker.subjects import RowId
+from relax_actors import messages
+
+COLUMNS: dict[str, type] = {
+    "prompt": messages.Prompt,
+    "trajectory": messages.Trajectory,
+    "reward": messages.Reward,
+    "advantage": messages.Advantage,
+    "dropped": messages.Dropped,
+    "quarantined": messages.Quarantined,
+    "requeued": messages.Requeued,
+    "readmitted": messages.Readmitted,
+}
+"""Columns of the built-in roles, and the dataclass that each is decoded into."""
+
+END_COLUMNS = ("dropped", "quarantined", "requeued", "readmitted")
+"""Columns that record the end of a row. Only the engine writes them; a user's role must not."""
+
+
+class Row:
+    """Columns of one row that a role reads: `row.trajectory`, `row.reward`, ...
+
+    A column of a built-in role is a dataclass of `relax_actors.messages`. A column of another role is the plain data
+    or the arrays that its `handle` returned. Each column is decoded on first use and then cached.
+
+    Attributes:
+        id: step and index of the row.
+    """
+
+    __slots__ = ("_cells", "_store", "_values", "id")
+
+    def __init__(self, row: RowId, cells: dict[str, bytes], store: Store) -> None:
+        self.id = row
+        self._cells = cells
+        self._store = store
+        self._values: dict[str, Any] = {}
+
+    @property
+    def is_eval(self) -> bool:
+        """Whether this is a held-out row."""
+        return self.id.kind == "eval"
+
+    def column(self, name: str) -> Any:
+        """Return a column by name, for names that are no Python identifiers or are known only at run time.
+
+        Raises:
+            KeyError: the role does not read this column.
+            CodecError: the cell is malformed.
+            StoreError: an array of the cell is missing from the store or corrupt.
+        """
+        if name not in self._values:
+            data = self._cells[name]
+            envelope = open_envelope(data, self._store.reader())
+            expected = COLUMNS.get(name)
+            self._values[name] = decode_fields(envelope, expected) if expected else plain_value(envelope)
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._cells:
+            msg = f"row {self.id} has no column {name!r} here; the role reads {sorted(self._cells)}: add it to `reads`"
+            raise AttributeError(msg)
+        return self.column(name)

@@ -1,0 +1,68 @@
+"""Watcher of a node's saved configuration, which `relax scale` changes while the run is up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from relax_actors.errors import RelaxError
+from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.pools import SERVER, specs_of
+from relax_actors.supervision.processes import ProcessTree
+from relax_actors.supervision.reporter import split_child_id
+from relax_actors.supervision.spec import ChildSpec
+
+
+class ConfigWatcher:
+    """Keeps the number of actors of each role at what the saved configuration says; call it regularly.
+
+    An inference server stops after its actor, which first finishes its current rows.
+
+    Args:
+        folder: the folder of the node.
+        fingerprint: `folder.config_fingerprint()` as of before the actors' configuration was loaded.
+        tree: runs the actors.
+    """
+
+    def __init__(self, folder: RunFolder, fingerprint: tuple[int, ...], tree: ProcessTree) -> None:
+        self._folder, self._tree = folder, tree
+        self._fingerprint = fingerprint
+        self._leaving = False
+        self._servers: list[ChildSpec] | None = None
+        """Servers to keep, as long as surplus servers exist."""
+
+    def __call__(self) -> None:
+        """Apply a change of the configuration, if there is one."""
+        if self._servers is not None:
+            self._resize_servers(self._servers)
+        if self._leaving:
+            return
+        with suppress(OSError, RelaxError):
+            fingerprint = self._folder.config_fingerprint()
+            if fingerprint != self._fingerprint:
+                config = self._folder.load_config()
+                node = Assignment.load(self._folder, config)
+                self._resize(lambda role: specs_of(config, node, role))
+                self._fingerprint = fingerprint
+
+    def leave(self) -> None:
+        """Stop all actors after their current rows, and ignore later changes."""
+        self._leaving = True
+        self._resize(lambda _: [])
+
+    def _resize(self, wanted: Callable[[str], list[ChildSpec]]) -> None:
+        for role in self._tree.pools:
+            if role == SERVER:
+                self._resize_servers(wanted(role))
+            else:
+                self._tree.resize(role, wanted(role))
+
+    def _resize_servers(self, wanted: list[ChildSpec]) -> None:
+        """Keep these servers, and surplus ones whose actors still exist."""
+        ids, actors = {spec.id for spec in wanted}, self._tree.pools["rollout"].children
+        servers = list(self._tree.pools[SERVER].children.values())
+        surplus = [state.spec for state in servers if state.spec.id not in ids]
+        used = [spec for spec in surplus if f"rollout.{split_child_id(spec.id)[1]}" in actors]
+        self._servers = wanted if surplus else None
+        self._tree.resize(SERVER, [*wanted, *used])
