@@ -169,6 +169,9 @@ class RewardSection(PoolSection):
 
     function: str | dict[str, float] = "exact_match"
     """Name of a built-in, a dotted path, or a table of them with weights."""
+    components: list[str] | None = None
+    """Names of the reward components that every row has, beside the reward itself. By default the keys of `function`
+    where it is a table, else none; set it for a role of your own that writes components."""
 
 
 class AdvantagesSection(PoolSection):
@@ -306,6 +309,13 @@ class Config(Section):
     def publishes_deltas(self) -> bool:
         """Whether weights may be published as deltas: in float32 nearly every number changes at every step."""
         return self.weights.delta == "auto" and self.trainer.precision != "float32"
+
+    @property
+    def reward_components(self) -> tuple[str, ...]:
+        """Names of the reward components that every row of the run has."""
+        if self.reward.components is not None:
+            return tuple(self.reward.components)
+        return tuple(self.reward.function) if isinstance(self.reward.function, dict) else ()
 
     @property
     def model_path(self) -> Path:

@@ -89,6 +89,9 @@ class AlgorithmSection(Section):
     """Dual clip for negative advantages; off if not set."""
     filter_zero_variance: bool = False
     """Drop and refill rows whose samples all have the same reward (dynamic sampling, arXiv 2503.14476)."""
+    step_normalisation: Literal["none", "std", "whiten"] = "none"
+    """Normalise advantages over all rows of a step: divide by their standard deviation, or whiten them (subtract the
+    mean, then divide). A step then trains when all of its rows are there (no streaming)."""
     loss: Literal["token", "sequence"] = "token"
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     kl: Literal["k1", "k2", "k3"] = "k3"

@@ -15,7 +15,6 @@ import numpy as np
 
 from broker.subjects import CellId, RowId
 from broker.table import Cell
-from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.protocols import TrainingEngine
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
@@ -39,6 +38,8 @@ def make_engine(context: Context) -> TrainingEngine:
     if config.simulate is not None:
         return SimulatedTraining(config, Devices(config.simulate, context.folder.root))
     if config.trainer.backend == "megatron" and config.trainer.megatron.ranks > 1:
+        from relax_actors.engines.megatron.group import MegatronGroup  # noqa: PLC0415
+
         return MegatronGroup(config)
     from relax_actors.engines.torch.engine import TorchEngine  # noqa: PLC0415
     from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415 only the process that trains pays for torch
@@ -221,7 +222,7 @@ class Trainer(StatefulRole):
             incarnation=self.context.incarnation,
             reward=float(np.mean([a.reward for a in rows.advantages])),
             staleness=step - rows.oldest,
-            tokens=int(sum(len(t.tokens) for t in rows.trajectories)),
+            tokens=rows.tokens,
             unix_time=time.time(),
         )
         known = put_own(self.context, self.context.table.subjects.numbered("batch", step), batch)

@@ -14,12 +14,13 @@ from broker.errors import StoreError
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols import Generation, GenerationRequest, Sequences, TrainBatch, train
+from relax_actors.engines.protocols import Generation, GenerationRequest, TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
+from tests.support.batches import answers, batch_of_generations
 
 ALPHABET = "0123456789>#"
 STOP = ALPHABET.index("#")
@@ -71,11 +72,10 @@ def served(trainer: TorchEngine, config: Config, tmp_path: Path) -> Transformers
     return engine
 
 
-def batch_of(generated: list[list[Generation]], requests: list[GenerationRequest]) -> TrainBatch:
-    pairs = [(r, g) for r, group in zip(requests, generated, strict=True) for g in group]
-    sequences = Sequences([r.tokens for r, _ in pairs], [g.tokens for _, g in pairs])
-    advantages = np.linspace(-1, 1, len(pairs)).astype(np.float32)
-    return TrainBatch(sequences, [g.logprobs for _, g in pairs], advantages)
+def batch_of(generated: list[list[Generation]], requests: list[GenerationRequest]) -> list[TrainSample]:
+    pairs = [(r, g) for r, samples in zip(requests, generated, strict=True) for g in samples]
+    rows = [i for i, samples in enumerate(generated) for _ in samples]
+    return [replace(s, row=i) for s, i in zip(batch_of_generations(pairs), rows, strict=True)]
 
 
 def generate(engine: TransformersEngine, requests: list[GenerationRequest]) -> list[list[Generation]]:
@@ -315,7 +315,7 @@ def test_warm_start_learns_the_answers(tmp_path: Path) -> None:
     trainer = TorchEngine(config_of(tmp_path))
     trainer.initialise(5)
     prompts = [r.tokens for r in REQUESTS]
-    sequences = Sequences(prompts, [np.array([1, 2, STOP], np.int32)] * 3)
+    sequences = answers(prompts, [1, 2, STOP])
     losses = [trainer.warm_start(sequences, 1e-2, lambda: None).metrics["loss"] for _ in range(30)]
     assert losses[-1] < losses[0] / 3
 

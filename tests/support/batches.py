@@ -1,0 +1,99 @@
+"""Training batches for tests. All are made here, so that they follow the protocol of the engines in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.engines.protocols import Generation, GenerationRequest, TrainSample
+
+ALPHABET = 12
+"""Tokens of the tiny models' vocabulary."""
+GROUP = 4
+"""Samples of a row."""
+Array = NDArray[Any]
+
+
+def completions_batch(
+    prompts: Sequence[Array], completions: Sequence[Array], logprobs: Sequence[Array], advantages: Sequence[float]
+) -> list[TrainSample]:
+    """Give each completion one advantage for all of its tokens."""
+    return [
+        TrainSample.of_completion(p, c, logprobs=old, advantages=np.full(len(c), a, np.float32))
+        for p, c, old, a in zip(prompts, completions, logprobs, advantages, strict=True)
+    ]
+
+
+def batch_of(seed: int, samples: int = 12) -> list[TrainSample]:
+    """Draw sequences of various lengths, with log-probs near those of a uniform policy, in rows of `GROUP`."""
+    random = np.random.default_rng(seed)
+
+    def tokens(most: int) -> Any:
+        return random.integers(0, ALPHABET, random.integers(1, most + 1)).astype(np.int32)
+
+    prompts, completions = [tokens(6) for _ in range(samples)], [tokens(12) for _ in range(samples)]
+    old = [(-np.log(ALPHABET) + 0.1 * random.standard_normal(len(c))).astype(np.float32) for c in completions]
+    advantages = random.standard_normal(samples).astype(np.float32)
+    batch = completions_batch(prompts, completions, old, advantages.tolist())
+    return [replace(sample, row=i // GROUP) for i, sample in enumerate(batch)]
+
+
+def batch_of_generations(made: Sequence[tuple[GenerationRequest, Generation]]) -> list[TrainSample]:
+    """Train on what an engine generated, with advantages from -1 to 1."""
+    return completions_batch(
+        [r.tokens for r, _ in made],
+        [g.tokens for _, g in made],
+        [g.logprobs for _, g in made],
+        np.linspace(-1, 1, len(made)).astype(np.float32).tolist(),
+    )
+
+
+def equal_sequences(seed: int, samples: int = 8) -> list[TrainSample]:
+    """Take one sequence again and again, with other log-probs and advantages at each seed."""
+    random = np.random.default_rng(seed)
+    prompt, completion = np.array([1, 2, 10], np.int32), np.array([3, 4, 5, 11], np.int32)
+    old = [random.uniform(-3, -1, len(completion)).astype(np.float32) for _ in range(samples)]
+    advantages = random.normal(size=samples).astype(np.float32)
+    return completions_batch([prompt] * samples, [completion] * samples, old, advantages.tolist())
+
+
+def answers(prompts: Sequence[Array], completion: Sequence[int]) -> list[TrainSample]:
+    """Answer every prompt with the same completion, for supervised steps."""
+    return [TrainSample.of_completion(prompt, np.array(completion, np.int32)) for prompt in prompts]
+
+
+def with_advantages(batch: Sequence[TrainSample], value: float) -> list[TrainSample]:
+    """Give all tokens the same advantage."""
+    return [sample.with_advantages(np.full(len(sample), value, np.float32)) for sample in batch]
+
+
+def parts_of(batch: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    """Cut a batch of `batch_of` into its rows."""
+    return [list(batch[i : i + GROUP]) for i in range(0, len(batch), GROUP)]
+
+
+def completions_of(batch: Sequence[TrainSample]) -> list[Array]:
+    """Trained tokens of each sequence."""
+    return [sample.masked("token_ids") for sample in batch]
+
+
+def scored_by(batch: Sequence[TrainSample], scored: Sequence[Array], name: str = "logprobs") -> list[TrainSample]:
+    """Put log-probs that an engine scored, `[len] float32` each, into a batch."""
+    return [replace(sample, **{name: logprobs}) for sample, logprobs in zip(batch, scored, strict=True)]
+
+
+def routed(batch: Sequence[TrainSample], seed: int, moe: dict[str, Any], missing: float = 0.2) -> list[TrainSample]:
+    """Draw experts of an architecture for the tokens of a batch, in no order; none for a share of the tokens."""
+    random = np.random.default_rng(seed)
+    layers, experts, top_k = moe["num_hidden_layers"], moe["num_experts"], moe["num_experts_per_tok"]
+
+    def drawn(tokens: int) -> Any:
+        every = np.broadcast_to(np.arange(experts, dtype=np.int16), (tokens, layers, experts))
+        chosen = random.permuted(every, axis=-1)[..., :top_k]
+        return np.where(random.random((tokens, 1, 1)) < missing, np.int16(-1), chosen)
+
+    return [replace(sample, routed_experts=drawn(len(sample) - 1)) for sample in batch]
