@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from training_workload import DENSE, MOE, VOCABULARY, config_of, start_engine, timed_step
 
-from relax_actors.engines.protocols import Sequences, TrainBatch
+from relax_actors.engines.protocols import TrainSample
 
 SAMPLES, PROMPT = 64, 32
 CASES: dict[str, tuple[dict[str, Any], float]] = {
@@ -31,14 +31,22 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-def batch_of(seed: int, sigma: float) -> TrainBatch:
+def batch_of(seed: int, sigma: float) -> list[TrainSample]:
     """Random sequences with completions of 96 tokens in the median."""
     random = np.random.default_rng(seed)
     lengths = np.clip((96 * random.lognormal(0, sigma, SAMPLES)).round(), 2, 400).astype(np.int64)
     completions = [random.integers(0, VOCABULARY, n, dtype=np.int32) for n in lengths]
     prompts = [random.integers(0, VOCABULARY, PROMPT, dtype=np.int32) for _ in lengths]
-    logprobs = [np.full(n, -np.log(VOCABULARY), np.float32) for n in lengths]
-    return TrainBatch(Sequences(prompts, completions), logprobs, random.standard_normal(SAMPLES).astype(np.float32))
+    advantages = random.standard_normal(SAMPLES).astype(np.float32)
+    return [
+        TrainSample.of_completion(
+            prompt,
+            completion,
+            logprobs=np.full(len(completion), -np.log(VOCABULARY), np.float32),
+            advantages=np.full(len(completion), advantage, np.float32),
+        )
+        for prompt, completion, advantage in zip(prompts, completions, advantages, strict=True)
+    ]
 
 
 def measure(folder: Path, model: dict[str, Any], sigma: float, steps: int) -> dict[str, float]:

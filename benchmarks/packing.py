@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols import TrainSample
+from relax_actors.engines.protocols.samples import lengths_of
 from relax_actors.engines.torch.forward import Forward
 
 
@@ -71,40 +73,40 @@ CASES = (
 )
 
 
-def padded_step(model: PreTrainedModel, sequences: Sequences, budget: int) -> None:
+def padded_step(model: PreTrainedModel, sequences: Sequence[TrainSample], budget: int) -> None:
     """Forward and backward of micro-batches with rows padded on the right."""
-    order = sorted(range(len(sequences)), key=lambda i: -sequences.lengths[i])
+    lengths = lengths_of(sequences)
+    order = sorted(range(len(sequences)), key=lambda i: -lengths[i])
     parts: list[list[int]] = []
     for i in order:
-        if parts and sequences.lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= budget:
+        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= budget:
             parts[-1].append(i)
         else:
             parts.append([i])
     for part in parts:
-        prompt, width = len(sequences.prompts[part[0]]), max(len(sequences.completions[i]) for i in part)
+        width = max(sequences[i].trained for i in part)
+        prompt = len(sequences[part[0]]) - sequences[part[0]].trained
         tokens = torch.zeros(len(part), prompt + width, dtype=torch.long)
         mask = torch.zeros_like(tokens)
         for row, i in enumerate(part):
-            whole = np.concatenate([sequences.prompts[i], sequences.completions[i]])
-            tokens[row, : len(whole)] = torch.from_numpy(whole.astype(np.int64))
-            mask[row, : len(whole)] = 1
+            tokens[row, : lengths[i]] = torch.from_numpy(sequences[i].token_ids.astype(np.int64))
+            mask[row, : lengths[i]] = 1
         logits = model(tokens, attention_mask=mask, use_cache=False, logits_to_keep=width + 1).logits[:, :-1]
         (token_logprobs(logits, tokens[:, -width:], 1.0) * mask[:, -width:]).sum().backward()
 
 
-def packed_step(model: PreTrainedModel, sequences: Sequences, budget: int, forward: Forward) -> None:
+def packed_step(model: PreTrainedModel, sequences: Sequence[TrainSample], budget: int, forward: Forward) -> None:
     """Forward and backward as in the trainer."""
-    for part in micro_batches(sequences.lengths, token_budget=budget):
+    for part in micro_batches(lengths_of(sequences), token_budget=budget):
         forward.logprobs(model, forward.part(sequences, part)).sum().backward()
 
 
 def measure(case: Case, repeats: int) -> dict[str, float]:
     """Median CPU seconds of both, and their ratio."""
     source, forward = np.random.default_rng(1), Forward(torch.device("cpu"), torch.float32, 1.0)
-    sequences = Sequences(
-        [source.integers(0, case.vocabulary, case.prompt, dtype=np.int32) for _ in case.lengths],
-        [source.integers(0, case.vocabulary, n, dtype=np.int32) for n in case.lengths],
-    )
+    prompts = [source.integers(0, case.vocabulary, case.prompt, dtype=np.int32) for _ in case.lengths]
+    completions = [source.integers(0, case.vocabulary, n, dtype=np.int32) for n in case.lengths]
+    sequences = [TrainSample.of_completion(p, c) for p, c in zip(prompts, completions, strict=True)]
     padded, packed = case.model("sdpa"), forward.prepare(case.model(None))
     times: dict[str, list[float]] = {"padded": [], "packed": []}
     for _ in range(repeats + 1):

@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.table import Table
 from training_workload import MOE, VOCABULARY, config_of, start_engine, timed_step
 
-from relax_actors.engines.protocols import GenerationRequest, Sequences, TrainBatch
+from relax_actors.engines.protocols import GenerationRequest, TrainSample
 from relax_actors.engines.transformers.engine import TransformersEngine
 
 ROWS, SAMPLES, PROMPT, LONGEST, BUDGET = 8, 4, 32, 64, 1024
 
 
-def generated_batch(rollout: TransformersEngine, seed: int) -> TrainBatch:
+def generated_batch(rollout: TransformersEngine, seed: int) -> list[TrainSample]:
     """Generate the samples of a step, with the experts that the rollout chose."""
     random = np.random.default_rng(seed)
     requests = [
@@ -45,10 +45,18 @@ def generated_batch(rollout: TransformersEngine, seed: int) -> TrainBatch:
     ]
     generated = rollout.generate(requests, lambda: None)
     pairs = [(request, sample) for request, group in zip(requests, generated, strict=True) for sample in group]
-    experts = [sample.routed_experts for _, sample in pairs if sample.routed_experts is not None]
-    sequences = Sequences([request.tokens for request, _ in pairs], [sample.tokens for _, sample in pairs], experts)
     advantages = random.standard_normal(len(pairs)).astype(np.float32)
-    return TrainBatch(sequences, [sample.logprobs for _, sample in pairs], advantages, samples=[SAMPLES] * ROWS)
+    return [
+        TrainSample.of_completion(
+            request.tokens,
+            sample.tokens,
+            logprobs=sample.logprobs,
+            advantages=np.full(len(sample.tokens), advantage, np.float32),
+            routed_experts=sample.routed_experts,
+            row=i // SAMPLES,
+        )
+        for i, ((request, sample), advantage) in enumerate(zip(pairs, advantages, strict=True))
+    ]
 
 
 def measure(folder: Path, backend: str, steps: int) -> dict[str, float]:
@@ -63,7 +71,7 @@ def measure(folder: Path, backend: str, steps: int) -> dict[str, float]:
     rerouted, compared = [], {}
     for step in range(steps):
         batch = generated_batch(rollout, step)
-        without = replace(batch, sequences=replace(batch.sequences, experts=None))
+        without = [replace(sample, routed_experts=None) for sample in batch]
         for which in (step % 2, 1 - step % 2):
             times[step, which], found = timed_step(engine, batch if which else without, step)
             deltas[step, which] = found["abs_delta"], found["k3"]

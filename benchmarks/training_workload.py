@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
-from relax_actors.engines.protocols import TrainBatch, TrainingEngine, train
+from relax_actors.engines.protocols import TrainingEngine, TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 
 VOCABULARY = 512
@@ -60,7 +61,7 @@ def start_engine(config: Config) -> TrainingEngine:
     return engine
 
 
-def timed_step(engine: TrainingEngine, batch: TrainBatch, step: int) -> tuple[float, dict[str, float]]:
+def timed_step(engine: TrainingEngine, batch: Sequence[TrainSample], step: int) -> tuple[float, dict[str, float]]:
     """Run one step; return its CPU seconds and its metrics."""
     began = time.process_time()
     metrics = dict(train(engine, batch, step, lambda: None).metrics)

@@ -39,7 +39,7 @@ from rich.table import Table
 
 from relax_actors.config import validate
 from relax_actors.data.model_folder import prepare
-from relax_actors.engines.protocols import Sequences, TrainBatch, train
+from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
@@ -88,16 +88,16 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - began, result
 
 
-def batch_of(step: int, vocabulary: int) -> Any:
+def batch_of(step: int, vocabulary: int) -> list[TrainSample]:
     """Batch of four samples of 32 random tokens."""
     source = np.random.default_rng(step)
     tokens = [source.integers(0, vocabulary, 40, dtype=np.int32) for _ in range(4)]
-    logprobs = [np.full(32, -np.log(vocabulary), np.float32) for _ in tokens]
-    return TrainBatch(
-        Sequences([t[:8] for t in tokens], [t[8:] for t in tokens]),
-        logprobs,
-        source.normal(size=4).astype(np.float32),
-    )
+    logprobs = np.full(32, -np.log(vocabulary), np.float32)
+    advantages = source.normal(size=4).astype(np.float32)
+    return [
+        TrainSample.of_completion(t[:8], t[8:], logprobs=logprobs, advantages=np.full(32, a, np.float32))
+        for t, a in zip(tokens, advantages, strict=True)
+    ]
 
 
 class FromMemory:
