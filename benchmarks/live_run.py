@@ -27,7 +27,7 @@ from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import NUMBERED_KINDS, CellId, Subjects
 from broker.table import Table
-from relax_actors.cli.summary import read_ledger
+from relax_actors.monitoring.summary import read_ledger
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.training.ledger import RowState
 

@@ -1,4 +1,4 @@
-"""Write docs/config.md from the configuration's own schema: `python docs/make_config.py`."""
+"""Write docs/config.md from the schema of the configuration: `python docs/make_config.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from relax_actors.config import schema
+from relax_actors.config import Config
+from relax_actors.config.pools import RoleSection
+from relax_actors.config.sections import Named
 from relax_actors.config.simulate import Distribution
 
 TARGET = Path(__file__).parent / "config.md"
@@ -19,7 +22,7 @@ PACKAGE = "relax_actors.config"
 
 
 def field_notes(model: type[BaseModel]) -> dict[str, str]:
-    """The string under each field of a class, as written in its source."""
+    """Docstrings of the fields of a class: the string under each field in its source."""
     body = ast.parse(inspect.getsource(model)).body[0]
     notes: dict[str, str] = {}
     name = ""
@@ -35,7 +38,7 @@ def field_notes(model: type[BaseModel]) -> dict[str, str]:
 
 
 def inherited_notes(model: type[BaseModel]) -> dict[str, str]:
-    """Notes of a class and its bases."""
+    """Docstrings of the fields of a class and its bases."""
     notes: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base.__module__.startswith(PACKAGE):
@@ -44,13 +47,13 @@ def inherited_notes(model: type[BaseModel]) -> dict[str, str]:
 
 
 def inner_model(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, if it holds one."""
+    """The section that is the value of a field, if there is one."""
     options = [annotation, *getattr(annotation, "__args__", ())]
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
 def shown_type(annotation: Any) -> str:  # noqa: PLR0911 one a kind of type
-    """A type as a reader of TOML understands it."""
+    """A type in the terms of TOML."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return shown_type(inner[0])
@@ -68,8 +71,16 @@ def shown_type(annotation: Any) -> str:  # noqa: PLR0911 one a kind of type
     return names.get(annotation, "anything")
 
 
+def type_of(info: FieldInfo) -> str:
+    """The type of a field; for a name in a registry, the built-in names."""
+    registry = next((data.registry for data in info.metadata if isinstance(data, Named)), None)
+    if registry is None:
+        return shown_type(info.annotation)
+    return ", ".join(f"`{name!r}`" for name in registry.built_in) + f" or another {registry.kind}"
+
+
 def lines_of(model: type[BaseModel], path: str) -> list[str]:
-    """The section's table, and those of the sections in it."""
+    """The table of a section, and the tables of the sections in it."""
     notes = inherited_notes(model)
     intro = " ".join((model.__doc__ or "").split())
     rows, inner = [], []
@@ -77,19 +88,17 @@ def lines_of(model: type[BaseModel], path: str) -> list[str]:
         section = inner_model(info.annotation)
         if section is Distribution:
             section = None
-        if section is not None and section is not schema.RoleSection:
-            inner.append((section, f"{path}.{name}" if path else name))
-            continue
-        if section is schema.RoleSection:
-            inner.append((section, "roles.<name>"))
+        if section is not None:
+            inner.append((section, "roles.<name>" if section is RoleSection else f"{path}.{name}".removeprefix(".")))
             continue
         default = "required" if info.default is PydanticUndefined and info.default_factory is None else info.default
         if info.default_factory is not None:
             default = info.default_factory()
         if isinstance(default, Distribution):
             default = default.constant
-        text = "" if default is None else f"`{default}`" if default != "required" else "required"
-        rows.append(f"| `{name}` | {shown_type(info.annotation)} | {text} | {notes.get(name, '')} |")
+        shown = str(default).lower() if isinstance(default, bool) else default
+        text = "" if default is None else f"`{shown}`" if default != "required" else "required"
+        rows.append(f"| `{name}` | {type_of(info)} | {text} | {notes.get(name, '')} |")
     lines = []
     if rows:
         text = intro.removeprefix(f"[{path}]").lstrip(": ")
@@ -105,12 +114,12 @@ def page() -> str:
     head = [
         "# Configuration",
         "",
-        "Made by `python docs/make_config.py` from `relax_actors/config`. Paths are relative to the file, `run.folder`",
-        "and those on the command line to the working directory; every key can be set there as `section.key=value`.",
-        "Unknown keys are refused.",
+        "Generated by `python docs/make_config.py` from `relax_actors/config`. Every key can also be set on the",
+        "command line as `section.key=value`. Paths in the file are relative to its folder; `run.folder`, and paths on",
+        "the command line, are relative to the working directory. Unknown keys are refused.",
         "",
     ]
-    return "\n".join([*head, *lines_of(schema.Config, ""), *lines_of(Distribution, "distribution")]).rstrip() + "\n"
+    return "\n".join([*head, *lines_of(Config, ""), *lines_of(Distribution, "distribution")]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -33,16 +33,20 @@ def group_advantages(rewards: Rewards, *, normalise: Normalise, epsilon: float =
     return advantages
 
 
-def leave_one_out(rewards: Rewards) -> Advantages:
+def leave_one_out(rewards: Rewards, *, normalise: Normalise = "none") -> Advantages:
     """RLOO advantages `[n] float32`: each reward minus the mean of the other `n - 1` (arXiv 2402.14740).
 
+    With "std" they are divided by the sample's standard deviation, as in `group_advantages`, which the paper does not.
     Raises ValueError as `group_advantages` does.
     """
     values = _checked(rewards)
     if values.min() == values.max():
         return np.zeros(len(values), np.float32)
     others = (values.sum() - values) / (len(values) - 1)
-    advantages: Advantages = (values - others).astype(np.float32)
+    centred = values - others
+    if normalise == "std":
+        centred /= values.std(ddof=1) + 1e-6
+    advantages: Advantages = centred.astype(np.float32)
     return advantages
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, assert_never
 
-from relax_actors.config.schema import Config
+from relax_actors.config import Config
 
 ScheduleKind = Literal["constant", "linear", "cosine"]
 

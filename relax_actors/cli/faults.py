@@ -1,4 +1,4 @@
-"""The faults of `relax chaos`: signals, a full disk, damaged files."""
+"""Faults of `relax chaos`: signals, a full disk, damaged files."""
 
 from __future__ import annotations
 
@@ -12,25 +12,38 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.sglang import launch
 from relax_actors.errors import ConfigError
-from relax_actors.monitoring.connection import Connected
+from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.roles import role_names
 from relax_actors.runtime.journal import Journal
 from relax_actors.supervision.pools import SERVER
 
 NODE, ROOT, BROKER, ANY = "node", "root", "broker", "any"
-# What leads to the process of those that have no lease.
+# Processes without a lease are found by their command line.
 _COMMANDS = {NODE: "supervision.node ", BROKER: "nats-server ", SERVER: f"{launch.__name__} "}
 LEASE_SECONDS = 30.0
-MOST_BALLAST = 8 << 30
+WAIT_SECONDS = 30.0
+"""How long to wait for a victim, and for the event of a fault to be stored."""
+MAX_FILL = 8 << 30
+"""Bytes that `filling_disk` writes at most."""
+NEWEST_FILES = 6
 _CHUNK = 1 << 20
-NEWEST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`count` faults, `every` seconds apart on average; `seed` decides victims and pauses."""
+
+    every: float
+    count: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A live run, the journal that tells what is done to it, and the source of choices."""
+    """A live run, the journal that logs the faults, and the source of random choices."""
 
     at: Connected
     journal: Journal
@@ -38,27 +51,65 @@ class Scene:
 
 
 Fault = Callable[[Scene], bool]
+"""Injects a fault once; returns False if there is no victim yet."""
 
 
 class Damage(StrEnum):
-    """What can happen to a file."""
+    """Ways to damage a file."""
 
     TRUNCATE = "truncate"
     FLIP = "flip"
     DELETE = "delete"
 
 
-def signalling(target: str, number: signal.Signals) -> Fault:
-    """Signal one process.
+def inject(run: str, fault: Fault, schedule: Schedule) -> int:
+    """Inject a fault repeatedly.
 
     Args:
-        target: a role, `<role>/<n>`, `any` actor, the `node`'s supervisor, or the embedded `broker`.
+        run: name or folder of the run.
+        fault: the fault.
+        schedule: how often.
+
+    Returns:
+        The number of faults injected; fewer than scheduled if a victim was missing for `WAIT_SECONDS`.
+
+    Raises:
+        ConfigError: an unknown target, or the run is not up.
+    """
+    source = random.Random(schedule.seed)  # noqa: S311 no secret
+    with connected(run) as at:
+        if not at.live:
+            msg = f"run {at.config.run.name} is not up; start it with `relax up`"
+            raise ConfigError(msg)
+        scene = Scene(at, Journal(at.table.connection, at.table.subjects, "chaos", 0), source)
+        done = 0
+        for _ in range(schedule.count):
+            time.sleep(source.uniform(0.5, 1.5) * schedule.every)
+            end = time.monotonic() + WAIT_SECONDS
+            while not (hit := fault(scene)) and time.monotonic() < end and not at.folder.summary.exists():
+                time.sleep(0.2)
+            if not hit:
+                break
+            done += 1
+        # The event of a killed broker is stored once the broker is back, unless the run ends before.
+        end = time.monotonic() + WAIT_SECONDS
+        while not scene.journal.flush(0.2) and time.monotonic() < end and not at.folder.summary.exists():
+            pass
+        return done
+
+
+def signalling(target: str, number: signal.Signals) -> Fault:
+    """Return a fault that signals one process.
+
+    Args:
+        target: a role, `<role>/<n>`, `any` actor, an inference `server`, the supervisor of the `node`, or the embedded
+            `broker`.
         number: the signal.
     """
 
     def fault(scene: Scene) -> bool:
-        _check(scene.at, target)
-        found = sorted(_living(scene.at, target))
+        _check_target(scene.at, target)
+        found = sorted(_processes(scene.at, target))
         if not found:
             return False
         name, pid = scene.source.choice(found)
@@ -73,18 +124,18 @@ def signalling(target: str, number: signal.Signals) -> Fault:
 
 
 def filling_disk(seconds: float) -> Fault:
-    """Take all the room of the file system that the run's folder lies on, for some seconds."""
+    """Return a fault that fills the file system of the run's folder for some seconds."""
 
     def fault(scene: Scene) -> bool:
         folder = scene.at.folder.root
         free = shutil.disk_usage(folder).free
-        if free > MOST_BALLAST:
+        if free > MAX_FILL:
             msg = (
-                f"--disk-full would take {free >> 20} MiB from all who use the disk of {folder}; put run.folder on a "
-                f"file system of its own, with at most {MOST_BALLAST >> 20} MiB free"
+                f"--disk-full would fill {free >> 20} MiB of the disk of {folder}, which other programs use; put "
+                f"run.folder on a file system of its own, with at most {MAX_FILL >> 20} MiB free"
             )
             raise ConfigError(msg)
-        # Without a name it is gone when this process ends, however it ends.
+        # An unlinked file is freed when this process ends, however it ends.
         with (folder / f".ballast.{os.getpid()}").open("xb") as ballast:
             Path(ballast.name).unlink()
             taken = _fill(ballast.fileno())
@@ -100,7 +151,7 @@ def filling_disk(seconds: float) -> Fault:
 
 
 def _fill(file: int) -> int:
-    """Write until there is no room; gives how many bytes were."""
+    """Write until the disk is full; return the number of bytes written."""
     taken, size = 0, _CHUNK
     while size:
         try:
@@ -111,13 +162,13 @@ def _fill(file: int) -> int:
 
 
 def damaging(how: Damage | None) -> Fault:
-    """Damage one of the newest files of the store, by a way at random if none is given."""
+    """Return a fault that damages one of the newest files of the store; None for a random way."""
 
     def fault(scene: Scene) -> bool:
         root = scene.at.table.store.root
         try:
-            # Old ones nobody reads again.
-            files = sorted(root.rglob("[!.]*.safetensors"), key=lambda path: path.stat().st_mtime)[-NEWEST:]
+            # No actor reads the older files again.
+            files = sorted(root.rglob("[!.]*.safetensors"), key=lambda path: path.stat().st_mtime)[-NEWEST_FILES:]
             path, way = scene.source.choice(files or [root]), how or scene.source.choice(list(Damage))
             if not files or path.stat().st_size == 0:
                 return False
@@ -138,46 +189,51 @@ def _damage(path: Path, way: Damage, source: random.Random) -> None:
     if way is Damage.TRUNCATE:
         del data[source.randrange(len(data)) :]
     else:
-        # The end of the file holds numbers, its beginning the header.
+        # The header is at the start of the file, tensors are at its end.
         at = source.randrange(len(data) // 2, len(data))
         data[at] ^= 1 << source.randrange(8)
-    # In its place, not in it: who has mapped the file keeps what it has checked.
+    # Replaced, not written in place: a process that has mapped the file must keep the bytes that it verified.
     temporary = path.with_name(f".{path.name}.chaos")
     temporary.write_bytes(data)
     temporary.rename(path)
 
 
-def _check(at: Connected, target: str) -> None:
+def _check_target(at: Connected, target: str) -> None:
     role, _, n = target.partition("/")
-    names = [*role_names(at.config), *([SERVER] if at.config.owns_servers else []), ANY, NODE, BROKER]
+    has_servers = inference_backend(at.config).server_module(at.config)
+    names = [*role_names(at.config), *([SERVER] if has_servers else []), ANY, NODE, BROKER]
     if role not in names or (n and not n.isdigit()):
-        msg = f"{target!r} is no target of chaos; choose among {', '.join(names)}, or <role>/<number>"
+        msg = f"{target!r} is no target of chaos; choose one of {', '.join(names)}, or <role>/<number>"
         raise ConfigError(msg)
     if role == BROKER and at.config.broker.url is not None:
-        msg = "chaos cannot reach the broker: this run uses one of yours, which is not ours to hurt"
+        msg = (
+            f"broker {at.table.connection.address.url} was not started by this run; chaos signals embedded brokers only"
+        )
         raise ConfigError(msg)
 
 
-def _living(at: Connected, target: str) -> Iterator[tuple[str, int]]:
+def _processes(at: Connected, target: str) -> Iterator[tuple[str, int]]:
+    """Yield name and process id of each live process of a target."""
     role, _, n = target.partition("/")
     if role in _COMMANDS:
-        for pid, command in _commands():
+        for pid, command in _command_lines():
             if _COMMANDS[role] in command and f"{at.folder.root}{f' {n} ' if n else ''}" in command:
                 yield role, pid
         return
     leases = at.table.connection.call(at.state.leases(), LEASE_SECONDS)
-    alive = dict(_commands())
+    alive = dict(_command_lines())
     for name, lease in leases.items():
         own, _, number = name.rpartition(".")
-        there = lease.get("pid")
+        process = lease.get("pid")
         wanted_role = role == own or (role == ANY and own not in (NODE, ROOT))
-        if not isinstance(there, int) or not wanted_role or (n and n != number):
+        if not isinstance(process, int) or not wanted_role or (n and n != number):
             continue
-        if str(at.folder.root) in alive.get(there, ""):
-            yield name, there
+        # The id in a lease may be of a process on another machine, or reused.
+        if str(at.folder.root) in alive.get(process, ""):
+            yield name, process
 
 
-def _commands() -> Iterator[tuple[int, str]]:
+def _command_lines() -> Iterator[tuple[int, str]]:
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             try:

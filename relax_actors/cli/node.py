@@ -1,4 +1,4 @@
-"""`relax node`: take part in a run that was started elsewhere."""
+"""`relax node`: add a node to a run that was started elsewhere."""
 
 from __future__ import annotations
 
@@ -7,67 +7,74 @@ import signal
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from broker.credentials import read_claims
-from broker.subjects import check_name
-from relax_actors.errors import ConfigError
-from relax_actors.roles.permissions import NODE
-from relax_actors.runtime import logs
-from relax_actors.supervision.remote_node import NodeRequest, RemoteNode
-from relax_actors.supervision.root import address_of
+import typer
 
+from relax_actors.cli.options import CertificateAuthority, Credentials, Overrides
 
-@dataclass(frozen=True, slots=True)
-class Joining:
-    """Where the run is, and how this node signs in."""
-
-    url: str
-    credentials: Path | None
-    ca: Path | None
-    run: str | None
-    name: str | None
-    work: Path | None
-    stays: bool
+if TYPE_CHECKING:
+    from broker.address import Address
+    from relax_actors.supervision.remote_node import NodeRequest
 
 
-def join(
-    place: Joining, roles: list[str], store: Path, folder: Path | None, code: Path | None, settings: list[str]
-) -> int:
-    """The verb; gives the exit code.
+def node(
+    broker: Annotated[str, typer.Option(help="Broker of the run: nats://host:port.")],
+    role: Annotated[list[str], typer.Option(help="Actors of this node: role=number, e.g. rollout=2; may be repeated.")],
+    store: Annotated[Path, typer.Option(help="Store of the run as seen here; {run} stands for the run's name.")],
+    settings: Overrides = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run. Default: taken from the credentials.")] = None,
+    credentials: Credentials = None,
+    ca: CertificateAuthority = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the run as seen here. Default: the folder above STORE.")
+    ] = None,
+    work: Annotated[Path | None, typer.Option(help="Folder for this node's logs, shared with no other node.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this node. Default: the host name.")] = None,
+    code: Annotated[Path | None, typer.Option(help="Folder with the run's own Python modules.")] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Wait for the run to resume after it ends.")] = False,
+) -> None:
+    """Join a run from another machine with some actors; SIGTERM drains them and leaves.
 
-    Raises:
-        ConfigError: what is asked for cannot be.
-        BrokerError: the broker does not answer, or refuses the credentials.
+    Exit code 0 when the run is over or the node was asked to leave, 1 when an actor cannot be kept up, 2 for a
+    configuration error.
     """
+    from relax_actors.monitoring.connection import run_of_credentials
+    from relax_actors.roles.permissions import NODE
+    from relax_actors.supervision.remote_node import NodeRequest
+    from relax_actors.supervision.root import address_of
+
+    address = address_of(broker, credentials, ca)
+    found = run_of_credentials(address.for_user(NODE), run)
+    path = Path(str(store).replace("{run}", found))
+    root = path.resolve().parent if folder is None else Path(str(folder).replace("{run}", found))
+    name = name or os.uname().nodename
+    work = work or Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / f"{found}.{name}"
+    wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay)
+    raise typer.Exit(_run_node(address, wanted))
+
+
+def _run_node(address: Address, wanted: NodeRequest) -> int:
+    """Run a node until it leaves; a first signal drains its actors, a second ends them."""
+    from relax_actors.runtime import logs
+    from relax_actors.supervision.remote_node import RemoteNode
+
     logs.configure()
-    address = address_of(place.url, place.credentials, place.ca)
-    own = address.for_user(NODE).credentials
-    run = place.run or (read_claims(Path(own)).name.partition(".")[0] if own else None)
-    if run is None:
-        msg = "say which run, by --run, or by --credentials of its own"
-        raise ConfigError(msg)
-    check_name(run, "run name")
-    store = Path(str(store).replace("{run}", run))
-    folder = store.resolve().parent if folder is None else Path(str(folder).replace("{run}", run))
-    name = place.name or os.uname().nodename
-    work = place.work or Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / f"{run}.{name}"
-    wanted = NodeRequest(run, name, roles, store, folder, work, code, tuple(settings), place.stays)
-    node = RemoteNode(address, wanted)
+    remote = RemoteNode(address, wanted)
     asked = threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
         if asked.is_set():
-            # Asked twice: the children die with this process.
+            # Children die with this process.
             os._exit(128 + number)
         asked.set()
-        node.stop()
+        remote.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    report = node.run()
+    report = remote.run()
     if report is None:
         return 0
-    sys.stderr.write(f"relax node: {report.child}: {report.reason}; its logs are in {work}/logs\n")
+    sys.stderr.write(f"relax node: {report.child}: {report.reason}; its logs are in {wanted.work_folder}/logs\n")
     return 1

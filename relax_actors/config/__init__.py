@@ -1,6 +1,6 @@
-"""The configuration of a run."""
+"""The configuration of a run: sections, validation, and reading from TOML."""
 
 from relax_actors.config.load import apply_settings, load_config, make_importable, validate
-from relax_actors.config.schema import BUILT_IN, Config
+from relax_actors.config.schema import Config
 
-__all__ = ["BUILT_IN", "Config", "apply_settings", "load_config", "make_importable", "validate"]
+__all__ = ["Config", "apply_settings", "load_config", "make_importable", "validate"]

@@ -1,4 +1,4 @@
-"""What a run stands on: the broker, the store and the supervisors."""
+"""The sections [broker], [store] and [supervision]."""
 
 from __future__ import annotations
 
@@ -7,58 +7,64 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from relax_actors.config.sections import Positive, PositiveFloat, Section
+from relax_actors.config.sections import NonNegativeInt, Positive, PositiveFloat, Section
 
 
 class BrokerSection(Section):
-    """[broker]: an embedded nats-server, or one that runs already."""
+    """[broker]: an embedded nats-server, or a server that is already running."""
 
     url: str | None = None
-    """nats://[user:password@]host:port of a running server, or of several of a cluster with commas between them; one
-    is started if not set."""
+    """nats://[user:password@]host:port of a running server; several of one cluster, separated by commas. An embedded
+    server is started if not set."""
     credentials: Path | None = None
-    """A NATS .creds file for `url`, or a folder that `relax keys` wrote: every process then signs in as what it is."""
+    """NATS .creds file for `url`, or a folder written by `relax keys`, which gives each process its own user."""
     ca: Path | None = None
-    """Certificate of the authority of a server with TLS; `ca.pem` beside the credentials if not set."""
+    """CA certificate of a server with TLS; `ca.pem` beside the credentials if not set."""
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
-    """Port of the embedded server; 0 takes a free one."""
+    """Port of the embedded server; 0 takes a free port."""
     max_bytes: Positive = 2 << 30
-    """Bound of the table's stream."""
+    """Size limit of the table's stream, in bytes."""
     log_bytes: Positive = 64 << 20
-    """Bound of the events' and metrics' stream."""
+    """Size limit of the stream of events and metrics, in bytes."""
     sync_interval: str = "10s"
+    """Interval at which the embedded server syncs its files to disk, as `sync_interval` of nats-server. A killed server
+    loses nothing; a crash of the machine may lose this much."""
     replicas: Literal[1, 3, 5] = 1
+    """Copies of each stream in a cluster of servers."""
 
 
 class StoreSection(Section):
-    """[store]: where large arrays and weights lie."""
+    """[store]: where large arrays and weights are stored."""
 
     path: Path | None = None
-    """A folder that all actors see; `<run folder>/store` if not set. What it holds must outlive a restart."""
+    """Folder that all actors can read and write; `<run folder>/store` if not set. It must survive a restart."""
     patience: PositiveFloat = 300.0
-    """Seconds that a full disk is waited for, before the run stops."""
+    """Seconds to wait for space on a full disk before the run stops."""
 
 
 class SupervisionSection(Section):
-    """[supervision]"""
+    """[supervision]: restarts, timeouts and quarantine."""
 
-    intensity: Annotated[int, Field(ge=0)] = 5
-    """Failures of one role's actors within `period` before the run gives up. Kills from outside of an actor that was
-    ready do not count."""
+    intensity: NonNegativeInt = 5
+    """Restarts of one role's actors within `period` after which the run stops. External kills of a ready actor are not
+    counted."""
     period: PositiveFloat = 60.0
-    """Seconds, counted while the actors are ready."""
+    """Window of `intensity` in seconds, counted while the actors are ready."""
     backoff: PositiveFloat = 0.1
     """Seconds before the first restart; doubled at each further one."""
     backoff_max: PositiveFloat = 10.0
+    """Maximum of the doubled `backoff`, in seconds."""
     max_failures: Positive = 3
-    """Times that a row may fail or kill its actor before it is quarantined."""
+    """Times that a row may fail or crash its actor before it is quarantined."""
     max_kills: Positive = 12
-    """Times that a row may be in hand when its actor is killed or stopped from outside before it is quarantined."""
+    """Times that an actor may be killed or stopped from outside while it handles a row, before the row is
+    quarantined."""
     ack_wait: Annotated[float, Field(ge=1)] = 4.0
-    """Seconds after which a row in the hands of a dead actor goes to another, if its supervisor did not see to it."""
+    """Seconds after which an unacknowledged row of a dead actor is redelivered, if its supervisor did not return it."""
     heartbeat: Annotated[float, Field(ge=1)] = 10.0
-    """Seconds without a sign of life after which an actor's process is killed."""
+    """Seconds without a heartbeat after which an actor's process is killed."""
     start_deadline: PositiveFloat = 180.0
-    """Seconds that an actor may take until it is ready, and that the import of what it needs may take before."""
+    """Seconds that an actor may take to become ready; the import of its engine before has the same limit."""
     shutdown: PositiveFloat = 5.0
-    """Seconds an actor has to end in order; one too many after `relax scale` has its role's deadline besides."""
+    """Seconds that an actor has to stop in order. A surplus actor after `relax scale` has its role's deadline in
+    addition."""

@@ -1,4 +1,4 @@
-"""Reading a configuration: TOML, then `section.key=value` overrides, then validation with readable errors."""
+"""Read a configuration: TOML, then `section.key=value` overrides, then validation with readable errors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from relax_actors.errors import ConfigError
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     """Read a TOML file and apply overrides.
 
-    Paths in the file are relative to it; a path in an override, and `run.folder` anywhere, to the working directory.
+    Paths in the file are relative to its folder; paths in overrides, and `run.folder` anywhere, are relative to the
+    working directory.
 
     Raises:
-        ConfigError: one line a mistake, each naming the key and the remedy.
+        ConfigError: one line for each mistake, with the key and the remedy.
     """
     try:
         tree: dict[str, Any] = tomllib.loads(path.read_text())
@@ -35,7 +36,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         raise ConfigError(msg) from error
     _resolve_paths(tree, path.resolve().parent)
     if "simulate" in tree:
-        tree = _under(tree, DEFAULTS)
+        tree = _with_defaults(tree, DEFAULTS)
     for override in overrides or []:
         _apply(tree, override)
     make_importable(path.resolve().parent)
@@ -43,7 +44,11 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
 
 
 def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> Config:
-    """Validate a tree with overrides applied to a copy of it; see `load_config` for the errors."""
+    """Validate a copy of a tree with overrides applied.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
     own: dict[str, Any] = copy.deepcopy(tree)
     for override in overrides:
         _apply(own, override)
@@ -53,8 +58,12 @@ def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> C
 def validate(tree: dict[str, Any], source: str) -> Config:
     """Validate a tree of settings.
 
+    Args:
+        tree: sections and keys, as read from TOML.
+        source: where the settings come from, as errors call it.
+
     Raises:
-        ConfigError: one line a mistake.
+        ConfigError: one line for each mistake.
     """
     if old := [(key, new) for key in _keys(tree) if (new := renamed(key))]:
         raise ConfigError("\n".join(f"{source}: {key}: renamed to {new}" for key, new in old))
@@ -66,13 +75,13 @@ def validate(tree: dict[str, Any], source: str) -> Config:
 
 
 def make_importable(folder: Path) -> None:
-    """Let dotted paths name modules beside the configuration; none of these hides an installed one."""
+    """Make the modules in a folder importable by dotted paths, after all installed modules."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
-def _under(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """A tree, with the keys of its sections that it does not have taken from another."""
+def _with_defaults(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """A tree whose missing keys are taken from defaults, section by section."""
     sections = {name: body | tree.get(name, {}) for name, body in defaults.items()}
     return tree | sections
 
@@ -88,9 +97,9 @@ RENAMED = {
     "trainer.rows": "trainer.prompts_per_step",
     "trainer.token_budget": "trainer.max_tokens_per_microbatch",
 }
-"""Keys that had another name in an earlier configuration, and where the value belongs now."""
+"""Former names of keys, with the present name."""
 RENAMED_ANYWHERE = {"memory_mib": "memory_limit_mib", "rows_together": "max_concurrent_rows"}
-"""The same for keys that several sections have."""
+"""Former names of keys that several sections have."""
 
 _PATHS = (
     ("model", "path"),
@@ -151,7 +160,7 @@ def _explain(source: str, error: Any) -> str:
 
 
 def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of all values of a tree."""
+    """Dotted names of all values in a tree."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _keys(value, f"{prefix}{name}.")
@@ -160,7 +169,7 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def renamed(key: str) -> str:
-    """The name that a dotted key has now; empty if it was never renamed."""
+    """Present name of a dotted key; empty if it was never renamed."""
     section, _, name = key.rpartition(".")
     if name in RENAMED_ANYWHERE and key not in RENAMED:
         return f"{section}.{RENAMED_ANYWHERE[name]}"

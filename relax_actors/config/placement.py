@@ -1,4 +1,4 @@
-"""Where roles compute: the section [placement], and the roles that may stand beside the trainer or in it."""
+"""The section [placement]: which roles share a device."""
 
 from __future__ import annotations
 
@@ -8,29 +8,23 @@ from pydantic import Field, field_validator
 
 from relax_actors.config.sections import PositiveFloat, Section
 
-OPTIONAL = {
-    "reference": "relax_actors.roles.scoring.Reference",
-    "actor_fwd": "relax_actors.roles.scoring.ActorFwd",
-}
-"""Roles of ours that run only where the configuration has a section for them; each writes the column of its name."""
-
 
 class PlacementSection(Section):
-    """[placement]: which roles share a device. `reference` and `actor_fwd` have actors of their own where there is a
-    section [roles.reference] or [roles.actor_fwd]; else the trainer computes what the algorithm needs of them.
+    """[placement]: which roles share a device. Log-probs of the roles `reference` and `actor_fwd` are computed by their
+    own actors if there is a section [roles.reference] or [roles.actor_fwd], else by the trainer.
     """
 
     colocate: list[list[str]] = Field(default_factory=list)
-    """Groups of roles that share one device, e.g. [["rollout", "trainer"]]: of a group one actor computes at a time.
-    Each keeps its weights on the device. All other roles compute whenever they can."""
+    """Groups of roles that share one device, e.g. [["rollout", "trainer"]]: one actor of a group computes at a time.
+    All keep their weights on the device. Roles outside of every group compute whenever they can."""
     patience: PositiveFloat = 600.0
-    """Seconds that an actor waits for its turn before it gives up."""
+    """Seconds that an actor waits for the shared device before it fails."""
 
     @field_validator("colocate")
     @classmethod
     def _groups(cls, value: list[list[str]]) -> list[list[str]]:
         if short := next((group for group in value if len(set(group)) < 2), None):  # noqa: PLR2004
-            msg = f"placement.colocate: {short} is one role, which shares its device with nobody; name two, or none"
+            msg = f"placement.colocate: {short} has only one role; name at least two, or remove the group"
             raise ValueError(msg)
         twice = [name for name, n in Counter(name for group in value for name in group).items() if n > 1]
         if twice:
@@ -39,5 +33,5 @@ class PlacementSection(Section):
         return value
 
     def device_of(self, role: str) -> int | None:
-        """Number of the device that a role shares; None if it has its own."""
+        """Number of the device that a role shares; None if it shares none."""
         return next((n for n, group in enumerate(self.colocate) if role in group), None)

@@ -1,28 +1,52 @@
-"""What the sections of a configuration have in common."""
+"""Types that the sections of a configuration share."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from relax_actors.errors import ConfigError
+from relax_actors.registry.registry import Registry
 
 Positive = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Named:
+    """Annotation of a string that names an entry of a registry; refuses unknown names and imports nothing."""
+
+    registry: Registry[Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validate as a string, then look the name up."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, name: str) -> str:
+        try:
+            return self.registry.check(name)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
+
 class Section(BaseModel):
-    """A table of the TOML file."""
+    """A table of the TOML file; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class PoolSection(Section):
-    """What every role has."""
+    """Keys that every role has."""
 
     replicas: Positive = 1
-    """Actors of the role, each a process."""
+    """Number of actors, each a process."""
     deadline: PositiveFloat = 60.0
     """Seconds without progress after which an actor counts as hung, is killed and replaced."""
     memory_limit_mib: Positive | None = None
-    """Memory that an actor's process may use; a row that takes more fails. Not limited if not set."""
+    """Memory limit of an actor's process; a row that exceeds it fails. Unlimited if not set."""

@@ -1,150 +1,191 @@
-"""The sections that say how the model is trained: [trainer], [algorithm], [staleness], [weights]."""
+"""The sections [trainer], [algorithm], [staleness] and [weights]: how the model is trained and published."""
 
 from __future__ import annotations
 
 from ipaddress import IPv4Address
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from relax_actors.config.sections import Fraction, PoolSection, Positive, PositiveFloat, Section
+from relax_actors.config.sections import (
+    Fraction,
+    Named,
+    NonNegative,
+    NonNegativeInt,
+    PoolSection,
+    Positive,
+    PositiveFloat,
+    Section,
+)
+from relax_actors.registry.catalog import TRAINING_ENGINES
 
 
 class WarmStartSection(Section):
-    """[trainer.warm_start]: supervised steps on the data's answers before version 0."""
+    """[trainer.warm_start]: supervised steps on the answers of the data, before version 0."""
 
     steps: Positive
+    """Number of supervised steps."""
     rows: Positive = 64
+    """Tasks of each step."""
     learning_rate: PositiveFloat = 1e-3
+    """Learning rate of these steps."""
 
 
 class MegatronSection(Section):
-    """[trainer.megatron]: how the ranks of `trainer.backend = "megatron"` share the model."""
+    """[trainer.megatron]: parallelism of `trainer.backend = "megatron"`."""
 
     ranks: Positive = 1
-    """Processes that train as one: a GPU each where there are GPUs. What tensor, pipeline and context parallelism
-    leave over is data parallelism."""
+    """Number of training processes, one for each GPU if there are GPUs. Data parallelism is what remains after tensor,
+    pipeline and context parallelism."""
     tensor_parallel: Positive = 1
+    """Ranks that share each layer."""
     pipeline_parallel: Positive = 1
+    """Stages that the layers are divided into."""
     virtual_pipeline: Positive = 1
-    """Stages of the pipeline that each of its ranks has."""
+    """Stages of the pipeline on each of its ranks (interleaved schedule)."""
     context_parallel: Positive = 1
+    """Ranks that share each sequence."""
     expert_parallel: Positive = 1
+    """Ranks that share the experts."""
     expert_tensor_parallel: Positive | None = None
-    """As `tensor_parallel` if not set."""
+    """Ranks that share each expert; `tensor_parallel` if not set."""
     sequence_parallel: bool = False
-    """Share norms and residuals between the ranks of `tensor_parallel`, too; needed there by a model with experts."""
+    """Share norms and residuals among the ranks of `tensor_parallel`; required there for a model with experts."""
     distributed_optimizer: bool = True
-    """Share the optimizer's state between the ranks of data parallelism."""
+    """Share the optimizer state among the ranks of data parallelism."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that backward computes again: none, those of attention, or all but the layers' inputs."""
+    """Activations that the backward pass recomputes: none, those of attention, or all but the inputs of layers."""
 
 
 class TrainerSection(PoolSection):
-    """[trainer]"""
+    """[trainer]: the optimizer and its steps."""
 
-    backend: Literal["torch", "megatron", "simulated"] = "torch"
-    """`megatron` trains with Megatron-Core, in as many processes as [trainer.megatron] says; `make megatron` installs
-    it."""
+    backend: Annotated[str, Named(TRAINING_ENGINES)] = "torch"
+    """Training engine: `torch`, in one process; `megatron`, Megatron-Core in the processes that [trainer.megatron] says
+    (`make megatron` installs it); `simulated`, which takes the time that [simulate] says; or an engine of another
+    package."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of a training engine of another package; the built-in engines take none."""
     prompts_per_step: Positive = 16
-    """Prompts, each with its group of samples, that an optimizer step trains on."""
+    """Prompts of an optimizer step, each with its group of samples."""
     learning_rate: PositiveFloat = 1e-6
+    """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Learning rate after the warm-up: constant, or decayed to `final_fraction` of the peak at the last step."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up to the peak learning rate."""
     final_fraction: Fraction = 0.1
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate of the last step as a fraction of the peak, for a schedule that decays."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay of AdamW."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Betas of AdamW."""
     epsilon: PositiveFloat = 1e-8
+    """Epsilon of AdamW."""
     max_grad_norm: PositiveFloat = 1.0
+    """Norm that gradients are clipped to."""
     max_tokens_per_microbatch: Positive = 8192
-    """Tokens of a micro-batch."""
+    """Maximum tokens of a micro-batch, prompts included; a longer sequence is refused."""
     stream: bool = True
-    """Whether forward and backward of a step begin when its first rows fill a micro-batch; else when all are there."""
+    """Whether forward and backward of a step start when its first rows fill a micro-batch; else when all rows are
+    there."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """What forward and backward compute in; the optimizer's own weights are always float32."""
+    """Precision of forward and backward, and of the published weights; the optimizer always works in float32."""
     device: str = "auto"
+    """Torch device; "auto" is CUDA if available, else the CPU."""
     freeze: list[str] = Field(default_factory=list)
-    """Patterns of the Hugging Face names of weights that are not trained, as `model.embed_tokens.*`; `*` matches
-    anything."""
+    """Patterns of Hugging Face weight names that are not trained, e.g. `model.embed_tokens.*`; `*` matches anything."""
     router_replay: bool = False
-    """R3, for models with experts: rollouts record which experts were chosen for every token, and the trainer and
-    actor_fwd compute with these in place of their own choice, which rounding makes another one now and then."""
+    """Router replay (R3) for models with experts: rollouts record the experts chosen for each token, and the trainer
+    and `actor_fwd` use the recorded experts, because rounding can change the top-k choice."""
     checkpoint_every: Positive = 50
+    """Steps between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """Number of checkpoints to keep."""
     async_checkpoints: bool = False
-    """The files of a checkpoint are written while the next step runs, from a copy in memory; it is published when
-    nothing else is to be done, after that step at the latest. The last one of a run is not."""
+    """Write the files of a checkpoint from a copy in memory while the next step runs. The checkpoint is published when
+    the trainer is idle, after that step at the latest. The last checkpoint of a run is always synchronous."""
     warm_start: WarmStartSection | None = None
     megatron: MegatronSection = MegatronSection()
     replicas: Literal[1] = 1
+    """One actor owns the weights."""
     deadline: PositiveFloat = 300.0
+    """Seconds without progress after which the trainer counts as hung, is killed and replaced."""
 
 
 class AlgorithmSection(Section):
     """[algorithm]: GRPO and its variants."""
 
     clip_low: PositiveFloat = 0.2
+    """Lower clip range of the probability ratio: 1 - `clip_low`."""
     clip_high: PositiveFloat = 0.2
+    """Upper clip range of the probability ratio: 1 + `clip_high`."""
     clip_ratio_c: Annotated[float, Field(gt=1)] | None = None
-    """Dual clip for negative advantages; off if not set."""
+    """Dual clip: bound of the ratio for negative advantages (arXiv 1912.09729); off if not set."""
     filter_zero_variance: bool = False
     """Drop and refill rows whose samples all have the same reward (dynamic sampling, arXiv 2503.14476)."""
     step_normalisation: Literal["none", "std", "whiten"] = "none"
     """Normalise advantages over all rows of a step: divide by their standard deviation, or whiten them (subtract the
     mean, then divide). A step then trains when all of its rows are there (no streaming)."""
     loss: Literal["token", "sequence"] = "token"
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Aggregation of the loss: mean over all tokens of the step, or over sequences of their means."""
+    kl_coefficient: NonNegative = 0.0
+    """Coefficient of the KL penalty to the model at the start of the run."""
     kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL to the model at the start of the run."""
+    """Estimator of that KL."""
     proximal: Literal["rollout", "trainer", "actor_fwd"] = "rollout"
-    """Whose log-probs the clipped ratio is taken against: those that the tokens were sampled with; the trainer's own,
-    before the step (decoupled PPO); or column `actor_fwd`, `[total] float32`, of a role that writes it."""
+    """Denominator of the clipped ratio: the log-probs of sampling; the trainer's own before the step (decoupled PPO);
+    or the column `actor_fwd`, `[total] float32`, of a role that writes it."""
     correction: Literal["none", "importance", "tis", "icepop"] = "none"
-    """Weight of a token's loss by w, its proximal over its rollout probability: 1; w; w up to `correction_high`; w from
-    `correction_low` to `correction_high`, else 0. Needs `proximal` to be another than the rollout."""
+    """Off-policy weight of each token's loss, from w = proximal / rollout probability: 1; w; w truncated at
+    `correction_high`; or w within `correction_low` and `correction_high`, else 0. Requires `proximal` other than
+    "rollout"."""
     correction_low: Fraction = 0.5
+    """Lower bound of w for `icepop`."""
     correction_high: Annotated[float, Field(ge=1)] = 2.0
-    """2 is usual for tis, 5 for icepop."""
+    """Upper bound of w; 2 is usual for `tis`, 5 for `icepop`."""
     reject: Literal["none", "geometric", "max"] = "none"
-    """Leave out samples with w outside of `reject_low` to `reject_high`, as a geometric mean or at any token; with
-    `proximal = "rollout"` w is the trainer's probability over the rollout's."""
+    """Rejection of whole samples with w outside of `reject_low` and `reject_high`: by the geometric mean over tokens,
+    or at any token. With `proximal = "rollout"` w is the trainer's probability over the rollout's."""
     reject_low: Fraction = 0.5
+    """Lower bound of w for `reject`."""
     reject_high: Annotated[float, Field(ge=1)] = 2.0
+    """Upper bound of w for `reject`."""
 
     @model_validator(mode="after")
-    def _corrects_something(self) -> AlgorithmSection:
+    def _correction_has_a_ratio(self) -> AlgorithmSection:
         if self.correction != "none" and self.proximal == "rollout":
             msg = (
-                f"algorithm.correction = {self.correction!r} weighs by the proximal policy over the rollout's, "
-                'and they are one here; set algorithm.proximal to "trainer" or "actor_fwd"'
+                f"algorithm.correction = {self.correction!r} weighs by the proximal policy over the rollout policy, "
+                'which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
             )
             raise ValueError(msg)
         return self
 
 
 class StalenessSection(Section):
-    """[staleness]"""
+    """[staleness]: how far generation may run ahead of training."""
 
-    max: Annotated[int, Field(ge=0)] = 1
-    """How many steps ahead of the trained version rows may be admitted: 0 is on-policy."""
+    max: NonNegativeInt = 1
+    """Maximum staleness: how many steps ahead of the trained version rows are admitted; 0 is on-policy."""
     policy: Literal["drop", "correct"] = "drop"
-    """A row with a token older than `max` versions is dropped and refilled, or trained all the same; the latter needs
-    a correction or rejection in [algorithm]."""
+    """What happens to a row with a token older than `max` versions: "drop" replaces the row, "correct" trains it and
+    requires a correction or rejection in [algorithm]."""
 
 
 class WeightsSection(Section):
-    """[weights]: how the trainer gives them to the rollout."""
+    """[weights]: how weights get from the trainer to other actors."""
 
     delta: Literal["auto", "off"] = "auto"
-    """With trainer.precision = "bfloat16" only what changed since the version before is written, where that is shorter
-    and leads to the same bits; actors that generate then keep a copy of the weights in memory."""
+    """With `trainer.precision = "bfloat16"` publish only the changes since the previous version, where these are
+    smaller and reproduce the same bits; actors that generate then keep a copy of the weights in memory."""
     full_every: Positive = 16
-    """Versions after which all weights are written again, at the latest; one that joins late reads so many files."""
+    """Maximum versions between full sets of weights; a late joiner reads at most this many files."""
     transport: Literal["store", "torch"] = "store"
-    """How actors get them: from the files in the store, or, while they can, from the trainer's memory over
-    torch.distributed (gloo). The files are written all the same, and read whenever the other way fails."""
+    """How actors receive weights: `store` reads the files; `torch` receives them from the trainer's memory over
+    torch.distributed (gloo), and reads the files if that fails. The files are written in either case."""
     listen: str = "127.0.0.1"
-    """IPv4 address of the trainer's machine that `transport = "torch"` listens on; nothing is encrypted."""
+    """IPv4 address of the trainer's machine that `transport = "torch"` listens on; the connection is not encrypted."""
     patience: Annotated[float, Field(gt=0, le=20)] = 10.0
     """Seconds after which an actor reads the file instead, with `transport = "torch"`."""
 
@@ -153,13 +194,13 @@ class WeightsSection(Section):
         fields = type(self).model_fields
         idle = [name for name in ("listen", "patience") if getattr(self, name) != fields[name].default]
         if self.transport == "store" and idle:
-            msg = f'weights.{idle[0]} is of use only with weights.transport = "torch"; set that, or remove it'
+            msg = f'weights.{idle[0]} has no effect without weights.transport = "torch"; set that, or remove it'
             raise ValueError(msg)
         try:
             unusable = IPv4Address(self.listen).is_unspecified
         except ValueError:
             unusable = True
         if unusable:
-            msg = f"weights.listen = {self.listen!r} is no IPv4 address that others can connect to; name one"
+            msg = f"weights.listen = {self.listen!r} is not an IPv4 address that other machines can connect to"
             raise ValueError(msg)
         return self

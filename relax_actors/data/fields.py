@@ -1,4 +1,4 @@
-"""From the fields of a row to its task, and the checks that all sources share."""
+"""Make tasks from the fields of a row, with the checks that all data sources share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_index(i: int, size: int) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise ConfigError unless `path` is a file with something in it."""
+    """Raise ConfigError unless `path` is a file that is not empty."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         msg = f"data.path = {str(path)!r} {what}; give the path of a file, absolute or from the working directory"
@@ -32,15 +32,21 @@ def check_file(path: Path) -> None:
 
 
 def listed(names: list[str]) -> str:
-    """Return the names with commas, cut after the first twenty."""
+    """Join names with commas; at most twenty."""
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "") if names else "none"
 
 
 def task_of(row: object, where: str, prompt_field: str, answer_field: str) -> Task:
-    """Return the task of a row read from a file; all fields but prompt and answer become metadata.
+    """Make the task of a row of a file; all fields but prompt and answer become metadata.
+
+    Args:
+        row: the decoded row.
+        where: file and line, for errors.
+        prompt_field: field with the prompt.
+        answer_field: field with the answer.
 
     Raises:
-        RowError: the row is no object, or its prompt is missing, empty or of the wrong type.
+        RowError: the row is not an object, or its prompt is missing, empty or of the wrong type.
     """
     if not isinstance(row, dict):
         msg = f"{where}: {_kind(row)}, not an object; write {{{json.dumps(prompt_field)}: ...}}"
@@ -59,10 +65,10 @@ def task_of(row: object, where: str, prompt_field: str, answer_field: str) -> Ta
 
 
 def checked_prompt(prompt: object, where: str) -> str | list[dict[str, str]]:
-    """Return the prompt if it is a text or a chat, and not empty.
+    """Return a prompt that is a text or a chat, and not empty.
 
     Raises:
-        RowError: it is neither.
+        RowError: it is neither, or empty.
     """
     if isinstance(prompt, str):
         contents = [prompt]
@@ -71,13 +77,13 @@ def checked_prompt(prompt: object, where: str) -> str | list[dict[str, str]]:
         chat = [_message(message, f"{where}, message {number}") for number, message in enumerate(prompt, 1)]
         contents = [message["content"] for message in chat]
     else:
-        msg = f"{where}: {_kind(prompt)}, neither a text nor a list of messages; mend the row"
+        msg = f"{where}: {_kind(prompt)}, neither a text nor a list of messages; correct the row"
         raise RowError(msg)
     if not any(content.strip() for content in contents):
-        msg = f"{where}: empty; give the model something to read or remove the row"
+        msg = f"{where}: empty; write a prompt or remove the row"
         raise RowError(msg)
     if any(not content.isascii() and content != plain(content) for content in contents):
-        msg = f"{where}: half a surrogate pair, which no tokenizer reads; write the character whole"
+        msg = f"{where}: half a surrogate pair, which no tokenizer accepts; write the whole character"
         raise RowError(msg)
     return chat
 
@@ -87,12 +93,12 @@ def _message(message: object, where: str) -> dict[str, str]:
         present = {key: value for key, value in message.items() if value is not None}
         if {"role", "content"} <= present.keys() and all(isinstance(value, str) for value in present.values()):
             return present
-    msg = f"{where}: {_kind(message)} that is not {{'role': text, 'content': text}}; mend the message"
+    msg = f"{where}: {_kind(message)} that is not {{'role': text, 'content': text}}; correct the message"
     raise RowError(msg)
 
 
 def _text(answer: Any) -> str:
-    """Return the answer as text; one that is no text as the JSON it would be written in."""
+    """The answer as text; values other than text as JSON."""
     if answer is None:
         return ""
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=repr)

@@ -1,4 +1,4 @@
-"""A file with one JSON object a line."""
+"""Data source of JSON Lines files: one JSON object a line."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ from array import array
 from pathlib import Path
 
 from relax_actors.data.fields import check_file, check_index, task_of
+from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
 
 
-class JsonLines:
-    """Tasks of a JSON Lines file: where its lines start is read once, a line when it is asked for.
+def open_jsonl(settings: SourceSettings) -> JsonLines:
+    """Open `data.path` as JSON Lines.
 
-    Blank lines are no rows. Holds 16 bytes a row, never the file; every access opens the file anew.
+    Raises:
+        ConfigError: no such file, or it has no rows.
+    """
+    path = Path(settings.required("path", "jsonl"))
+    return JsonLines(path, settings.size, settings.prompt_field, settings.answer_field)
+
+
+class JsonLines:
+    """Tasks of a JSON Lines file; blank lines are ignored.
+
+    The start of each line is indexed once (16 bytes a row); a line is read when its task is used.
     """
 
     def __init__(self, path: Path, size: int | None, prompt_field: str, answer_field: str) -> None:
@@ -39,7 +50,7 @@ class JsonLines:
 
 
 def _index(path: Path, size: int | None) -> tuple[array[int], array[int]]:
-    """Return where the rows start and the numbers of their lines, of the first `size` rows."""
+    """Byte offsets and line numbers of the first `size` rows."""
     offsets, numbers = array("Q"), array("Q")
     offset = 0
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The model's folder: made for an architecture, checked if it is the user's, measured without torch."""
+"""The model's folder: written for an architecture, or inspected if it is the user's; without torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from relax_actors.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class MoeFacts:
-    """Of a model with experts: `layers` that have some, how many these have, and how many of them a token gets; and the
-    numbers of the layers `without`.
+    """Experts of a model.
+
+    Attributes:
+        layers: number of layers with experts.
+        experts: experts of each of these layers.
+        experts_of_token: experts that a token is routed to.
+        without: indices of the layers without experts.
     """
 
     layers: int
@@ -27,7 +32,7 @@ class MoeFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What can be known of a model without building it."""
+    """Facts of a model that are known without building it."""
 
     parameters: int
     context_length: int
@@ -37,7 +42,7 @@ class ModelFacts:
 
 
 def prepare(config: Config, folder: Path) -> None:
-    """Write config.json and the tokenizer of `model.architecture` to `folder`.
+    """Write config.json and the tokenizer of `model.architecture` to `folder`; does nothing for `model.path`.
 
     Raises:
         ConfigError: the tokenizer's settings contradict each other or the architecture.
@@ -52,24 +57,24 @@ def prepare(config: Config, folder: Path) -> None:
         msg = f"model.architecture.vocab_size is {wanted}, the tokenizer has {ids['vocab_size']} ids; leave it out"
         raise ConfigError(msg)
     heads = architecture.get("num_attention_heads", 0)
-    # Said here once, so that nobody's defaults differ: the estimate's, the engines'.
+    # Written out because the defaults of engines differ.
     own = {"num_key_value_heads": heads, "head_dim": architecture.get("hidden_size", 0) // max(1, heads)}
     body = ids | {"bos_token_id": None} | (own if heads else {}) | architecture
     (folder / "config.json").write_text(json.dumps(body, indent=1, sort_keys=True))
 
 
 def measure(folder: Path) -> ModelFacts:
-    """Look a model folder up.
+    """Read the facts of a model folder.
 
     Raises:
-        ConfigError: it is no model folder, or its config lacks what every decoder has.
+        ConfigError: it is not a model folder, or its config.json lacks a field that every decoder has.
     """
     path = folder / "config.json"
     try:
         body: dict[str, Any] = json.loads(path.read_text())
         if not isinstance(body, dict):
-            msg = "it holds no object"
-            raise TypeError(msg)  # noqa: TRY301 told below with the rest
+            msg = "it is not an object"
+            raise TypeError(msg)  # noqa: TRY301 reported below with the other errors
         body = body | body.get("text_config", {})
         facts = ModelFacts(
             parameters=_stored_parameters(folder) or _decoder_parameters(body),
@@ -79,10 +84,10 @@ def measure(folder: Path) -> ModelFacts:
             moe=_moe(body),
         )
     except FileNotFoundError as error:
-        msg = f"model.path {folder} is no model folder: it has no config.json"
+        msg = f"model.path {folder} is not a model folder: it has no config.json"
         raise ConfigError(msg) from error
     except (KeyError, ValueError, TypeError) as error:
-        msg = f"{path} is no config of a language model: {type(error).__name__} {error}"
+        msg = f"{path} is not the config of a language model: {type(error).__name__} {error}"
         raise ConfigError(msg) from error
     return facts
 
@@ -99,7 +104,7 @@ def _moe(body: dict[str, Any]) -> MoeFacts | None:
 
 
 def _stored_parameters(folder: Path) -> int:
-    """Elements of all tensors in the folder's shards, from their headers."""
+    """Number of elements of all tensors in the folder's shards, from their headers."""
     total = 0
     for shard in folder.glob("*.safetensors"):
         with shard.open("rb") as file:
@@ -115,7 +120,7 @@ def _stored_parameters(folder: Path) -> int:
 
 
 def _decoder_parameters(body: dict[str, Any]) -> int:
-    """Parameters of a decoder of the Llama family (Qwen, Mistral, SmolLM) with gated MLP, by its config."""
+    """Number of parameters of a decoder of the Llama family (Qwen, Mistral, SmolLM) with gated MLP, from its config."""
     hidden, layers, vocabulary = body["hidden_size"], body["num_hidden_layers"], body["vocab_size"]
     heads = body["num_attention_heads"]
     width = body.get("head_dim") or hidden // heads

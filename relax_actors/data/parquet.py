@@ -1,4 +1,4 @@
-"""A Parquet file, read with pyarrow."""
+"""Data source of Parquet files, read with pyarrow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.data.fields import check_file, check_index, listed, task_of
+from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.registry.dotted import import_extra
@@ -16,8 +17,18 @@ from relax_actors.registry.dotted import import_extra
 _GROUPS_HELD = 4
 
 
+def open_parquet(settings: SourceSettings) -> Parquet:
+    """Open `data.path` as Parquet.
+
+    Raises:
+        ConfigError: pyarrow is not installed, no such file, or it has no rows or not the prompt column.
+    """
+    path = Path(settings.required("path", "parquet"))
+    return Parquet(path, settings.size, settings.prompt_field, settings.answer_field)
+
+
 class Parquet:
-    """Tasks of a Parquet file: a row group is read when a row of it is asked for, the last four are kept."""
+    """Tasks of a Parquet file; row groups are read on demand, and the last four are kept."""
 
     def __init__(self, path: Path, size: int | None, prompt_field: str, answer_field: str) -> None:
         self._pyarrow = import_extra("pyarrow", "parquet", "data.kind = 'parquet'")
@@ -51,12 +62,12 @@ class Parquet:
         try:
             row = self._group(group).slice(i - start, 1).to_pylist()[0]
         except (self._pyarrow.ArrowException, UnicodeDecodeError) as error:
-            msg = f"{where}: row group {group} cannot be read ({error}); write the file anew"
+            msg = f"{where}: row group {group} cannot be read ({error}); write the file again"
             raise RowError(msg) from error
         return task_of(row, where, self._prompt_field, self._answer_field)
 
     def _footer(self) -> tuple[list[int], list[str]]:
-        """Return the number of rows of each row group, and the columns."""
+        """Number of rows of each row group, and names of the columns."""
         try:
             with self._parquet.ParquetFile(self._path) as file:
                 groups = range(file.metadata.num_row_groups)

@@ -1,4 +1,4 @@
-"""Plain data: what msgpack carries, and the same in every process."""
+"""Convert values to plain data, which msgpack encodes and which is equal in every process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 
 
 def plain(value: object) -> Any:
-    """Return `value` as None, bool, int, float, str, bytes, list and dict with str keys.
+    """Convert `value` to None, bool, int, float, str, bytes, list, or dict with str keys.
 
-    Tuples and other iterables become lists, sets sorted lists, NumPy arrays lists and scalars numbers, dates ISO 8601
-    text, spans of time seconds, dataclasses dicts; integers beyond 64 bits, fractions, decimals and all else text.
+    Tuples and other iterables become lists; sets become sorted lists; NumPy arrays become lists and scalars numbers;
+    dates become ISO 8601 text and timedeltas seconds; dataclasses become dicts. Integers beyond 64 bits, fractions,
+    decimals and all other values become text.
     """
     for kind, convert in _SCALARS:
         if isinstance(value, kind):

@@ -1,12 +1,13 @@
-"""Prompts made from tasks: template, chat template, tokens, and the check that they fit the model."""
+"""Make prompts from tasks: template, chat template, tokens, and a check of their length."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from relax_actors.config.schema import Config, DataSection
+from relax_actors.config import Config
+from relax_actors.config.data import DataSection
 from relax_actors.data.model_folder import measure
-from relax_actors.data.sources import PromptSource as Source
+from relax_actors.data.source import DataSource
 from relax_actors.data.sources import open_source
 from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
@@ -14,23 +15,30 @@ from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
 
 
-def open_data(data: DataSection) -> Source:
-    """The source of a [data] section.
+def open_data(data: DataSection) -> DataSource:
+    """Open the source of a [data] section.
 
     Raises:
-        ConfigError: it cannot be opened, or holds not one good row.
+        ConfigError: it cannot be opened, or has not one usable row.
     """
     fields = ("path", "task", "function", "size", "seed", "options", "prompt_field", "answer_field")
     return open_source(data.kind, **{name: getattr(data, name) for name in fields})
 
 
 def room(config: Config) -> int:
-    """Tokens that a sequence may have: the model's context, and what the trainer takes at once."""
+    """Maximum tokens of a sequence: the model's context, or the trainer's micro-batch if that is smaller."""
     return min(measure(config.model_path).context_length, config.trainer.max_tokens_per_microbatch)
 
 
 class PromptMaker:
-    """Turns tasks into prompts: template, chat, tokens, and the check that they fit the model."""
+    """Makes prompts from tasks.
+
+    Args:
+        data: the section of the source.
+        tokenizer: of the model.
+        whole: maximum tokens of a sequence; see `room`.
+        max_tokens: maximum tokens of a completion, which the prompt must leave room for.
+    """
 
     def __init__(self, data: DataSection, tokenizer: Tokenizer, whole: int, max_tokens: int) -> None:
         self._data, self._tokenizer = data, tokenizer
@@ -38,10 +46,14 @@ class PromptMaker:
         self._whole, self._max_tokens = whole, max_tokens
 
     def make(self, task: Task, **fields: Any) -> Prompt:
-        """The prompt of a task.
+        """Make the prompt of a task.
+
+        Args:
+            task: to make it from.
+            fields: further fields of the cell, such as seed and min_version.
 
         Raises:
-            RowError: it is too long for the model's context, or has no tokens.
+            RowError: it is too long, or has no tokens.
         """
         text = self.text(task)
         chat = not isinstance(task.prompt, str) or self._chats
@@ -60,7 +72,7 @@ class PromptMaker:
         return self._tokenizer.has_chat_template if self._data.chat is None else self._data.chat
 
     def text(self, task: Task) -> str:
-        """What the model reads."""
+        """Text that the model reads."""
         messages = task.prompt
         if isinstance(messages, str):
             text = self._data.template.replace("{prompt}", messages)

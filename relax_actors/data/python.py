@@ -1,4 +1,4 @@
-"""Tasks that a user's function makes."""
+"""Data source of tasks that a function of the user returns."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ from typing import Any
 
 from relax_actors.data.fields import check_index, checked_prompt
 from relax_actors.data.plain import plain
+from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.registry.dotted import load
 
 
-class FunctionTasks:
-    """What `function(size=size, seed=seed, **options)` returns: a sequence of `Task` or (prompt, answer).
+def open_function(settings: SourceSettings) -> FunctionTasks:
+    """Call `data.function`.
 
-    The function is called once, when the source is opened; its items are checked when they are asked for.
+    Raises:
+        ConfigError: it does not import, raises, or does not return a sequence of tasks.
+    """
+    return FunctionTasks(settings.required("function", "python"), settings.size, settings.seed, settings.options)
+
+
+class FunctionTasks:
+    """The sequence of `Task` or (prompt, answer) that `function(size=size, seed=seed, **options)` returns.
+
+    The function is called once, when the source is opened; each item is checked when it is used.
     """
 
     def __init__(self, function: str, size: int | None, seed: int, options: dict[str, Any]) -> None:
@@ -29,7 +39,7 @@ class FunctionTasks:
         except Exception as error:
             msg = (
                 f"{where}: calling it with size, seed and data.options raised {type(error).__name__}: {error}; "
-                f"mend the function or data.options"
+                f"fix the function or data.options"
             )
             raise ConfigError(msg) from error
         unfit = isinstance(items, str | bytes | Mapping) or not hasattr(items, "__getitem__")

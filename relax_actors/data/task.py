@@ -1,4 +1,4 @@
-"""What a prompt source yields."""
+"""Items of a data source."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt with what its reward needs.
+    """One prompt, with the data that its reward needs.
 
-    `prompt` is a text, or a chat as a list of `{"role": ..., "content": ...}` messages. `metadata` is plain data
-    (what msgpack can carry).
+    Attributes:
+        prompt: a text, or a chat as a list of `{"role": ..., "content": ...}` messages.
+        answer: reference answer; empty if there is none.
+        metadata: plain data (types that msgpack encodes).
     """
 
     prompt: str | list[dict[str, str]]

@@ -1,6 +1,6 @@
-"""Text to token ids and back, without torch.
+"""Convert text to token ids and back, without torch.
 
-Also makes the tokenizer of single characters that models trained from nothing use.
+Also makes the tokenizer of single characters for models that start from random weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tokenizer:
     """The tokenizer of a model folder.
 
     Raises:
-        ConfigError: the folder has no tokenizer.json that can be read.
+        ConfigError: the folder has no readable tokenizer.json.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,12 +35,12 @@ class Tokenizer:
         try:
             self._inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the Rust library raises bare Exception
-            msg = f"{path} is no tokenizer: {error}; model.path must hold a Hugging Face tokenizer.json"
+            msg = f"{path} is not a tokenizer: {error}; model.path must contain a Hugging Face tokenizer.json"
             raise ConfigError(msg) from error
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Ids that end a completion, from generation_config.json or config.json."""
+        """Ids that end a completion, from generation_config.json and config.json."""
         found: set[int] = set()
         for name in ("generation_config.json", "config.json"):
             path = self._folder / name
@@ -50,11 +50,11 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Ids that the tokenizer may give."""
+        """Size of the vocabulary."""
         return int(self._inner.get_vocab_size())
 
     def token_id(self, text: str) -> int | None:
-        """The id of a text that is a single token, else None."""
+        """Id of a text that is a single token; else None."""
         whole = self._inner.token_to_id(text)
         if whole is not None:
             return int(whole)
@@ -62,7 +62,7 @@ class Tokenizer:
         return int(ids[0]) if len(ids) == 1 else None
 
     def encode(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
-        """Token ids of a text, `[len] int32`; with `special`, those that the model wants around every text.
+        """Token ids of a text, `[len] int32`; with `special`, the special tokens that the model adds to every text.
 
         Raises:
             RowError: the tokenizer has no token for a part of it.
@@ -75,20 +75,20 @@ class Tokenizer:
         return np.asarray(ids, np.int32)
 
     def decode(self, tokens: Sequence[int] | NDArray[Any]) -> str:
-        """The text of token ids, without special and stop tokens."""
+        """Text of token ids, without special and stop tokens."""
         ids = [int(t) for t in tokens if int(t) not in self.stop_ids]
         return str(self._inner.decode(ids, skip_special_tokens=True))
 
     @cached_property
     def has_chat_template(self) -> bool:
-        """Whether the folder brings a chat template."""
+        """Whether the folder has a chat template."""
         if (self._folder / "chat_template.jinja").exists():
             return True
         path = self._folder / "tokenizer_config.json"
         return path.exists() and "chat_template" in json.loads(path.read_text())
 
     def chat(self, messages: list[dict[str, str]]) -> str:
-        """Messages as the model's chat template writes them, ready for its answer."""
+        """Messages formatted by the chat template, with the prompt for the model's answer."""
         return str(self._transformers.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     @cached_property
@@ -99,14 +99,14 @@ class Tokenizer:
 
 
 def make_character_tokenizer(alphabet: str, end: str, folder: Path) -> dict[str, int]:
-    """Write a tokenizer of single characters to a folder; gives the ids that the model's config needs.
+    """Write a tokenizer of single characters to a folder; returns the ids for the model's config.json.
 
     Raises:
-        ConfigError: a character stands twice, or `end` is not one character of the alphabet.
+        ConfigError: a character occurs twice, or `end` is not one character of the alphabet.
     """
     twice = sorted({c for c in alphabet if alphabet.count(c) > 1})
     if twice:
-        msg = f"model.tokenizer.alphabet holds {twice} more than once; give each character once"
+        msg = f"model.tokenizer.alphabet has {twice} more than once; write each character once"
         raise ConfigError(msg)
     if len(end) != 1 or end not in alphabet:
         msg = f"model.tokenizer.end {end!r} is not one character of the alphabet {alphabet!r}"

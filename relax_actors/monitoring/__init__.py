@@ -1,1 +1,1 @@
-"""What a person sees of a run: the terminal view, and sinks for other tools."""
+"""Views of a run: connection and readers, the terminal view, and sinks for other tools."""

@@ -1,4 +1,7 @@
-"""A connection to a run, live or over: the broker of a run that is over is started for as long as it is read."""
+"""Connection to a run, live or over.
+
+The embedded broker of a run that is not up is started for as long as the connection is open.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from broker.address import Address
 from broker.connection import Connection
+from broker.credentials import read_claims
 from broker.leases import RunState
 from broker.server import Server, ServerSettings, is_listening
 from broker.store import Store
 from broker.streams import ensure_bucket
-from broker.subjects import Subjects
+from broker.subjects import Subjects, check_name
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
-from relax_actors.roles.permissions import OPERATOR
+from relax_actors.roles.permissions import OBSERVER, OPERATOR
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.root import address_of
 
 REACH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A run that can be read."""
+    """Access to a run; `live` if its broker was up before."""
 
     folder: RunFolder
     config: Config
@@ -38,25 +42,28 @@ class Connected:
 
 
 def find(run: str) -> RunFolder:
-    """The folder of a run, by its name below `runs/` or by path.
+    """Return the folder of a run.
+
+    Args:
+        run: path of the folder, or its name below `runs/`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such run.
     """
     for path in (Path(run), Path("runs") / run):
         if (path / "config.json").exists():
             return RunFolder(path)
-    msg = f"no run {run!r}: neither {run}/config.json nor runs/{run}/config.json is here; give the run's folder"
+    msg = f"no run {run!r}: neither {run}/config.json nor runs/{run}/config.json exists; give the run's folder"
     raise ConfigError(msg)
 
 
 @contextmanager
 def connected(run: str) -> Iterator[Connected]:
-    """Connect to a run's table.
+    """Connect to the table of a run on this machine, as its operator.
 
     Raises:
-        ConfigError: there is no such run.
-        BrokerError: its broker does not answer and is not ours to start.
+        ConfigError: no such run.
+        BrokerError: the broker does not answer and is not embedded in the run.
     """
     logs.configure(logging.WARNING)
     folder = find(run)
@@ -88,7 +95,38 @@ def connected(run: str) -> Iterator[Connected]:
             lock.close()
 
 
-def children_of(lease: dict[str, Any]) -> dict[str, Any]:
-    """The states of a supervisor's children, out of an entry that anybody may have written."""
-    children = lease.get("children")
-    return children if isinstance(children, dict) else {}
+def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path | None) -> tuple[str, Address]:
+    """Return name and broker address of a run, for an observer.
+
+    Args:
+        run: name or folder of a run on this machine; with `url`, its name.
+        url: broker of a run elsewhere.
+        credentials: folder written by `relax keys`, or a .creds file.
+        ca: certificate of the broker's certificate authority.
+
+    Raises:
+        ConfigError: neither run nor broker is given, or the name of the run is unknown.
+    """
+    if url is not None:
+        address = address_of(url, credentials, ca).for_user(OBSERVER)
+        return run_of_credentials(address, run), address
+    if run is None:
+        msg = "name the run or its broker: relax monitor RUN, or --broker nats://host:port"
+        raise ConfigError(msg)
+    folder = find(run)
+    return folder.load_config().run.name, Address.load(folder.address).for_user(OBSERVER)
+
+
+def run_of_credentials(address: Address, run: str | None) -> str:
+    """Return the given name of a run, or the name in the credentials of an address.
+
+    Raises:
+        ConfigError: there is neither.
+        SubjectError: the name cannot be part of a subject.
+    """
+    if run is None and address.credentials:
+        run = read_claims(Path(address.credentials)).name.partition(".")[0]
+    if run is None:
+        msg = f"the run of broker {address.url} is unknown; give its name, or credentials written by `relax keys`"
+        raise ConfigError(msg)
+    return check_name(run, "run name")

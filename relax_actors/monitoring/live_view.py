@@ -1,4 +1,4 @@
-"""The live view of a run: what its events and metrics say, shown on a terminal."""
+"""Live view of a run, built from its events and metrics."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rich.text import Text
 from relax_actors.monitoring.render import printable
 
 BARS = "▁▂▃▄▅▆▇█"
-STALE_SECONDS = 5.0
-MOST_ACTORS = 4096
-MOST_STEPS = 10**9
-MOST_SHOWN = 5
-MEASURED = ("loss", "kl", "k3", "grad_norm", "clipped")
+SILENT_SECONDS = 5.0
+MAX_ACTORS = 4096
+MAX_STEPS = 10**9
+MAX_SHOWN = 5
+TRAINING = ("loss", "kl", "k3", "grad_norm", "clipped")
 ROWS = ("in_flight", "trained", "dropped", "quarantined")
-NOTABLE = (
+SHOWN_EVENTS = (
     "fault",
     "waiting_for_room",
     "crashed",
@@ -42,9 +42,17 @@ NOTABLE = (
 
 @dataclass(slots=True)
 class Progress:
-    """What is known of a run by listening; `take` is fed with messages of the log.
+    """State of a run as its log reports it; feed every message to `take`.
 
-    `steps` is 0 as long as it is not known how many there will be.
+    Any client of the broker can write to the log: malformed messages are ignored, and the state is bounded.
+
+    Attributes:
+        run: name of the run.
+        steps: its last step; 0 while unknown.
+        step: number of optimizer steps done.
+        reward: mean reward of the last step.
+        finished: whether the run reported its end.
+        notice: what the whole run waits for; empty if nothing.
     """
 
     run: str
@@ -52,20 +60,24 @@ class Progress:
     step: int = 0
     reward: float = 0.0
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=2000))
-    figures: dict[str, Any] = field(default_factory=dict)
+    batch: dict[str, Any] = field(default_factory=dict)
     ledger: dict[str, Any] = field(default_factory=dict)
-    seen: dict[str, float] = field(default_factory=dict)
+    last_seen: dict[str, float] = field(default_factory=dict)
     restarted: dict[str, int] = field(default_factory=dict)
     evals: dict[int, float] = field(default_factory=dict)
     events: deque[str] = field(default_factory=lambda: deque(maxlen=5))
     finished: bool = False
-    measured: dict[str, str] = field(default_factory=dict)
+    training: dict[str, str] = field(default_factory=dict)
     notice: str = ""
-    """What the whole run waits for, if it does."""
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
 
     def take(self, subject: str, data: bytes) -> None:
-        """Take a message of `relax.<run>.event.>` or `relax.<run>.metric.>` in; one that says nothing is let pass."""
+        """Update the state by an event or a metric; ignore a malformed one.
+
+        Args:
+            subject: `relax.<run>.event.>` or `relax.<run>.metric.>`.
+            data: JSON object.
+        """
         tokens = subject.split(".")
         try:
             body = json.loads(data)
@@ -73,7 +85,7 @@ class Progress:
                 return
             if tokens[2] == "event" and tokens[-1] == body.get("kind"):
                 self._event(body)
-            elif tokens[2] == "metric" and len(self.seen) < MOST_ACTORS:
+            elif tokens[2] == "metric" and len(self.last_seen) < MAX_ACTORS:
                 self._metric(body)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
@@ -82,34 +94,34 @@ class Progress:
         kind = body["kind"]
         if kind == "finished":
             self.finished = True
-        if kind == "restarted" and len(self.restarted) < MOST_ACTORS:
+        if kind == "restarted" and len(self.restarted) < MAX_ACTORS:
             self.restarted[_name(body)] = self.restarted.get(_name(body), 0) + 1
         if kind == "evaluated":
             self._evaluated(body["version"], body["reward"])
-        if kind in NOTABLE:
+        if kind in SHOWN_EVENTS:
             text = str(body.get("reason") or body.get("error") or body.get("reward") or body.get("seconds") or "")
             what = body.get("row") or body.get("version", "")
             line = f"{body.get('role')}.{body.get('n')} {kind} {what} {text}".split("\n", 1)[0][:110]
             self.events.append(printable(line))
 
     def _evaluated(self, version: Any, reward: Any) -> None:
-        if 0 <= int(version) <= (self.steps or MOST_STEPS):
+        if 0 <= int(version) <= (self.steps or MAX_STEPS):
             self.evals[int(version)] = _finite(reward)
 
     def _metric(self, body: dict[str, Any]) -> None:
         if body.get("kind") == "run":
-            self.steps = max(0, min(int(body["steps"]), MOST_STEPS))
+            self.steps = max(0, min(int(body["steps"]), MAX_STEPS))
             return
         if body.get("kind") == "step":
             step, reward, at = int(body["step"]), _finite(body["reward"]), _finite(body["time"])
-            if 0 <= step < (self.steps or MOST_STEPS):
+            if 0 <= step < (self.steps or MAX_STEPS):
                 self.step, self.reward = step + 1, reward
                 self.rewards.append(reward)
-                self.figures = {name: _short(body.get(name, 0)) for name in ("staleness", "span")}
-                self.measured = {name: f"{_finite(body[name]):.4g}" for name in MEASURED if name in body}
+                self.batch = {name: _short(body.get(name, 0)) for name in ("staleness", "span")}
+                self.training = {name: f"{_finite(body[name]):.4g}" for name in TRAINING if name in body}
                 self.step_times.append((at, self.step))
             return
-        self.seen[_name(body)] = time.monotonic()
+        self.last_seen[_name(body)] = time.monotonic()
         if body.get("role") == "prompts":
             self.ledger = {name: _short(body.get(name, 0)) for name in (*ROWS, "lead")}
         if "eval_version" in body:
@@ -117,18 +129,18 @@ class Progress:
 
     @property
     def alive(self) -> int:
-        """Actors heard of lately."""
+        """Number of actors that published a metric in the last `SILENT_SECONDS`."""
         now = time.monotonic()
-        return sum(now - at < STALE_SECONDS for at in self.seen.values())
+        return sum(now - at < SILENT_SECONDS for at in self.last_seen.values())
 
     @property
     def restarts(self) -> int:
-        """How often actors were started again."""
+        """Number of restarts of all actors."""
         return sum(self.restarted.values())
 
     @property
     def steps_per_second(self) -> float:
-        """Over the last steps."""
+        """Optimizer steps a second over the last 200 steps; 0 while unknown."""
         if len(self.step_times) < 2:  # noqa: PLR2004
             return 0.0
         (first, a), (last, b) = self.step_times[0], self.step_times[-1]
@@ -136,16 +148,16 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present pace, None while there is none."""
-        pace = self.steps_per_second
-        return (self.steps - self.step) / pace if pace > 0 and self.steps else None
+        """Seconds to the last step at the present rate; None while unknown."""
+        rate = self.steps_per_second
+        return (self.steps - self.step) / rate if rate > 0 and self.steps else None
 
     def line(self) -> str:
-        """One plain line, for output that is no terminal."""
+        """Format the state as one plain line, for output that is no terminal."""
         left = self.seconds_left
         return (
             f"step {self.step}/{self.steps or '?'} reward {self.reward:.3f} "
-            f"in_flight {self.ledger.get('in_flight', 0)} staleness {self.figures.get('staleness', 0)} "
+            f"in_flight {self.ledger.get('in_flight', 0)} staleness {self.batch.get('staleness', 0)} "
             f"actors {self.alive} restarts {self.restarts} "
             f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {self.notice}" if self.notice else "")
         )
@@ -155,25 +167,25 @@ class Progress:
         grid.add_column(style="bold")
         grid.add_column()
         left = self.seconds_left
-        pace = f"{self.steps_per_second:.1f} steps/s"
+        rate = f"{self.steps_per_second:.1f} steps/s"
         time_left = "?" if left is None else f"{left:.0f} s left"
         bar = ProgressBar(total=self.steps or None, completed=self.step, width=40)
         steps = Table.grid(padding=(0, 1))
-        steps.add_row(bar, f"{self.step} of {self.steps or '?'}, {pace}, {time_left}")
+        steps.add_row(bar, f"{self.step} of {self.steps or '?'}, {rate}, {time_left}")
         grid.add_row("step", steps)
         grid.add_row("reward", f"{sparkline(list(self.rewards), 48)} {self.reward:.3f}")
         if self.evals:
             shown = sorted(self.evals.items())[-5:]
-            grid.add_row("held out", "  ".join(f"v{version}: {value:.3f}" for version, value in shown))
+            grid.add_row("evaluation", "  ".join(f"v{version}: {value:.3f}" for version, value in shown))
         rows = " ".join(f"{name} {self.ledger.get(name, 0)}" for name in ROWS)
         grid.add_row("rows", rows)
-        if self.measured:
-            grid.add_row("training", "  ".join(f"{name} {value}" for name, value in self.measured.items()))
-        staleness, span = (self.figures.get(name, 0) for name in ("staleness", "span"))
+        if self.training:
+            grid.add_row("training", "  ".join(f"{name} {value}" for name, value in self.training.items()))
+        staleness, span = (self.batch.get(name, 0) for name in ("staleness", "span"))
         grid.add_row("staleness", f"lead {self.ledger.get('lead', 0)}, staleness {staleness}, span {span}")
-        worst = sorted(self.restarted.items(), key=lambda entry: -entry[1])[:MOST_SHOWN]
-        which = ": " + ", ".join(f"{printable(actor)} {count}" for actor, count in worst) if worst else ""
-        grid.add_row("actors", Text(f"{self.alive} alive, {self.restarts} restarts{which}"))
+        worst = sorted(self.restarted.items(), key=lambda entry: -entry[1])[:MAX_SHOWN]
+        actors = ": " + ", ".join(f"{printable(actor)} {count}" for actor, count in worst) if worst else ""
+        grid.add_row("actors", Text(f"{self.alive} alive, {self.restarts} restarts{actors}"))
         if self.notice:
             grid.add_row("waiting", Text(self.notice, style="yellow"))
         events = Text("\n".join(self.events), style="dim")
@@ -186,8 +198,8 @@ def _name(body: dict[str, Any]) -> str:
 
 def _finite(value: Any) -> float:
     number = float(value)
-    if not math.isfinite(number) or abs(number) > 1e30:  # noqa: PLR2004 means and differences stay finite
-        msg = f"{number} cannot be shown"
+    if not math.isfinite(number) or abs(number) > 1e30:  # noqa: PLR2004 sums and differences stay finite
+        msg = f"{number} is out of range"
         raise ValueError(msg)
     return number
 
@@ -197,7 +209,7 @@ def _short(value: Any) -> str:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Values as a row of bars, averaged down to `width`, between their least and their greatest."""
+    """Draw values as at most `width` bars, scaled between their minimum and maximum."""
     if not values:
         return ""
     size = max(1, -(-len(values) // width))

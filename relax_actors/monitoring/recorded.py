@@ -1,4 +1,4 @@
-"""Figures of a run that is over, from its log: what `relax simulate` measures, and what it may begin from."""
+"""Metrics from the log of a run, measured or recorded for `relax simulate`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,20 @@ from relax_actors.monitoring.connection import connected
 from relax_actors.simulation.times import updated
 
 QUANTILES = 101
-SETTLED = 0.1
-"""Share of a recorded run's figures, the first, that are left out."""
+WARMUP_SHARE = 0.1
+"""Share of the recorded values that is left out at the start of a run."""
 
 
 def read_metrics(table: Table, role: str, kind: str | None = None) -> list[dict[str, Any]]:
-    """The metrics of one kind that a role's actors published, in order; those about the actor itself have none."""
+    """Return the metrics of one kind that the actors of a role published, in order.
 
-    async def work() -> list[dict[str, Any]]:
+    Args:
+        table: table of the run.
+        role: role of the actors.
+        kind: field `kind` of the metrics; None for the metrics about an actor itself.
+    """
+
+    async def read() -> list[dict[str, Any]]:
         follower = OrderedConsumer(table.connection, table.subjects.log_stream, [table.subjects.metric(role, "*")])
         found: list[dict[str, Any]] = []
         try:
@@ -35,14 +41,14 @@ def read_metrics(table: Table, role: str, kind: str | None = None) -> list[dict[
             await follower.close()
         return found
 
-    return [body for body in table.connection.call(work(), CALL_DEADLINE) if body.get("kind") == kind]
+    return [body for body in table.connection.call(read(), CALL_DEADLINE) if body.get("kind") == kind]
 
 
 def with_recorded(config: Config) -> Config:
-    """The configuration with quantiles in the place of `recorded` runs.
+    """Return the configuration with the quantiles of recorded runs in place of `recorded`.
 
     Raises:
-        ConfigError: there is no such run, it holds no such figures, or the phase is not one that runs record.
+        ConfigError: no such run, no such metrics in its log, or a phase that runs do not record.
     """
     simulate = config.simulate
     if simulate is None:
@@ -64,8 +70,8 @@ def with_recorded(config: Config) -> Config:
 def _quantiles(run: str, role: str, kind: str, name: str) -> Distribution:
     with connected(run) as at:
         found = [float(body[name]) for body in read_metrics(at.table, role, kind) if body.get(name)]
-    found = found[int(SETTLED * len(found)) :]
+    found = found[int(WARMUP_SHARE * len(found)) :]
     if not found:
-        msg = f"run {run} has no metric {name} of kind {kind!r} of its {role}; was it made by an older version?"
+        msg = f"run {run} has no metric {name} of kind {kind!r} of role {role}; record it again with this version"
         raise ConfigError(msg)
     return Distribution(values=np.quantile(found, np.linspace(0, 1, QUANTILES)).round(5).tolist())

@@ -1,4 +1,4 @@
-"""Messages as text."""
+"""Messages and cells as text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from broker.fields import TensorRef
 from relax_actors.errors import CodecError
 
 SHOWN = 8
+"""Elements of an array that are printed."""
 
 
 def printable(text: str) -> str:
-    """A text that anybody may have written, without what would steer a terminal."""
+    """Replace control characters, so that text of other clients cannot steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def readable(data: bytes) -> str:
-    """A message as one line: JSON as it is, a cell as its type, author and fields."""
+    """Format a message as one line: JSON as it is; a cell as its type, author and fields."""
     if data[:1] in (b"{", b"["):
         with suppress(ValueError, RecursionError):
             return json.dumps(json.loads(data), ensure_ascii=False)
@@ -33,7 +34,7 @@ def readable(data: bytes) -> str:
 
 
 def fields_of(data: bytes) -> str:
-    """The fields of a cell as one line of JSON, or why it is none."""
+    """Format the fields of a cell as one line of JSON; of data that does not decode, the reason."""
     try:
         return _line(open_envelope(data))
     except CodecError as error:

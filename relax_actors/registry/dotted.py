@@ -1,4 +1,4 @@
-"""What the configuration names: a user's class or function by its dotted path, an optional package by its name."""
+"""Import what a dotted path names, and optional packages, with errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -11,34 +11,56 @@ from typing import Any
 from relax_actors.errors import ConfigError
 
 
-def load(path: str, setting: str) -> object:
-    """Return what `path` names: `package.module.name` or `package.module:name`.
+def check_path(path: str, setting: str) -> tuple[str, str]:
+    """Split a dotted path into module and name.
 
-    The module is imported in the calling thread. `setting` is the TOML name that errors quote.
+    Args:
+        path: `package.module.name` or `package.module:name`.
+        setting: the configuration key that errors quote; empty if the caller adds it.
 
     Raises:
-        ConfigError: no such form, the module is not found or raises on import, or it has no such name.
+        ConfigError: the path has another form.
     """
-    module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
-    if not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        msg = f"{setting} = {path!r} is no dotted path; write package.module.name or package.module:name"
+    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        where = f"{setting} = {path!r}" if setting else repr(path)
+        msg = f"{where} is not a dotted path; write package.module.name or package.module:name"
         raise ConfigError(msg)
+    return module, name
+
+
+def load(path: str, setting: str) -> object:
+    """Import and return what a dotted path names, in the calling thread.
+
+    Args:
+        path: `package.module.name` or `package.module:name`.
+        setting: the configuration key that errors quote.
+
+    Raises:
+        ConfigError: malformed path, module not found or failing on import, or no such name in the module.
+    """
+    module_name, name = check_path(path, setting)
     module = _import(module_name, f"{setting} = {path!r}")
     try:
         return getattr(module, name)
     except AttributeError:
         close = _close(name, dir(module))
         where = getattr(module, "__file__", None) or "built in"
-        remedy = close or "; define it there, or mend the name; an installed module goes before one of the same name"
+        remedy = close or "; define it there or correct the name (an installed module wins over one of the same name)"
         msg = f"{setting} = {path!r}: module {module_name} ({where}) has no {name!r}{remedy}"
         raise ConfigError(msg) from None
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> Any:
-    """Import a module of an optional package; `needed_by` is the setting, with its value, that asks for it.
+    """Import a module of an optional package.
+
+    Args:
+        module: dotted name of the module.
+        extra: extra of this distribution that installs the package.
+        needed_by: the setting, with its value, that needs the package.
 
     Raises:
-        ConfigError: the package is not installed, with the command that installs it, or it raises on import.
+        ConfigError: the package is not installed, or fails on import; names the install command.
     """
     package = module.partition(".")[0]
     try:
@@ -59,7 +81,7 @@ def _import(name: str, where: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _import_failed(name, where, error) from error
         parent, _, missing = error.name.rpartition(".")
-        remedy = _close(missing, _modules(parent)) or "; mend the path or put the module's folder on PYTHONPATH"
+        remedy = _close(missing, _modules(parent)) or "; correct the path, or add the module's folder to PYTHONPATH"
         msg = f"{where}: module {error.name} not found{remedy}"
         raise ConfigError(msg) from None
     except (Exception, SystemExit) as error:
@@ -67,11 +89,11 @@ def _import(name: str, where: str) -> ModuleType:
 
 
 def _import_failed(name: str, where: str, error: BaseException) -> ConfigError:
-    return ConfigError(f"{where}: importing {name} raised {type(error).__name__}: {error}; mend the module")
+    return ConfigError(f"{where}: importing {name} raised {type(error).__name__}: {error}; fix the module")
 
 
 def _modules(package: str) -> list[str]:
-    """Names of the modules in `package`, or of those at the top when it is empty."""
+    """Names of the modules in `package`; of all top-level modules if it is empty."""
     search = getattr(importlib.import_module(package), "__path__", []) if package else None
     return [module.name for module in pkgutil.iter_modules(search)]
 

@@ -1,8 +1,8 @@
-"""Rewards: functions from a completion and its prompt to a number, higher is better.
+"""Reward functions: from a completion and its prompt to a number; higher is better.
 
-    def name(completion: str, prompt: Prompt) -> float
+    def my_reward(completion: str, prompt: Prompt) -> float
 
-None of them needs torch; the packages behind `math_verify` and `reasoning_gym_score` are imported on first use.
+No reward needs torch. The packages behind `math_verify` and `reasoning_gym_score` are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from relax_actors.rewards._math_verify import math_verify
 from relax_actors.rewards._numeric import numeric_match
 from relax_actors.rewards._reasoning_gym import reasoning_gym_score
+from relax_actors.rewards._requirements import requires
 from relax_actors.rewards._text import exact_match, positional_match
 from relax_actors.rewards._value import checked
-from relax_actors.rewards.registry import RewardFunction, load_reward, load_rewards
+from relax_actors.rewards.loading import RewardFunction, load_reward, load_rewards
 
 __all__ = [
     "RewardFunction",
@@ -24,4 +25,5 @@ __all__ = [
     "numeric_match",
     "positional_match",
     "reasoning_gym_score",
+    "requires",
 ]

@@ -1,4 +1,4 @@
-"""The scorers of reasoning-gym, kept from running what the model wrote."""
+"""Reward by the scorers of reasoning-gym, which never execute text of the model."""
 
 from __future__ import annotations
 
@@ -11,21 +11,32 @@ from typing import Any
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
 from relax_actors.registry.dotted import import_extra
+from relax_actors.rewards._requirements import requires
 from relax_actors.rewards._untrusted import harmless
 
 Scorer = Callable[[str, dict[str, Any]], float]
 _TUPLES = frozenset({"arc_agi", "rearc"})  # their scorers compare the grid with tuples; a cell holds lists
 
 
-def reasoning_gym_score(completion: str, prompt: Prompt) -> float:
-    """Return the task's own score, most of them 0 to 1, of the text in the last `<answer>` tag, or of all without one.
-
-    Three scorers pass the answer to `eval` and five to sympy's `parse_expr`, which evaluates Python too: an answer
-    that is more than a literal or plain arithmetic is scored there as an empty one. Where a scorer raises on an
-    answer it cannot read, the score is 0.
+def package() -> Any:
+    """The package reasoning-gym.
 
     Raises:
-        RowError: the prompt is no task of reasoning-gym, or its scorer raises on the task's own answer too.
+        ConfigError: it is not installed.
+    """
+    return import_extra("reasoning_gym", "tasks", "reward 'reasoning_gym_score'")
+
+
+@requires(package)
+def reasoning_gym_score(completion: str, prompt: Prompt) -> float:
+    """Return the task's own score, usually 0 to 1, of the last `<answer>` tag, or of the whole completion without one.
+
+    Three scorers pass the answer to `eval`, and five to sympy's `parse_expr`, which also evaluates Python. These score
+    an answer that is more than a literal or plain arithmetic as an empty answer. Where a scorer raises on an answer,
+    the score is 0.
+
+    Raises:
+        RowError: the prompt is not a task of reasoning-gym, or its scorer raises on the task's own answer as well.
     """
     match prompt.metadata:
         case {"source_dataset": str(task), "entry": {"question": _, "answer": _, "metadata": dict()} as entry}:
@@ -62,31 +73,22 @@ def _check_entry(score: Scorer, task: str, entry: dict[str, Any]) -> None:
     except Exception as error:
         msg = (
             f"reward reasoning_gym_score: the scorer of {task!r} raises {type(error).__name__}: {error} on the task's "
-            f"own answer; the entry is broken, make the prompt anew with data.kind = 'reasoning_gym'"
+            f"own answer; the entry is broken, generate the prompt again with data.kind = 'reasoning_gym'"
         )
         raise RowError(msg) from error
 
 
-def package() -> Any:
-    """Return the package.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    return import_extra("reasoning_gym", "tasks", "reward 'reasoning_gym_score'")
-
-
 @lru_cache(maxsize=128)
 def scorer(task: str, options: str) -> Scorer:
-    """Return the scorer of a task under its options (JSON): some tasks score by their settings.
+    """The scorer of a task with its options (JSON), on which the scores of some tasks depend.
 
     Raises:
-        RowError: reasoning-gym has no such task, or it refuses the options.
+        RowError: reasoning-gym has no such task, or the task refuses the options.
     """
     try:
         dataset = package().create_dataset(task, **{**json.loads(options), "seed": 0, "size": 1})
     except (ValueError, TypeError, AssertionError) as error:
-        msg = f"reward reasoning_gym_score: reasoning-gym refuses task {task!r} with {options} ({error}); mend the row"
+        msg = f"reward reasoning_gym_score: reasoning-gym refuses task {task!r} with {options} ({error}); fix the row"
         raise RowError(msg) from error
     score: Scorer = dataset.score_answer
     return score

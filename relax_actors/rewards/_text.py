@@ -7,14 +7,14 @@ from relax_actors.messages import Prompt
 
 
 def exact_match(completion: str, prompt: Prompt) -> float:
-    """Return 1 if the completion is the answer, white space around them aside, else 0."""
+    """Return 1 if the completion equals the answer, else 0; surrounding white space is ignored."""
     return float(completion.strip() == required_answer(prompt, "exact_match"))
 
 
 def positional_match(completion: str, prompt: Prompt) -> float:
-    """Return the share of characters that stand where the answer has them, 0 to 1.
+    """Return the fraction of characters at the same position as in the answer, 0 to 1.
 
-    White space around both is dropped; the share is of the longer text, so 1 means equal.
+    Surrounding white space is ignored. The fraction is of the longer text, so that 1 means equal.
     """
     text, answer = completion.strip(), required_answer(prompt, "positional_match")
     hits = sum(mine == right for mine, right in zip(text, answer, strict=False))
@@ -22,10 +22,10 @@ def positional_match(completion: str, prompt: Prompt) -> float:
 
 
 def required_answer(prompt: Prompt, reward_name: str) -> str:
-    """Return the prompt's answer, stripped.
+    """The prompt's answer, stripped.
 
     Raises:
-        RowError: there is none.
+        RowError: the prompt has no answer.
     """
     answer = prompt.answer.strip()
     if not answer:
@@ -34,4 +34,4 @@ def required_answer(prompt: Prompt, reward_name: str) -> str:
     return answer
 
 
-REMEDY = "set data.answer_field to the field that holds it"
+REMEDY = "set data.answer_field to the field with the answer"

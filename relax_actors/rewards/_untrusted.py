@@ -1,6 +1,6 @@
-"""Which answers may go to a scorer that evaluates its input.
+"""Decide which answers may be passed to a scorer that evaluates its input.
 
-What a model wrote is untrusted: under reward pressure it finds whatever a scorer runs.
+Text of a model is untrusted: reward pressure finds any code that a scorer executes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _ARITHMETIC = re.compile(r"(?:[\w\s+\-*/^()=,]|\.(?!\s*[^\W\d]))*")
 
 
 def harmless(answer: str, scorer: Callable[..., object]) -> bool:
-    """Whether the answer does no more than a value does when this scorer evaluates it, if it evaluates at all."""
+    """Whether this scorer may evaluate the answer, or does not evaluate it at all."""
     names = set(getattr(scorer, "__func__", scorer).__code__.co_names)
     return (not names & _EVALUATES or is_literal(answer)) and (not names & _PARSES or is_arithmetic(answer))
 
 
 def is_literal(answer: str) -> bool:
-    """Whether the answer is a Python literal: numbers, texts, and lists, tuples, sets and dicts of them."""
+    """Whether the answer is a Python literal: numbers, strings, and lists, tuples, sets and dicts of these."""
     try:
         ast.literal_eval(answer.strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -32,6 +32,6 @@ def is_literal(answer: str) -> bool:
 
 
 def is_arithmetic(answer: str) -> bool:
-    """Whether the answer is made of numbers, operators, one-letter variables and elementary functions only."""
+    """Whether the answer consists of numbers, operators, one-letter variables and elementary functions."""
     names = _NAME.findall(answer)
     return bool(_ARITHMETIC.fullmatch(answer)) and all(len(name) == 1 or _FUNCTIONS.fullmatch(name) for name in names)

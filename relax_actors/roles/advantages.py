@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from relax_actors.algorithms.advantages import group_advantages, has_signal, token_advantages
+from relax_actors.algorithms.advantages import has_signal, token_advantages
+from relax_actors.algorithms.estimators import Estimator, load_estimator
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, DropReason, Reward
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Drop, Role, Row
 
 
@@ -18,10 +21,15 @@ class Advantages(Role):
     reads: ClassVar = ("reward",)
     writes: ClassVar = "advantage"
     max_concurrent_rows: ClassVar = 32
+    spec: ClassVar = RoleSpec(section="advantages", start_order=30)
 
     def inputs(self) -> tuple[str, ...]:
         """Return the column that holds the rewards: the reward role's, or a shaping role's."""
         return (self.context.config.advantages.reads,)
+
+    @cached_property
+    def _estimate(self) -> Estimator:
+        return load_estimator(self.context.config.advantages.estimator)
 
     def handle(self, row: Row) -> Advantage | Drop:
         """Return the row's advantages, or drop a row without signal where algorithm.filter_zero_variance is set.
@@ -37,7 +45,7 @@ class Advantages(Role):
             return Drop(DropReason.NO_SIGNAL, f"all {len(values)} samples scored {values[0]:g}")
         mean = float(values.mean())
         if tokens is None or reward.lengths is None:
-            return Advantage(group_advantages(values, normalise=settings.normalise), mean)
+            return Advantage(self._estimate(values, normalise=settings.normalise), mean)
         found = token_advantages(values, tokens, reward.lengths, normalise=settings.normalise)
         return Advantage(found, mean)
 

@@ -14,6 +14,7 @@ from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Evaluation, Prompt, Reward
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.prompts import first_cell
 from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import put_own, read_numbered
@@ -26,6 +27,17 @@ class Evaluator(StatefulRole):
     """Owns the evaluation rows `eval.<version>.<index>`, answered greedily by just that version."""
 
     writes = "prompt"
+    spec = RoleSpec(
+        reads=ENDS,
+        writes=("prompt", "quarantined"),
+        kinds=("eval",),
+        numbered=("evaluation",),
+        removes=True,
+        single=True,
+        section="prompts",
+        requires="eval",
+        start_order=40,
+    )
 
     def setup(self) -> None:
         """Open the held-out data."""

@@ -1,4 +1,7 @@
-"""What each user of a run's broker may do, from the columns that roles write: the one place that says so."""
+"""Permissions of every user of a run's broker, derived from the specs of the roles.
+
+This is the only place that grants them. `docs/subjects.md` lists the result.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,16 @@ from broker.permissions import (
 from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
-from relax_actors.roles import role_class, role_names
-from relax_actors.runtime import StatefulRole
+from relax_actors.roles.registry import role_class, role_names, spec_of
 
 OPERATOR, NODE, OBSERVER = "operator", "node", "observer"
-ENDINGS = ("dropped", "quarantined")
-# What the roles that own state write, of rows and numbered.
-OWNED = {
-    "prompts": (("group",), ("prompt", *ENDINGS, "readmitted"), ()),
-    "trainer": (("group",), ENDINGS, ("batch", "weights", "checkpoint")),
-    "evaluator": (("eval",), ("prompt", "quarantined"), ("evaluation",)),
-}
-REMOVERS = ("trainer", "evaluator")
-# Where a role tells others how to reach it; who hears the bucket need not be among them.
-NOTES = {"trainer": ("note.weights_sender",)}
 
 
 def users(config: Config) -> list[str]:
-    """Everybody who has credentials: the roles, the supervisor of a machine, the operator and who only looks on.
+    """Names of all users: one for each role, and the node supervisors, the operator and read-only observers.
 
     Raises:
-        ConfigError: a role of the user's has the name of one of those.
+        ConfigError: a role has the name of another user.
     """
     roles = role_names(config)
     if taken := sorted({OPERATOR, NODE, OBSERVER} & set(roles)):
@@ -46,17 +38,21 @@ def users(config: Config) -> list[str]:
 
 
 def permissions(config: Config, user: str) -> Permissions:
-    """What a user may publish on and hear."""
+    """Subjects that a user may publish and subscribe to.
+
+    Raises:
+        ConfigError: a stateful role does not state in its spec what it writes.
+    """
     subjects = Subjects(config.run.name)
-    hears = Permissions((), (f"{inbox_prefix(config.run.name, user)}.>",))
+    answers = Permissions((), (f"{inbox_prefix(config.run.name, user)}.>",))
     if user == OPERATOR:
-        return hears | _operator(subjects)
+        return answers | _operator(subjects)
     if user == NODE:
-        return hears | _node(subjects)
+        return answers | _node(subjects)
     if user == OBSERVER:
         leases = bucket_key(subjects, "lease.>")
-        return Permissions((), (*hears.subscribe, f"{subjects.prefix}.>", leases))
-    return hears | _role(config, subjects, user)
+        return Permissions((), (*answers.subscribe, f"{subjects.prefix}.>", leases))
+    return answers | _role(config, subjects, user)
 
 
 def _streams(subjects: Subjects) -> tuple[str, str, str]:
@@ -64,7 +60,7 @@ def _streams(subjects: Subjects) -> tuple[str, str, str]:
 
 
 def _operator(subjects: Subjects) -> Permissions:
-    """Everything of the run, and nothing beside it."""
+    """Everything of this run, and nothing of another run."""
     streams, table = _streams(subjects), subjects.table_stream
     own = (
         "$JS.API.INFO",
@@ -83,7 +79,7 @@ def _operator(subjects: Subjects) -> Permissions:
 
 
 def _node(subjects: Subjects) -> Permissions:
-    """Tell of actors, count their deaths, give back what dead ones had taken; write no cell."""
+    """Publish events, count failures, return rows of dead actors; write no cell."""
     table, log, bucket = _streams(subjects)
     keys = tuple(bucket_key(subjects, f"{kind}.>") for kind in ("failure", "lease.node", "lease.root", "lease.owner"))
     published = (subjects.event("*", "*", "*"), *keys, f"$JS.ACK.{table}.>")
@@ -92,25 +88,22 @@ def _node(subjects: Subjects) -> Permissions:
 
 def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
     table, _, bucket = _streams(subjects)
-    keys = [f"incarnation.{role}.*", f"lease.{role}.*", f"failure.{role}.>", *NOTES.get(role, ())]
+    spec = spec_of(config, role)
+    if spec.single and not (spec.writes or spec.numbered):
+        msg = (
+            f"roles.{role}: {role_class(config, role).__name__} owns state and does not state which cells it writes; "
+            "set its class attribute, e.g. spec = RoleSpec(writes=('dropped',))"
+        )
+        raise ConfigError(msg)
+    keys = [f"incarnation.{role}.*", f"lease.{role}.*", f"failure.{role}.>", *spec.notes]
     published = [
         subjects.event(role, "*", "*"),
         subjects.metric(role, "*"),
         *(bucket_key(subjects, name) for name in keys),
+        *(subjects.column(name, kind) for kind in ROW_KINDS if kind in spec.kinds for name in spec.writes),
+        *(subjects.numbered(kind, "*") for kind in spec.numbered),
     ]
-    kinds: tuple[str, ...]
-    columns: tuple[str, ...]
-    if role in OWNED:
-        kinds, columns, numbered = OWNED[role]
-        wakes = allow_ordered_consumers(table)
-    elif issubclass(cls := role_class(config, role), StatefulRole):
-        msg = f"roles.{role}: {cls.__name__} owns state; what it may write is not known, so it gets no credentials"
-        raise ConfigError(msg)
-    else:
-        kinds, columns, numbered = cls.kinds, (*([cls.writes] if cls.writes else []), *ENDINGS), ()
-        wakes = allow_durable_consumer(table, role)
-    published += [subjects.column(name, kind) for kind in ROW_KINDS if kind in kinds for name in columns]
-    published += [subjects.numbered(kind, "*") for kind in numbered]
-    heard = tuple(subjects.numbered(kind, "*") for kind in ("weights", "checkpoint"))
-    removes = allow_removal(table, bucket) if role in REMOVERS else Permissions()
-    return Permissions(tuple(published), heard) | allow_read(table, bucket) | wakes | removes
+    subscribed = tuple(subjects.numbered(kind, "*") for kind in ("weights", "checkpoint"))
+    rows = allow_ordered_consumers(table) if spec.single else allow_durable_consumer(table, role)
+    removes = allow_removal(table, bucket) if spec.removes else Permissions()
+    return Permissions(tuple(published), subscribed) | allow_read(table, bucket) | rows | removes

@@ -16,6 +16,7 @@ from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import END_COLUMNS, Context, StatefulRole
 from relax_actors.runtime.cells import observe
 from relax_actors.runtime.seeds import derive_seed, task_index
@@ -43,6 +44,13 @@ class PromptSource(StatefulRole):
     """Owns the admission of rows."""
 
     writes = "prompt"
+    spec = RoleSpec(
+        reads=("prompt", *END_COLUMNS),
+        writes=("prompt", "dropped", "quarantined", "readmitted"),
+        single=True,
+        section="prompts",
+        start_order=50,
+    )
 
     def setup(self) -> None:
         """Open the data and the tokenizer."""

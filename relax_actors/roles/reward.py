@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from relax_actors.messages import Prompt, Reward
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
 from relax_actors.runtime import Role, Row
 from relax_actors.simulation.devices import REWARD, Devices
@@ -49,6 +50,7 @@ class RewardRole(Role):
     writes: ClassVar = "reward"
     kinds: ClassVar = ("group", "eval")
     max_concurrent_rows: ClassVar = 16
+    spec: ClassVar = RoleSpec(section="reward", start_order=10)
 
     def setup(self) -> None:
         """Load the functions."""

@@ -10,15 +10,14 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
+from relax_actors.engines.backends import inference_backend
+from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import shared_prompt
-from relax_actors.runtime import Context, More, Results, Role, Row
-from relax_actors.simulation.devices import Devices
-from relax_actors.simulation.inference import SimulatedInference
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
 
@@ -29,66 +28,6 @@ Waiting: TypeAlias = defaultdict[Kind, list[Row]]
 BATCH_WAIT_LEAST, BATCH_WAIT_MOST, BATCH_WAIT_SHARE = 0.003, 0.1, 0.01
 
 
-def make_engine(context: Context) -> InferenceEngine:
-    """The inference engine of a run's actor."""
-    config = context.config
-    backend, path = config.rollout.backend, config.model_path
-    if config.simulate is not None:
-        devices, length = Devices(config.simulate, context.folder.root), measure(path).context_length
-        return SimulatedInference(devices, context.n, length, config.rollout.max_concurrent_prompts)
-    from relax_actors.engines.torch.forward import device_of  # noqa: PLC0415 only the process that generates pays for torch
-    from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
-    from relax_actors.engines.transformers.engine import TransformersEngine  # noqa: PLC0415
-
-    set_up(config.run)
-    if backend == "transformers":
-        device = device_of(config.rollout.device)
-        return TransformersEngine(path, device, records_experts=config.trainer.router_replay)
-    if backend == "sglang":
-        return make_sglang(context)
-    msg = f"rollout.backend {backend!r} is not known"
-    raise ConfigError(msg)
-
-
-def make_sglang(context: Context) -> InferenceEngine:
-    """The engine that uses the actor's inference server, which its node keeps up beside it."""
-    from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415
-    from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader  # noqa: PLC0415
-    from relax_actors.engines.sglang.record import ServerRecord  # noqa: PLC0415
-
-    config, path = context.config, context.folder.server(context.n)
-    rollout, settings = config.rollout, config.rollout.sglang
-    elsewhere = None
-    if settings.urls:
-        if context.n >= len(settings.urls):
-            msg = f"rollout.sglang.urls has none for {context.role}.{context.n}; a node that joins cannot use them"
-            raise ConfigError(msg)
-        try:
-            key = "" if settings.api_key_file is None else settings.api_key_file.read_text().strip()
-        except OSError as error:
-            msg = f"rollout.sglang.api_key_file cannot be read: {error}; put the servers' key there, for this user only"
-            raise ConfigError(msg) from error
-        elsewhere = ServerRecord(settings.urls[context.n], key, "elsewhere")
-    loader: Loader = FromDisk(path.with_suffix(""))
-    if settings.weights != "disk":
-        loader = (FromTensors if settings.weights == "tensors" else FromGroup)(settings.tensor_parallel)
-    facts = measure(config.model_path)
-    engine = SglangEngine(
-        lambda: elsewhere or ServerRecord.load(path),
-        loader,
-        facts.context_length,
-        moe=facts.moe if config.trainer.router_replay else None,
-        rows=rollout.max_concurrent_prompts,
-        patience=config.supervision.start_deadline,
-        stall=rollout.deadline / 2,
-        keeps_partial=not config.run.deterministic,
-        progress=context.progress,
-        stopping=context.stopping,
-    )
-    engine.wait_for_server()
-    return engine
-
-
 class Rollout(Role):
     """Serves nothing before its weights are verified; swaps, between batches, to what was prepared meanwhile."""
 
@@ -97,6 +36,7 @@ class Rollout(Role):
     kinds: ClassVar = ("group", "eval")
     batch_wait = BATCH_WAIT_LEAST
     prefetch: ClassVar = False
+    spec: ClassVar = RoleSpec(device=True, section="rollout", start_order=60)
 
     def row_limit(self) -> int:
         """Prompts generated at once, at most."""
@@ -108,7 +48,7 @@ class Rollout(Role):
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
         self._stops = self._tokenizer.stop_ids | {stop_id(self._tokenizer, text) for text in config.rollout.stop}
-        self._engine = make_engine(self.context)
+        self._engine = inference_backend(config).build(self.context)
         self._stager = Stager(self.context, self._engine)
         self._stager.start()
         self._validator = RowValidator(config)

@@ -7,35 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from broker.codec import Array
-from relax_actors.config import Config
-from relax_actors.engines.protocols import ScoringEngine
+from relax_actors.config.sections import Named
+from relax_actors.engines.backends import scoring_backend
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
+from relax_actors.registry.catalog import SCORING_ENGINES
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, Row
 from relax_actors.training.samples import samples_of
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
-
-Backend = Literal["torch", "megatron"]
-
-
-def make_engine(config: Config, device: str, backend: Backend, *, follows: bool) -> ScoringEngine:
-    """The scoring engine of a role."""
-    from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415 only the process that scores pays for torch
-    from relax_actors.engines.torch.scorer import TorchScorer  # noqa: PLC0415
-
-    set_up(config.run)
-    if backend == "megatron":
-        from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: PLC0415
-
-        return MegatronScorer(config, device, follows=follows)
-    return TorchScorer(config, device, follows=follows)
 
 
 class Scorer(Role):
@@ -48,8 +35,8 @@ class Scorer(Role):
     batch_wait = 0.003
 
     device: str = "auto"
-    backend: Backend = "torch"
-    """What computes: the model in transformers, or in Megatron-Core, each in one process an actor."""
+    backend: str = "torch"
+    """Scoring engine, in the actor's process."""
 
     follows_weights: ClassVar[bool]
     replays: ClassVar = False
@@ -58,7 +45,11 @@ class Scorer(Role):
     @classmethod
     def options(cls) -> dict[str, tuple[Any, Any]]:
         """As of every role, and `max_concurrent_rows`."""
-        return super().options() | {"max_concurrent_rows": (Annotated[int, Field(gt=0)], 8)}
+        own = {
+            "max_concurrent_rows": (Annotated[int, Field(gt=0)], 8),
+            "backend": (Annotated[str, Named(SCORING_ENGINES)], cls.backend),
+        }
+        return super().options() | own
 
     def row_limit(self) -> int:
         """Rows scored at once."""
@@ -66,7 +57,8 @@ class Scorer(Role):
 
     def setup(self) -> None:
         """Build the engine; its weights come when they are published."""
-        self._engine = make_engine(self.context.config, self.device, self.backend, follows=self.follows_weights)
+        backend = scoring_backend(self.backend, f"roles.{self.context.role}.backend")
+        self._engine = backend.build(self.context, self.device, follows=self.follows_weights)
         self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
         self._stager.start()
         self._validator = RowValidator(self.context.config)
@@ -134,6 +126,7 @@ class Reference(Scorer):
     """Log-probs of the model at the start of the run, version 0, for the KL."""
 
     writes: ClassVar = "reference"
+    spec: ClassVar = RoleSpec(device=True, start_order=70)
     follows_weights: ClassVar = False
 
     def use_weights(self, least: int) -> None:  # noqa: ARG002 whatever was trained since
@@ -148,6 +141,7 @@ class ActorFwd(Scorer):
     """
 
     writes: ClassVar = "actor_fwd"
+    spec: ClassVar = RoleSpec(device=True, start_order=71)
     follows_weights: ClassVar = True
     replays: ClassVar = True
 

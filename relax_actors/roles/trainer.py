@@ -15,56 +15,44 @@ import numpy as np
 
 from broker.subjects import CellId, RowId
 from broker.table import Cell
-from relax_actors.engines.protocols import TrainingEngine
+from relax_actors.engines.backends import training_backend
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
-from relax_actors.runtime import Context, StatefulRole
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.runtime import StatefulRole
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
-from relax_actors.simulation.devices import Devices
-from relax_actors.simulation.training import SimulatedTraining
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.step_feed import Feed
 from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
-
-
-def make_engine(context: Context) -> TrainingEngine:
-    """The training engine of a run."""
-    config = context.config
-    if config.simulate is not None:
-        return SimulatedTraining(config, Devices(config.simulate, context.folder.root))
-    if config.trainer.backend == "megatron" and config.trainer.megatron.ranks > 1:
-        from relax_actors.engines.megatron.group import MegatronGroup  # noqa: PLC0415
-
-        return MegatronGroup(config)
-    from relax_actors.engines.torch.engine import TorchEngine  # noqa: PLC0415
-    from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415 only the process that trains pays for torch
-
-    set_up(config.run)
-    if config.trainer.backend == "torch":
-        return TorchEngine(config)
-    if config.trainer.backend == "megatron":
-        from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415
-
-        return MegatronEngine(config)
-    msg = f"trainer.backend {config.trainer.backend!r} is not known"
-    raise ConfigError(msg)
+from relax_actors.weights.transport import NOTE
 
 
 class Trainer(StatefulRole):
     """Owns the weights."""
 
     writes = "batch"
+    spec = RoleSpec(
+        reads=("prompt", "dropped", "quarantined", "advantage"),
+        writes=("dropped", "quarantined"),
+        numbered=("batch", "weights", "checkpoint"),
+        notes=(NOTE,),
+        removes=True,
+        device=True,
+        single=True,
+        section="trainer",
+        start_order=80,
+    )
 
     def setup(self) -> None:
         """Build the engine."""
         config = self.context.config
         self._settings = config.trainer
-        self._engine = make_engine(self.context)
+        self._engine = training_backend(config).build(self.context)
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, TypeAlias
 import pydantic
 
 from relax_actors.errors import ConfigError
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.row import Row
 
@@ -65,6 +66,7 @@ class Role:
         batch_wait: seconds to wait for further rows after the first one, to fill a batch.
         prefetch: whether the actor fetches its next rows while it handles some. Set it to False where a row takes so
             long that an idle actor of the pool should get it instead.
+        spec: permissions and place in a run. Only a `StatefulRole` needs one, which lists the cells that it writes.
         context: the actor's surroundings; available from `setup` on.
     """
 
@@ -74,6 +76,7 @@ class Role:
     max_concurrent_rows: ClassVar[int] = 1
     batch_wait: float = 0.0
     prefetch: ClassVar[bool] = True
+    spec: ClassVar[RoleSpec] = RoleSpec()
 
     context: Context
 

@@ -1,70 +1,86 @@
-"""Which roles a node has, and how its actors are numbered.
+"""Roles of each node, and the numbers of its actors.
 
-Node 0 is that of `relax up`; further ones are `relax node`. The actors of a pool on node k count from `k * SPAN`, so
-that no two of a run have one name; a role that owns state has one actor, of number 0, wherever it is.
+Node 0 belongs to `relax up`; `relax node` adds others. The actors of a pool on node k are numbered from `k * SPAN`, so
+that no two actors of a run share a name. A role that owns state has one actor, number 0, on the node that has the role.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import xxhash
 
 from broker.files import write_private
-from relax_actors.config import BUILT_IN, Config
-from relax_actors.config.placement import OPTIONAL
+from relax_actors.config import Config
 from relax_actors.errors import ConfigError
-from relax_actors.roles import replicas, role_names
+from relax_actors.registry.catalog import ROLES
+from relax_actors.roles import built_in_spec, own_single_roles, replicas, role_names
 from relax_actors.runtime.run_folder import RunFolder
 
 SPAN = 1000
-SINGLE = ("prompts", "trainer", "evaluator")
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Number and name of a node, and how many actors of which roles it has; None for as many as is set.
+    """Roles of one node.
 
-    `where` is another one for each of two nodes of one name.
+    Attributes:
+        number: of the node.
+        name: of the node; several machines may have one name.
+        roles: actors of each role; None for as many as the configuration says.
+        where: differs between two nodes of one name; see `where`.
+        own_single: single roles among those of the user, so that a supervisor need not import their classes.
     """
 
     number: int
     name: str
     roles: dict[str, int | None]
     where: str = ""
+    own_single: list[str] = field(default_factory=list)
+
+    @property
+    def single(self) -> list[str]:
+        """Roles of this node that own state and have one actor in the whole run."""
+        return [
+            role
+            for role in self.roles
+            if role in self.own_single or (role in ROLES.built_in and built_in_spec(role).single)
+        ]
 
     def save(self, folder: RunFolder) -> None:
-        """Keep it in a node's folder."""
+        """Write it to the node's folder."""
         folder.root.mkdir(parents=True, exist_ok=True)
         write_private(folder.node, json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, folder: RunFolder, config: Config) -> Assignment:
-        """What `save` kept; all roles of the run if it kept nothing."""
-        kept = cls(**json.loads(folder.node.read_text())) if folder.node.exists() else whole(config)
-        return replace(kept, where=where(folder))
+        """Read what `save` wrote; all roles of the run if there is no file."""
+        saved = cls(**json.loads(folder.node.read_text())) if folder.node.exists() else whole(config)
+        return replace(saved, where=where(folder))
 
     def scaled(self, numbers: dict[str, int]) -> Assignment:
-        """With other numbers of actors; of roles that it has not, and of those that own state, they say nothing."""
-        known = {role: n for role, n in numbers.items() if role in self.roles and role not in SINGLE and 0 < n < SPAN}
+        """The assignment with other numbers of actors; ignores single roles and roles that the node does not have."""
+        known = {
+            role: n for role, n in numbers.items() if role in self.roles and role not in self.single and 0 < n < SPAN
+        }
         return replace(self, roles={**self.roles, **known})
 
     def actors(self, config: Config, role: str) -> list[str]:
-        """The names of a role's actors here."""
+        """Names of a role's actors on this node."""
         wanted = self.roles[role]
         count = replicas(config, role) if wanted is None else wanted
-        first = 0 if role in SINGLE else self.number * SPAN
+        first = 0 if role in self.single else self.number * SPAN
         return [f"{role}.{n}" for n in range(first, first + count)]
 
 
 def where(folder: RunFolder) -> str:
-    """The same for every life of the node that works in a folder, and for no other one.
+    """Identify the node that works in a folder, across its incarnations.
 
-    Containers of one machine, which may have one name, have roots of their own; in a folder there is one node at a
-    time, by its lock.
+    Containers on one machine may share a host name but have different root mounts. One folder has one node at a time,
+    by its lock.
     """
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -73,24 +89,23 @@ def where(folder: RunFolder) -> str:
 
 
 def whole(config: Config, roles: list[str] | None = None) -> Assignment:
-    """Node 0: all roles of a run, or some; of ours one may be named that this run does not have.
+    """Node 0 with all roles of a run, or with some of them; built-in roles that the run does not have are ignored.
 
     Raises:
-        ConfigError: no such role.
+        ConfigError: unknown role, or its class does not import.
     """
-    known = role_names(config)
     for role in roles or []:
-        if role not in (*BUILT_IN, *OPTIONAL):
+        if role not in ROLES.built_in:
             check_role_name(config, role)
-    chosen: dict[str, int | None] = {role: None for role in known if roles is None or role in roles}
-    return Assignment(0, os.uname().nodename, chosen)
+    chosen: dict[str, int | None] = {role: None for role in role_names(config) if roles is None or role in roles}
+    return Assignment(0, os.uname().nodename, chosen, own_single=own_single_roles(config, chosen))
 
 
 def parse(config: Config, number: int, name: str, wanted: list[str]) -> Assignment:
-    """A further node, from `role` or `role=number` each.
+    """A further node, from a list of `role` or `role=number`.
 
     Raises:
-        ConfigError: no such role, or a number that it cannot have.
+        ConfigError: unknown role, its class does not import, or it cannot have so many actors.
     """
     roles: dict[str, int | None] = {}
     for text in wanted:
@@ -100,22 +115,24 @@ def parse(config: Config, number: int, name: str, wanted: list[str]) -> Assignme
             msg = f"--role {text!r} is no role=number with 1 to {SPAN - 1} actors"
             raise ConfigError(msg)
         roles[role] = int(count) if equals else 1
-        if role in SINGLE and roles[role] != 1:
-            msg = f"--role {text!r}: {role} owns state and has one actor"
-            raise ConfigError(msg)
     if not roles:
-        msg = f"say what the node is for, e.g. --role rollout=2; roles of this run are {', '.join(role_names(config))}"
+        msg = f"name the node's roles, e.g. --role rollout=2; roles of this run are {', '.join(role_names(config))}"
         raise ConfigError(msg)
     # In the order in which a run starts them.
-    return Assignment(number, name, {role: roles[role] for role in role_names(config) if role in roles})
+    ordered = {role: roles[role] for role in role_names(config) if role in roles}
+    node = Assignment(number, name, ordered, own_single=own_single_roles(config, ordered))
+    if several := [role for role in node.single if roles[role] != 1]:
+        msg = f"--role {several[0]}={roles[several[0]]}: {several[0]} owns state and has one actor"
+        raise ConfigError(msg)
+    return node
 
 
 def check_role_name(config: Config, role: str) -> None:
-    """See that a run has a role.
+    """Refuse a role that the run does not have.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: there is no such role.
     """
     if role not in role_names(config):
-        msg = f"no role {role!r} in run {config.run.name}; there are {', '.join(role_names(config))}"
+        msg = f"no role {role!r} in run {config.run.name}; its roles are {', '.join(role_names(config))}"
         raise ConfigError(msg)

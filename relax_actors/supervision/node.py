@@ -27,8 +27,9 @@ from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
-from relax_actors.config.placement import OPTIONAL
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
+from relax_actors.registry.catalog import ROLES
+from relax_actors.roles import built_in_spec
 from relax_actors.roles.permissions import NODE
 from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
@@ -55,8 +56,6 @@ from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import ACTOR_MODULE, PRELOADED, PRELOADED_SIMULATED
 from relax_actors.supervision.zygote_client import REPLY_SECONDS, Zygote
 
-# Roles whose engines take seconds to import.
-FORKED = ("rollout", "trainer", *OPTIONAL)
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 
@@ -127,7 +126,7 @@ class Node:
         self._reporter = Reporter(folder, self._connection, state, journal)
         self._environment = actor_environment(config)
         # Simulated engines import nothing slow, but there may be thousands of actors.
-        self._forked = [role for role in node.roles if role in FORKED or config.simulate is not None]
+        self._forked = [role for role in node.roles if config.simulate is not None or _imports_slowly(role)]
         self._zygote = _zygote(config, folder, self._environment, journal)
         self._tree = self._process_tree()
         self._watcher = ConfigWatcher(folder, fingerprint, self._tree)
@@ -218,6 +217,10 @@ def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], jour
         modules=PRELOADED if config.simulate is None else PRELOADED_SIMULATED,
         on_importing=lambda seconds: journal.event("waiting_for_import", role="zygote", seconds=seconds),
     )
+
+
+def _imports_slowly(role: str) -> bool:
+    return role in ROLES.built_in and built_in_spec(role).device
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import structlog
 from broker.connection import Connection
 from broker.leases import RunState
 from relax_actors.errors import ConfigError
-from relax_actors.supervision.assignment import SINGLE, Assignment
+from relax_actors.supervision.assignment import Assignment
 
 OWNER_SECONDS = 5.0
 POLL_SECONDS = 1.0
@@ -45,7 +45,7 @@ class NodeLeases:
 
     def __init__(self, connection: Connection, state: RunState, node: Assignment, ttl: float) -> None:
         self._connection, self._state, self._node, self._ttl = connection, state, node, ttl
-        self._roles = [role for role in node.roles if role in SINGLE]
+        self._roles = node.single
         self._entry = {"node": node.number, "name": node.name, "where": node.where}
         self._role_renewals: dict[str, Future[None]] = {}
         self.node_renewal: Future[None] | None = None

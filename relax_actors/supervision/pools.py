@@ -1,4 +1,4 @@
-"""Who is supervised on a node: the actors of each role, and the inference servers of the run's own."""
+"""Supervised children of a node: the actors of each role, and an inference server beside each rollout if needed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import sys
 
 from relax_actors.config import Config
+from relax_actors.engines.backends import inference_backend
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
@@ -14,17 +15,18 @@ from relax_actors.supervision.reporter import split_child_id
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
 from relax_actors.supervision.supervisor import Supervisor
 
-SERVER, KEEPER = "server", "relax_actors.supervision.inference_server"
+SERVER = "server"
+"""Pool of the inference servers, and the first part of their children's names."""
 
 
 def pool_names(config: Config, node: Assignment) -> list[str]:
-    """The pools of a node in the order of their start: inference servers for its rollouts, and its roles."""
-    serves = config.owns_servers and "rollout" in node.roles
+    """Pools of a node in their start order: inference servers for its rollouts, then its roles."""
+    serves = "rollout" in node.roles and inference_backend(config).server_module(config)
     return [*([SERVER] if serves else []), *node.roles]
 
 
 def specs_of(config: Config, node: Assignment, pool: str) -> list[ChildSpec]:
-    """The actors of a role on a node; one inference server for each actor of the rollout."""
+    """Actors of a role on a node; for the pool of servers, one server for each rollout actor."""
     settings = config.supervision
     if pool == SERVER:
         numbers = [split_child_id(name)[1] for name in node.actors(config, "rollout")]
@@ -37,12 +39,12 @@ def specs_of(config: Config, node: Assignment, pool: str) -> list[ChildSpec]:
 
 
 def children_of(config: Config, node: Assignment) -> list[str]:
-    """All children of a node."""
+    """Names of all children of a node."""
     return [spec.id for pool in pool_names(config, node) for spec in specs_of(config, node, pool)]
 
 
 def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[str, Supervisor]:
-    """A supervisor for each pool, in the order of their start."""
+    """A supervisor for each pool of a node, in their start order."""
     settings = config.supervision
     return {
         pool: Supervisor(
@@ -57,7 +59,8 @@ def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[st
 
 
 def server_launch(folder: RunFolder, n: int, environment: dict[str, str]) -> Launch:
-    """How the inference server of an actor is started."""
-    child = f"{SERVER}.{n}"
-    command = [sys.executable, "-m", KEEPER, str(folder.root), str(n)]
+    """How the inference server of rollout actor `n` is started."""
+    child, config = f"{SERVER}.{n}", folder.load_config()
+    module = inference_backend(config).server_module(config)
+    command = [sys.executable, "-m", module, str(folder.root), str(n)]
     return Launch(command, folder.log(child), folder.black_box(child), environment)

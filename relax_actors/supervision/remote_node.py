@@ -25,7 +25,7 @@ from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
-from relax_actors.config import Config, apply_settings
+from relax_actors.config import Config, apply_settings, make_importable
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.roles import section_of
 from relax_actors.roles.permissions import NODE
@@ -188,9 +188,10 @@ class RemoteNode:
         wanted = self.wanted
         self._check_store(found)
         number = self._claim(state, config)
+        path = str(wanted.import_path.resolve()) if wanted.import_path is not None else found.import_path
+        make_importable(Path(path))
         node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
         node = replace(node, where=where(self.folder))
-        path = str(wanted.import_path.resolve()) if wanted.import_path is not None else found.import_path
         self.folder.save_config(config, path)
         self.address.save(self.folder.address)
         node.save(self.folder)

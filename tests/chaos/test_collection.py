@@ -8,9 +8,9 @@ from pathlib import Path
 from broker.leases import Failures, RunState
 from broker.streams import ensure_bucket
 from broker.subjects import RowId
-from relax_actors.cli.summary import read_curves, read_ledger
 from relax_actors.messages import Dropped, Quarantined
 from relax_actors.monitoring.connection import connected
+from relax_actors.monitoring.summary import read_curves, read_ledger
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]

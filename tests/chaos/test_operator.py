@@ -1,4 +1,4 @@
-"""Operator commands during a run: the tree, the quarantine, requeueing rows, and scaling."""
+"""Operators inspect the supervision tree, requeue quarantined rows, and scale roles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.running import Run, relax, wait_until
 MakeRun = Callable[..., Run]
 
 
-def test_quarantined_rows_are_listed_and_requeued_after_the_cause_is_fixed(
+def test_quarantined_rows_are_shown_and_requeued_after_the_cause_is_fixed(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixed = tmp_path / "fixed"
@@ -51,7 +51,7 @@ def test_quarantined_rows_are_listed_and_requeued_after_the_cause_is_fixed(
     refused = relax("quarantine", "requeue", "requeue", "group.0.77", cwd=tmp_path)
     assert refused.returncode == 2
     assert "is not quarantined" in refused.stderr
-    # This is the state that PromptSource leaves if it dies between writing the prompt and `readmitted`.
+    # An incarnation that is killed between the two writes leaves the prompt without `readmitted`: the next adds it.
     run.table.purge([cell])
     run.kill("prompts.0", signal.SIGKILL)
     wait_until(lambda: run.table.get(cell), "readmitted again", 60)
@@ -60,7 +60,7 @@ def test_quarantined_rows_are_listed_and_requeued_after_the_cause_is_fixed(
 
 
 @pytest.mark.slow
-def test_tree_shows_live_processes_their_uptime_and_what_they_wait_for(make_run: MakeRun, tmp_path: Path) -> None:
+def test_tree_shows_state_incarnation_and_activity_of_each_actor(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("shown", "run.steps=2000", "rollout.max_tokens=40").start()
     wait_until(lambda: run.table.get("relax.shown.batch.0"), "batch.0", 90)
     pid = run.kill("reward.0")
@@ -69,7 +69,7 @@ def test_tree_shows_live_processes_their_uptime_and_what_they_wait_for(make_run:
     def tree() -> str | None:
         text = relax("tree", "shown", cwd=tmp_path).stdout
         reward = next((line for line in text.splitlines() if "reward.0" in line), "")
-        return text if "life 2" in reward and "ready for" in reward else None
+        return text if "incarnation 2" in reward and "ready for" in reward else None
 
     lines = wait_until(tree, "the restart in the tree", 60).splitlines()
     reward = next(line for line in lines if "reward.0" in line)
@@ -89,13 +89,13 @@ def test_role_is_scaled_up_and_down_while_the_run_is_up(make_run: MakeRun, tmp_p
     assert done.stdout == "reward: 3 actors\nrollout: 2 actors\n", done.stderr
     authors: set[str] = set()
 
-    def all_take_part() -> bool:
+    def all_have_written() -> bool:
         for name in ("reward", "trajectory"):
             found = run.table.snapshot([run.table.subjects.column(name)])
             authors.update(run.table.read_envelope(cell.data).author.partition("#")[0] for _, cell in found)
         return {"reward.0", "reward.1", "reward.2", "rollout.0", "rollout.1"} <= authors
 
-    wait_until(all_take_part, "cells of all actors", 60)
+    wait_until(all_have_written, "cells of all actors", 60)
     done = relax("scale", "scaled", "reward=1", "rollout=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert run.pid_of("reward.1") is None

@@ -1,4 +1,4 @@
-"""A run whose roles are on several nodes, each signed in as what it is."""
+"""A run whose roles are on several nodes, each with its own credentials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from broker.leases import RunState
 from broker.server import find_binary
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
-from relax_actors.cli.keys import Settings
+from relax_actors.cli.credential_files import Settings
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, Run, processes_of, relax, wait_until
 
@@ -48,7 +48,7 @@ class Node:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def end(self, number: signal.Signals | None = None, deadline: float = 60.0) -> tuple[int, str]:
-        """Wait for its end, after a signal if one is given: exit code, and what it said."""
+        """Wait for its exit, after a signal if one is given; return exit code and output."""
         if number is not None:
             self.process.send_signal(number)
         said, _ = self.process.communicate(timeout=deadline)
@@ -71,7 +71,7 @@ def nodes() -> Iterator[Callable[..., Node]]:
 
 @pytest.fixture
 def spread(make_guarded: MakeGuarded, make_run: Callable[..., Run]) -> tuple[Guarded, Run]:
-    """A run with a broker of its own, not up yet."""
+    """A guarded broker, and a run that uses it and is not up yet."""
     guarded = make_guarded([f"run.name={NAME}"])
     guarded.make()
     guarded.start()
@@ -90,7 +90,7 @@ def children(state: RunState, connection: Connection) -> dict[str, list[str]]:
 
 
 @pytest.mark.timeout(280)
-def test_nodes_join_are_seen_and_leave_and_the_run_ends(
+def test_nodes_join_are_scaled_and_leave_until_the_run_ends(
     spread: tuple[Guarded, Run], nodes: Callable[..., Node], tmp_path: Path
 ) -> None:
     guarded, run = spread
@@ -128,7 +128,7 @@ def test_nodes_join_are_seen_and_leave_and_the_run_ends(
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_node_that_is_killed_takes_no_row_with_it(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
+def test_killed_node_loses_no_row(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
     guarded, run = spread
     run.start("run.steps=300", "--roles", HERE)
     wait_until(run.folder.address.exists, "broker.json")
@@ -146,7 +146,7 @@ def test_a_node_that_is_killed_takes_no_row_with_it(spread: tuple[Guarded, Run],
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
+def test_node_that_loses_its_lease_takes_another_number(
     spread: tuple[Guarded, Run], nodes: Callable[..., Node]
 ) -> None:
     guarded, run = spread
@@ -165,7 +165,7 @@ def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
-            wait_until(lambda: "node.1" not in names(), "end of its lease", 30)
+            wait_until(lambda: "node.1" not in names(), "expiry of the lease", 30)
             nodes(guarded, run, "other", "rollout")
             wait_until(lambda: children(state, connection).get("node.1") == ["rollout.1000"], "the other's actor", 120)
         finally:
@@ -177,7 +177,7 @@ def test_a_node_that_was_away_for_long_finds_its_number_taken_and_takes_another(
 
 
 @pytest.mark.slow
-def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
+def test_role_that_owns_state_does_not_run_twice(spread: tuple[Guarded, Run], nodes: Callable[..., Node]) -> None:
     guarded, run = spread
     run.start("run.steps=100000", "--roles", HERE)
     with closing(Connection(guarded.address("operator"), "test")) as connection:
@@ -194,7 +194,7 @@ def test_a_role_that_owns_state_is_not_run_twice(spread: tuple[Guarded, Run], no
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_node_whose_credentials_expire_goes_on_with_newer_ones(
+def test_node_whose_credentials_expire_continues_with_renewed_ones(
     spread: tuple[Guarded, Run], nodes: Callable[..., Node], tmp_path: Path
 ) -> None:
     guarded, run = spread
@@ -210,13 +210,13 @@ def test_a_node_whose_credentials_expire_goes_on_with_newer_ones(
         state = RunState(connection, connection.call(ensure_bucket(connection, Subjects(NAME)), 20))
         wait_until(lambda: children(state, connection).get("node.1") == ["rollout.1000"], "the node", seconds)
         brief.make()
-        life = connection.call(state.leases(), 10)["node.1"]["pid"]
+        pid = connection.call(state.leases(), 10)["node.1"]["pid"]
 
-        def again() -> bool:
+        def restarted() -> bool:
             lease = connection.call(state.leases(), 10).get("node.1", {})
-            return lease.get("pid") != life and children(state, connection).get("node.1") == ["rollout.1000"]
+            return lease.get("pid") != pid and children(state, connection).get("node.1") == ["rollout.1000"]
 
-        wait_until(again, "its next life", 90)
+        wait_until(restarted, "restart of the node", 90)
         assert time.monotonic() > expires - 1.0
         assert relax("scale", str(run.folder.root), "rollout=2", "--node", "brief", cwd=tmp_path).returncode == 0
     run.end_in_order()
@@ -226,7 +226,7 @@ def test_a_node_whose_credentials_expire_goes_on_with_newer_ones(
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_batch_job_goes_on_with_the_streams_of_the_one_before(tmp_path: Path) -> None:
+def test_batch_job_continues_with_the_streams_of_the_job_before(tmp_path: Path) -> None:
     hosts = tmp_path / "bin"
     hosts.mkdir()
     for name, path in (("nats-server", find_binary()), ("relax", Path(sys.executable).with_name("relax"))):

@@ -1,4 +1,4 @@
-"""Router replay in whole runs: what a rollout chose is in the table, and a model with experts learns with it."""
+"""Router replay in whole runs: recorded experts are in the table, and a model with experts learns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def skip_without(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "megatron"])
-def test_a_run_replays_what_its_rollout_chose(make_run: Callable[..., Run], backend: str) -> None:
+def test_run_records_and_replays_the_experts_of_its_rollouts(make_run: Callable[..., Run], backend: str) -> None:
     skip_without(backend)
     backends = [f"{where}.backend={backend}" for where in ("trainer", "roles.actor_fwd", "roles.reference")]
     settings = (*REPLAYED, *ALGORITHM, *backends, "trainer.checkpoint_every=100")
@@ -49,7 +49,7 @@ def test_a_run_replays_what_its_rollout_chose(make_run: Callable[..., Run], back
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", ["torch", "megatron"])
-def test_a_model_with_experts_learns_to_sort(make_run: Callable[..., Run], backend: str) -> None:
+def test_model_with_experts_learns_to_sort(make_run: Callable[..., Run], backend: str) -> None:
     skip_without(backend)
     settings = ("run.steps=240", "eval.every=0", "trainer.checkpoint_every=120", f"trainer.backend={backend}")
     result = make_run("moe", *settings, config=EXAMPLE).complete(500)

@@ -1,4 +1,4 @@
-"""One number from on-policy to asynchronous: what it bounds, on real runs with slow rows and rows without signal."""
+"""`staleness.max` bounds staleness from on-policy to asynchronous, in runs with slow rows and rows without signal."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ SETTINGS = (
     "algorithm.filter_zero_variance=true",
     "reward.function=tiny_tasks.share_of_sevens_or_nothing",
 )
-TURNS = 'placement.colocate=[["rollout","trainer"]]'
+COLOCATED = 'placement.colocate=[["rollout","trainer"]]'
 
 
 @pytest.mark.parametrize(
     ("most", "more"),
     [
         (0, ()),
-        pytest.param(0, (TURNS,), marks=pytest.mark.slow),
+        pytest.param(0, (COLOCATED,), marks=pytest.mark.slow),
         pytest.param(1, (), marks=pytest.mark.slow),
         (4, ()),
         pytest.param(4, ("rollout.replicas=2", "reward.replicas=2"), marks=pytest.mark.slow),
     ],
 )
-def test_slow_rows_are_trained_and_those_without_signal_replaced(
+def test_slow_rows_are_trained_and_rows_without_signal_are_replaced(
     make_run: MakeRun, most: int, more: tuple[str, ...]
 ) -> None:
     run = make_run("mode", *SETTINGS, f"staleness.max={most}", *more)
@@ -44,5 +44,5 @@ def test_slow_rows_are_trained_and_those_without_signal_replaced(
     assert [metric["step"] for metric in steps] == list(range(STEPS))
     assert max(metric["staleness"] for metric in steps) <= most
     assert max(metric.get("lead", 0) for metric in story.metrics) <= most
-    # Rows of later steps are generated while one is trained, as far as the number allows.
+    # Rows of later steps are generated while a step is trained, if staleness.max allows it.
     assert (max(metric["staleness_mean"] for metric in steps) > 0) == (most > 0)

@@ -1,4 +1,4 @@
-"""`relax up` as a user meets it: to the end, interrupted, resumed, watched, and refused."""
+"""`relax up` as a user runs it: to the end, interrupted, resumed, watched from outside, and refused."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MakeRun = Callable[..., Run]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_a_run_trains_to_the_end_and_leaves_a_model_and_nothing_else(make_run: MakeRun, tmp_path: Path) -> None:
+def test_run_trains_to_the_end_and_leaves_only_its_folder(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("whole")
-    before = set(Path("/dev/shm").iterdir())  # noqa: S108 looked at only
+    before = set(Path("/dev/shm").iterdir())  # noqa: S108 read only
     result = run.complete()
     assert result["steps"] == 8
     assert (result["admitted"], result["trained"]) == (32, 32)
@@ -54,7 +54,7 @@ def test_a_run_trains_to_the_end_and_leaves_a_model_and_nothing_else(make_run: M
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupted_run_ends_in_order_and_resumes_where_it_stood(make_run: MakeRun, number: signal.Signals) -> None:
+def test_interrupted_run_stops_in_order_and_resumes(make_run: MakeRun, number: signal.Signals) -> None:
     run = make_run(f"stopped{number}", "run.steps=300").start()
     wait_until(lambda: run.table.get(f"relax.{run.name}.batch.5"), "batch.5", 90)
     port = int(Address.load(run.folder.address).url.rsplit(":", 1)[1])
@@ -63,7 +63,7 @@ def test_an_interrupted_run_ends_in_order_and_resumes_where_it_stood(make_run: M
     run.process.send_signal(number)
     code, _, said = run.finish(30)
     assert code == 0, said
-    assert "goes on from there" in said
+    assert "resumes the run" in said
     assert processes_of(run.folder.root) == []
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
@@ -73,7 +73,7 @@ def test_an_interrupted_run_ends_in_order_and_resumes_where_it_stood(make_run: M
     assert result["trained"] == result["steps"] * 4
 
 
-def test_a_live_run_is_readable_from_outside_by_status_tail_and_any_client(make_run: MakeRun, tmp_path: Path) -> None:
+def test_live_run_is_readable_by_status_tail_and_any_nats_client(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("watched", "run.steps=400").start()
     wait_until(lambda: run.table.get("relax.watched.batch.3"), "batch.3", 90)
     shown = json.loads(relax("status", "watched", "--json", cwd=tmp_path).stdout)
@@ -103,7 +103,7 @@ def test_a_live_run_is_readable_from_outside_by_status_tail_and_any_client(make_
 
 
 @pytest.mark.slow
-def test_a_broker_of_the_users_is_used_and_left_running(make_run: MakeRun, tmp_path: Path) -> None:
+def test_external_broker_is_used_and_left_running(make_run: MakeRun, tmp_path: Path) -> None:
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     try:
@@ -116,7 +116,7 @@ def test_a_broker_of_the_users_is_used_and_left_running(make_run: MakeRun, tmp_p
         server.stop()
 
 
-def test_the_custom_role_example_trains_on_its_shaped_rewards(make_run: MakeRun) -> None:
+def test_custom_role_example_trains_on_its_shaped_rewards(make_run: MakeRun) -> None:
     result = make_run("custom", config=EXAMPLES / "custom_role" / "custom_role.toml").complete()
     assert result["trained"] == 120 * 8
     assert result["reward_last"] > result["reward_first"] + 0.1
@@ -132,7 +132,7 @@ LONG = (
 
 
 @pytest.mark.parametrize("in_flight", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_samples_take_new_weights_in_mid_generation_where_they_may(make_run: MakeRun, *, in_flight: bool) -> None:
+def test_in_flight_samples_continue_with_new_weights_only_if_enabled(make_run: MakeRun, *, in_flight: bool) -> None:
     run = make_run(
         "flight", *LONG, f"rollout.in_flight_updates={str(in_flight).lower()}", "trainer.max_tokens_per_microbatch=256"
     )
@@ -143,13 +143,13 @@ def test_samples_take_new_weights_in_mid_generation_where_they_may(make_run: Mak
     spans = [step["span"] for step in steps]
     assert (max(spans) > 1) == in_flight, spans
     assert max(step["staleness"] for step in steps) <= 3
-    # A token's log-prob is that of the version it is said to be of: the trainer finds no other for rows of its own.
+    # Log-probs belong to the recorded version of each token: the trainer's own are equal where staleness is 0.
     assert all(step["abs_delta"] < 1e-4 for step in steps if step["staleness"] == 0)
-    # Three micro-batches or more a step, the first begun while rows were still being generated.
+    # With three or more micro-batches a step, the first starts while rows are still being generated.
     assert sum(step["early_seconds"] > 0 for step in steps) > 0
 
 
-def test_a_role_that_can_never_start_ends_the_run_with_one_report(make_run: MakeRun) -> None:
+def test_role_that_cannot_start_ends_the_run_with_one_report(make_run: MakeRun) -> None:
     run = make_run("hopeless", "supervision.intensity=1", "trainer.device=nonsense")
     code, _, said = run.start().finish(90)
     assert code == 1
@@ -175,14 +175,14 @@ def test_a_role_that_can_never_start_ends_the_run_with_one_report(make_run: Make
         (["rollout.stop=['12']"], "not a single token"),
     ],
 )
-def test_a_mistake_is_refused_before_anything_starts(settings: list[str], message: str, tmp_path: Path) -> None:
+def test_invalid_setting_is_refused_before_anything_starts(settings: list[str], message: str, tmp_path: Path) -> None:
     done = relax("up", str(TINY), *settings, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("*.log"))
 
 
-def test_a_model_folder_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+def test_missing_model_folder_is_refused_by_name(tmp_path: Path) -> None:
     text = TINY.read_text()
     start, end = text.index("[model.architecture]"), text.index("[data]")
     config = SUPPORT / "no_model.toml"
@@ -194,7 +194,7 @@ def test_a_model_folder_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     assert "is no model folder: it has no config.json" in done.stderr
 
 
-def test_a_port_in_use_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_port_in_use_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -204,7 +204,7 @@ def test_a_port_in_use_is_refused_with_the_remedy(tmp_path: Path) -> None:
     assert f"port {port} is in use; set broker.port" in done.stderr
 
 
-def test_a_data_file_without_the_prompt_field_is_refused_and_a_bad_line_noted(tmp_path: Path) -> None:
+def test_data_file_without_prompts_is_refused_and_a_bad_line_is_noted(tmp_path: Path) -> None:
     text = TINY.read_text().replace('kind = "python"', 'kind = "jsonl"\npath = "data.jsonl"')
     text = text.replace('function = "tiny_tasks.make"\nsize = 500\n', "")
     (tmp_path / "tiny_tasks.py").write_text((SUPPORT / "tiny_tasks.py").read_text())
@@ -227,7 +227,7 @@ def test_two_runs_cannot_share_a_folder(make_run: MakeRun, tmp_path: Path) -> No
     assert "is in use by process" in done.stderr
 
 
-def test_a_run_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_unwritable_run_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = relax("up", str(TINY), f"run.folder={tmp_path}/file/run", cwd=tmp_path)
     assert done.returncode == 2
@@ -236,9 +236,26 @@ def test_a_run_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_check_prints_the_resolved_configuration_and_starts_nothing(tmp_path: Path) -> None:
-    done = relax("check", str(EXAMPLES / "demo" / "demo.toml"), "run.steps=70", cwd=tmp_path)
+def test_check_prints_findings_and_starts_nothing(tmp_path: Path) -> None:
+    demo = str(EXAMPLES / "demo" / "demo.toml")
+    done = relax("check", demo, "run.steps=70", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["run"]["steps"] == 70
+    assert done.stdout == ""
     assert "128 completions" in done.stderr
+    assert "ok: this configuration can be run" in done.stderr
+    refused = relax("check", demo, "trainer.warmup_steps=9999", "advantages.reads=nothing", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "failed: 2 errors" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_prints_the_resolved_configuration_without_passwords(tmp_path: Path) -> None:
+    settings = ("run.steps=70", "broker.url=nats://me:secret@127.0.0.1:9")
+    done = relax("check", str(EXAMPLES / "demo" / "demo.toml"), *settings, "--resolved", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["run"]["steps"] == 70
+    assert shown["broker"]["url"] == "nats://***@127.0.0.1:9"
+    assert "128 completions" in done.stderr
+    assert "secret" not in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -9,9 +9,9 @@ import pytest
 
 from broker.subjects import CellId
 from broker.table import Table
-from relax_actors.cli.summary import read_ledger
 from relax_actors.config import load_config
 from relax_actors.messages import Batch, Checkpoint, Prompt, Weights
+from relax_actors.monitoring.summary import read_ledger
 from relax_actors.training.ledger import Ledger
 from tests.support.running import TINY
 

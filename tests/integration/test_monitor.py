@@ -1,4 +1,4 @@
-"""Monitors hear a run through its broker alone, with an observer's credentials."""
+"""Monitors follow a run through its broker only, with the credentials of an observer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from broker.connection import Connection
 from broker.streams import ensure_streams, log_spec
 from broker.subjects import Subjects
-from relax_actors.monitoring.sinks import Heard
+from relax_actors.monitoring.sinks import LogMessage
 from relax_actors.monitoring.sinks.prometheus import Prometheus
 from relax_actors.runtime.journal import Journal
 from tests.support.guarded import Guarded, MakeGuarded
@@ -36,8 +36,8 @@ def free_port() -> int:
 
 @pytest.fixture
 def watched(make_guarded: MakeGuarded) -> Guarded:
-    """A server with a WebSocket port, `websocket`, and a run's log."""
-    from relax_actors.cli.keys import Settings
+    """A server with a WebSocket port, `websocket`, and the log stream of a run."""
+    from relax_actors.cli.credential_files import Settings
 
     guarded = make_guarded([f"run.name={RUN}"])
     guarded.websocket = free_port()
@@ -50,12 +50,12 @@ def watched(make_guarded: MakeGuarded) -> Guarded:
 
 
 @contextmanager
-def talking(guarded: Guarded) -> Iterator[Callable[[], None]]:
-    """A run that tells of its steps again and again; call what is given to let it end."""
+def publishing(guarded: Guarded) -> Iterator[Callable[[], None]]:
+    """A run that publishes steps repeatedly; call the yielded function to finish it."""
     connection = Connection(guarded.address("operator"), "run")
     over, ended = threading.Event(), threading.Event()
 
-    def talk() -> None:
+    def publish() -> None:
         trainer, root = (Journal(connection, Subjects(RUN), role, 0) for role in ("trainer", "run"))
         step = 0
         while not over.wait(0.05):
@@ -67,7 +67,7 @@ def talking(guarded: Guarded) -> Iterator[Callable[[], None]]:
             if ended.is_set():
                 root.event("finished", steps=500)
 
-    thread = threading.Thread(target=talk)
+    thread = threading.Thread(target=publish)
     thread.start()
     try:
         yield ended.set
@@ -77,10 +77,10 @@ def talking(guarded: Guarded) -> Iterator[Callable[[], None]]:
         connection.close()
 
 
-def monitor(guarded: Guarded, *more: str) -> subprocess.Popen[str]:
+def monitor(guarded: Guarded, *more: str, cwd: Path | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "relax_actors.cli.main", "monitor", "--broker", f"nats://127.0.0.1:{guarded.port}"]
     command += ["--credentials", str(guarded.keys), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd)
 
 
 def page_of(port: int) -> str:
@@ -89,14 +89,14 @@ def page_of(port: int) -> str:
     return ""
 
 
-def test_a_monitor_shows_a_run_serves_prometheus_and_writes_for_tensorboard(watched: Guarded, tmp_path: Path) -> None:
+def test_monitor_shows_a_run_and_feeds_prometheus_and_tensorboard(watched: Guarded, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="pip install 'relax-actors[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     port = free_port()
-    with talking(watched) as end:
-        process = monitor(watched, "--prometheus", str(port), "--tensorboard", str(tmp_path / "board"))
-        page = wait_until(lambda: "relax_step_reward" in (found := page_of(port)) and found, "a page with steps", 30)
+    with publishing(watched) as end:
+        process = monitor(watched, "--sink", f"prometheus={port}", "--sink", f"tensorboard={tmp_path / 'board'}")
+        page = wait_until(lambda: "relax_step_reward" in (found := page_of(port)) and found, "metrics of steps", 30)
         end()
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 0, said
@@ -113,34 +113,51 @@ def test_a_monitor_shows_a_run_serves_prometheus_and_writes_for_tensorboard(watc
     assert board.Scalars("eval/reward")[0].step == 3
 
 
-def test_a_monitor_logs_for_weights_and_biases(
-    watched: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_monitor_feeds_a_sink_of_the_working_directory(watched: Guarded, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(
+        "class Rewards:\n"
+        "    def __init__(self, target, run):\n        self.file = open(target, 'w'); self.run = run\n"
+        "    def take(self, message):\n        print(self.run, message.scalars(), file=self.file, flush=True)\n"
+        "    def close(self):\n        print('closed', file=self.file, flush=True)\n"
+    )
+    with publishing(watched) as end:
+        process = monitor(watched, "--sink", "rewards.Rewards=found.txt", cwd=tmp_path)
+        found = tmp_path / "found.txt"
+        wait_until(lambda: found.exists() and "eval/reward" in found.read_text(), "scalars in the file", 30)
+        end()
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    lines = found.read_text().splitlines()
+    assert any(line.startswith(RUN) and "'step/reward': 0.25" in line for line in lines)
+    assert lines[-1] == "closed"
+
+
+def test_monitor_logs_to_weights_and_biases(watched: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="pip install 'relax-actors[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    with talking(watched) as end:
-        process = monitor(watched, "--wandb", "checks")
-        wait_until(lambda: list(tmp_path.glob("wandb/offline-run-*/run-*.wandb")), "a file of the run", 60)
+    with publishing(watched) as end:
+        process = monitor(watched, "--sink", "wandb=checks")
+        wait_until(lambda: list(tmp_path.glob("wandb/offline-run-*/run-*.wandb")), "run file of wandb", 60)
         end()
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    # One that can read it is not public: the names and values are in it as they are.
+    # wandb has no public reader of this file; names and values are in it as plain bytes.
     data = path.read_bytes()
     assert b"step/reward" in data
     assert b"eval/reward" in data
     assert b"checks" in data
 
 
-def test_the_python_example_prints_steps(watched: Guarded) -> None:
+def test_python_example_prints_steps(watched: Guarded) -> None:
     command = [sys.executable, str(EXAMPLE / "watch.py"), f"nats://127.0.0.1:{watched.port}"]
     assert first_line([*command, str(watched.keys / "observer"), RUN], watched) == "step"
     code = (EXAMPLE / "watch.py").read_text()
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
 
 
-def test_the_javascript_example_prints_steps(watched: Guarded, tmp_path: Path) -> None:
+def test_javascript_example_prints_steps(watched: Guarded, tmp_path: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("node and npm are not installed")
@@ -152,8 +169,8 @@ def test_the_javascript_example_prints_steps(watched: Guarded, tmp_path: Path) -
 
 
 def first_line(command: list[str], watched: Guarded) -> str:
-    """The first word that a program prints while a run goes on."""
-    with talking(watched):
+    """The first word that a program prints while a run publishes."""
+    with publishing(watched):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
         assert process.stdout is not None
         killer = threading.Timer(30, process.kill)
@@ -166,29 +183,31 @@ def first_line(command: list[str], watched: Guarded) -> str:
     return line.split()[0]
 
 
-def test_the_page_of_prometheus_is_bounded_and_escaped() -> None:
-    sink = Prometheus("0")
-    nasty = Heard.read(f"relax.{RUN}.event.x.0.y", b'{"kind": "a\\"b\\nc", "n": 1e999, "time": 3}')
-    assert nasty is not None
-    sink.take(nasty)
+def test_prometheus_page_is_bounded_and_escaped() -> None:
+    sink = Prometheus("0", RUN)
+    hostile = LogMessage.parse(f"relax.{RUN}.event.x.0.y", b'{"kind": "a\\"b\\nc", "n": 1e999, "time": 3}')
+    assert hostile is not None
+    sink.take(hostile)
     assert r'kind="a\"b\nc"' in sink.page()
     for n in range(30_000):
-        heard = Heard.read(f"relax.{RUN}.metric.r.{n}", b'{"rows": 1, "bad": "x", "nan": NaN}')
-        assert heard is not None
-        sink.take(heard)
+        message = LogMessage.parse(f"relax.{RUN}.metric.r.{n}", b'{"rows": 1, "bad": "x", "nan": NaN}')
+        assert message is not None
+        sink.take(message)
     assert len(sink.page().splitlines()) < 20_010
     assert "nan" not in sink.page()
     assert page_of(sink.port) == sink.page()
     sink.close()
     for subject, data in ((f"relax.{RUN}.metric.r", b"{}"), (f"relax.{RUN}.metric.r.0", b"[1]"), ("a.b.c.d.e", b"{}")):
-        assert Heard.read(subject, data) is None
+        assert LogMessage.parse(subject, data) is None
 
 
-def test_numbers_beyond_all_measure_are_passed_over() -> None:
+def test_numbers_out_of_range_are_ignored() -> None:
     huge = "1" + "0" * 400
-    heard = Heard.read(f"relax.{RUN}.metric.r.0", f'{{"kind": "step", "step": 3, "x": {huge}, "y": 1}}'.encode())
-    assert heard is not None
-    assert heard.scalars() == (3, {"step/y": 1.0})
-    heard = Heard.read(f"relax.{RUN}.metric.r.0", b'{"kind": "step", "step": 1e30, "y": 1}')
-    assert heard is not None
-    assert heard.scalars() is None
+    message = LogMessage.parse(
+        f"relax.{RUN}.metric.r.0", f'{{"kind": "step", "step": 3, "x": {huge}, "y": 1}}'.encode()
+    )
+    assert message is not None
+    assert message.scalars() == (3, {"step/y": 1.0})
+    message = LogMessage.parse(f"relax.{RUN}.metric.r.0", b'{"kind": "step", "step": 1e30, "y": 1}')
+    assert message is not None
+    assert message.scalars() is None

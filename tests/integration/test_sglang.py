@@ -29,7 +29,7 @@ from relax_actors.engines.torch.model import build, copy_into, tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ActorError, EngineError, StoreError
 from relax_actors.messages import FinishReason
-from relax_actors.supervision.janitor import MEMORY, members
+from relax_actors.supervision.janitor import SHARED_MEMORY, members
 from relax_actors.weights import files as weights
 from tests.support.running import wait_until
 from tests.support.sglang_servers import (
@@ -447,7 +447,7 @@ def test_a_model_with_experts_gives_the_same_log_probs_and_tells_the_experts(tmp
 
 def test_nothing_is_left_of_a_server_whose_keeper_and_supervisor_are_killed(tmp_path: Path) -> None:
     def left() -> set[Path]:
-        return {*Path(MEMORY).glob("s*"), *Path(tempfile.gettempdir()).glob("relax-sglang-*")}
+        return {*Path(SHARED_MEMORY).glob("s*"), *Path(tempfile.gettempdir()).glob("relax-sglang-*")}
 
     before = left()
     config_of(tmp_path / "run", DENSE)

@@ -15,9 +15,9 @@ from broker.errors import CodecError, StoreError
 from broker.ordered_consumer import OrderedConsumer
 from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
-from relax_actors.cli.summary import read_ledger
 from relax_actors.messages import Batch
 from relax_actors.monitoring.connection import connected
+from relax_actors.monitoring.summary import read_ledger
 from relax_actors.roles.prompts import WORDS
 from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS

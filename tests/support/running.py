@@ -19,7 +19,7 @@ from broker.errors import BrokerError
 from broker.store import Store
 from broker.subjects import Subjects
 from broker.table import Table
-from relax_actors.cli.summary import read_ledger
+from relax_actors.monitoring.summary import read_ledger
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.training.ledger import Ledger
 

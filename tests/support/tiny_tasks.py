@@ -110,7 +110,7 @@ def share_of_sevens_or_nothing(completion: str, prompt: Prompt) -> float:
 
 
 def poison_until_fixed(completion: str, prompt: Prompt) -> float:
-    """Fails on some rows until the file that the environment names is there."""
+    """Fails on some rows until the file named by the environment variable FIXED exists."""
     if is_poison(prompt) and not Path(os.environ["FIXED"]).exists():
         msg = "not fixed yet"
         raise RuntimeError(msg)

@@ -1,4 +1,4 @@
-"""A configuration is read strictly, and every refusal names the file, the key and a way out."""
+"""Reading a configuration: strict validation, and errors that name the file, the key and the remedy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relax_actors.cli.check import examine
-from relax_actors.config import BUILT_IN, Config, load_config, validate
+from relax_actors.config import Config, load_config, validate
 from relax_actors.engines.megatron import presence
 from relax_actors.errors import ConfigError
-from relax_actors.roles import make_role, replicas, role_class, role_names, section_of
+from relax_actors.registry.catalog import ROLES
+from relax_actors.roles import built_in_spec, make_role, replicas, role_class, role_names, section_of
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 SMALL = """\
@@ -60,7 +61,7 @@ def test_the_demo_loads() -> None:
     assert role_names(config) == ["reward", "advantages", "evaluator", "prompts", "rollout", "trainer"]
 
 
-def test_a_small_file_is_enough_and_defaults_fill_the_rest(write: Write) -> None:
+def test_defaults_complete_a_minimal_file(write: Write) -> None:
     config = load_config(write())
     assert config.folder == Path("runs/run")
     assert config.store_path == Path("runs/run/store")
@@ -68,13 +69,13 @@ def test_a_small_file_is_enough_and_defaults_fill_the_rest(write: Write) -> None
     assert config.eval is None
 
 
-def test_a_configuration_survives_being_saved(write: Write) -> None:
+def test_a_saved_configuration_loads_unchanged(write: Write) -> None:
     for path in (DEMO, write('[roles.own]\nactor = "a.B"\nbudget = 3\n')):
         config = load_config(path)
         assert validate(config.model_dump(mode="json"), "saved") == config
 
 
-def test_a_configuration_does_not_change(write: Write) -> None:
+def test_a_configuration_is_immutable(write: Write) -> None:
     config = load_config(write())
     with pytest.raises(ValidationError, match="frozen"):
         config.run.steps = 3
@@ -91,7 +92,7 @@ def test_a_configuration_does_not_change(write: Write) -> None:
         ("[staleness]\nzzz = 4\n", "staleness.zzz", "known here: max, policy"),
     ],
 )
-def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str, remedy: str) -> None:
+def test_an_unknown_key_suggests_a_close_one(write: Write, more: str, key: str, remedy: str) -> None:
     path = write(more)
     assert refusal(path) == f"{path}: {key}: unknown key; {remedy}"
 
@@ -128,14 +129,16 @@ def test_an_unknown_key_suggests_the_close_one(write: Write, more: str, key: str
         ("algorithm.reject_low=1.1", "algorithm.reject_low", "less than or equal to 1"),
         ("algorithm.correction=tis", "algorithm", 'set algorithm.proximal to "trainer" or "actor_fwd"'),
         ("staleness.policy=correct", None, "set algorithm.correction (with algorithm.proximal) or algorithm.reject"),
-        ("weights.patience=1", "weights", 'is of use only with weights.transport = "torch"'),
-        ("weights.listen=0.0.0.0", "weights", "is of use only with"),
+        ("weights.patience=1", "weights", 'has no effect without weights.transport = "torch"'),
+        ("weights.listen=0.0.0.0", "weights", "has no effect without"),
         ("weights.patience=21", "weights.patience", "less than or equal to 20"),
         ("weights.transport=nccl", "weights.transport", "torch"),
         ("prompts.replicas=2", None, "prompts.replicas must be 1: one actor owns the admission of rows"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_allowed(write: Write, override: str, key: str | None, remedy: str) -> None:
+def test_a_wrong_value_is_refused_with_the_allowed_values(
+    write: Write, override: str, key: str | None, remedy: str
+) -> None:
     path = write()
     text = refusal(path, override)
     assert remedy in text
@@ -143,7 +146,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(write: Write, override: str
         assert text.startswith(f"{path}: {key}")
 
 
-def test_every_mistake_gets_a_line(write: Write) -> None:
+def test_each_mistake_is_reported_on_its_own_line(write: Write) -> None:
     lines = refusal(write(), "run.steps=x", "rollout.sampels=3", "staleness.max=-1").splitlines()
     assert len(lines) == 3
 
@@ -172,12 +175,12 @@ def test_every_mistake_gets_a_line(write: Write) -> None:
         ),
     ],
 )
-def test_what_is_missing_or_contradicts_itself_is_named(write: Write, text: str, key: str, remedy: str) -> None:
+def test_missing_and_contradictory_keys_are_named(write: Write, text: str, key: str, remedy: str) -> None:
     path = write(text=text)
     assert any(line.startswith(f"{path}: {key}:") and remedy in line for line in refusal(path).splitlines())
 
 
-def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     assert "give the path of a TOML file" in refusal(tmp_path / "none.toml")
     assert str(tmp_path) in refusal(tmp_path)
     broken = tmp_path / "broken.toml"
@@ -187,7 +190,7 @@ def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
     assert refusal(broken).startswith(f"{broken} cannot be read as TOML: ")
 
 
-def test_overrides_are_toml_values_and_else_strings(write: Write) -> None:
+def test_overrides_are_toml_values_or_plain_strings(write: Write) -> None:
     config = load_config(
         write(),
         [
@@ -266,12 +269,12 @@ def test_modules_beside_the_file_can_be_named(write: Write, tmp_path: Path) -> N
     assert role_names(config) == ["reward", "own", "advantages", "prompts", "rollout", "trainer"]
 
 
-def test_a_role_that_is_not_there_is_refused_with_those_there_are(write: Write) -> None:
-    with pytest.raises(ConfigError, match="no role 'judge' in this run; there are reward, advantages"):
+def test_an_unknown_role_is_refused_with_the_list_of_roles(write: Write) -> None:
+    with pytest.raises(ConfigError, match="no role 'judge' in run run; its roles are reward, advantages"):
         role_class(load_config(write()), "judge")
 
 
-def test_a_deterministic_run_handles_rows_on_their_own(write: Write) -> None:
+def test_a_deterministic_run_generates_one_prompt_at_a_time(write: Write) -> None:
     assert load_config(write(), ["rollout.max_concurrent_prompts=8"]).rollout.max_concurrent_prompts == 8
     config = load_config(
         write(), ["rollout.max_concurrent_prompts=8", "run.deterministic=true", "rollout.group_size=5"]
@@ -280,8 +283,8 @@ def test_a_deterministic_run_handles_rows_on_their_own(write: Write) -> None:
     assert config.rollout.group_size == 5
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_a_built_in_name_is_refused_for_an_own_role(write: Write, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in ROLES.built_in if built_in_spec(name).section != "roles"])
+def test_a_role_of_the_user_cannot_have_the_name_of_a_built_in_role(write: Write, name: str) -> None:
     path = write(f'[roles.{name}]\nactor = "a.B"\n')
     assert re.search(
         rf"{re.escape(str(path))}: roles\.{name}: '{name}' is built in; choose another name", refusal(path)
@@ -289,43 +292,45 @@ def test_a_built_in_name_is_refused_for_an_own_role(write: Write, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["a.b", "a b", "*"])
-def test_a_role_name_that_can_be_no_column_is_refused(write: Write, name: str) -> None:
+def test_a_role_name_that_cannot_be_part_of_a_subject_is_refused(write: Write, name: str) -> None:
     path = write(f'[roles."{name}"]\nactor = "a.B"\n')
     assert f"{path}: role name '{name}' cannot be part of a subject" in refusal(path)
 
 
-def test_every_section_of_a_role_has_replicas_and_a_deadline() -> None:
+def test_every_role_has_replicas_and_a_deadline() -> None:
     config = load_config(DEMO)
     for name in role_names(config):
         assert replicas(config, name) >= 1
         assert section_of(config, name).deadline > 0
 
 
-def test_the_whole_tree_is_validated_at_once() -> None:
+def test_a_tree_is_validated_under_the_name_of_its_source() -> None:
     with pytest.raises(ConfigError, match="somewhere: model: is missing; add it"):
         validate({}, "somewhere")
     assert isinstance(validate({"model": {"path": "m"}, "data": {"kind": "jsonl"}}, "x"), Config)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", "::1", "localhost"])  # noqa: S104 refused
-def test_an_address_that_others_cannot_connect_to_is_refused(write: Write, listen: str) -> None:
+def test_a_listen_address_that_is_not_reachable_is_refused(write: Write, listen: str) -> None:
     text = refusal(write(), "weights.transport=torch", f"weights.listen={listen}")
-    assert f"weights.listen = '{listen}' is no IPv4 address that others can connect to" in text
+    assert f"weights.listen = '{listen}' is not an IPv4 address that other machines can connect to" in text
 
 
 def test_simulated_engines_have_no_weights_to_send() -> None:
     simulated = Path(__file__).parents[1] / "support" / "cluster.toml"
-    with pytest.raises(ConfigError, match=r'weights.transport = "torch" needs tensors to send, .* set "store"'):
+    with pytest.raises(
+        ConfigError, match=r'weights.transport = "torch": simulated engines have no tensors to send; set "store"'
+    ):
         load_config(simulated, ["weights.transport=torch"])
 
 
-def test_a_group_of_ranks_sends_no_weights_from_memory() -> None:
+def test_ranks_of_megatron_cannot_send_weights_from_memory() -> None:
     wide = ["trainer.backend=megatron", "trainer.megatron.ranks=2", "weights.transport=torch"]
-    with pytest.raises(ConfigError, match=r'the ranks of trainer.megatron are others .* set "store"'):
-        load_config(DEMO, wide)
+    (error,) = examine(load_config(DEMO, wide)).errors
+    assert "the weights are in the processes of the ranks; set weights.transport" in error
 
 
-def test_weights_from_memory_survive_being_saved_and_count_as_memory(write: Write) -> None:
+def test_the_memory_transport_is_saved_and_counted_as_memory(write: Write) -> None:
     for more in ((), ("weights.listen=10.0.0.1", "weights.patience=3")):
         config = load_config(DEMO, ["weights.transport=torch", *more])
         assert validate(config.model_dump(mode="json"), "saved") == config
@@ -348,7 +353,7 @@ def with_roles(*names: str, **algorithm: object) -> list[str]:
     return [f"roles.{name}.replicas=1" for name in names] + [f"algorithm.{k}={v}" for k, v in algorithm.items()]
 
 
-def test_roles_that_score_need_no_actor_and_start_after_what_needs_no_torch() -> None:
+def test_scoring_roles_need_no_actor_and_start_after_light_roles() -> None:
     config = load_config(DEMO, [*with_roles("actor_fwd", "reference"), "roles.reference.max_concurrent_rows=3"])
     order = ["reward", "advantages", "evaluator", "prompts", "rollout", "reference", "actor_fwd", "trainer"]
     assert role_names(config) == order
@@ -360,20 +365,20 @@ def test_roles_that_score_need_no_actor_and_start_after_what_needs_no_torch() ->
         make_role(load_config(DEMO, ["roles.reference.max_concurrent_rows=0"]), "reference")
 
 
-def test_another_role_still_needs_its_actor(write: Write) -> None:
+def test_an_unregistered_role_needs_an_actor(write: Write) -> None:
     assert "roles.own.actor: is missing; add it" in refusal(write("[roles.own]\nreplicas = 1\n"))
 
 
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (with_roles("reference"), "roles.reference would compute log-probs that nobody reads, for algorithm.kl_coef"),
-        (with_roles("actor_fwd"), 'nobody reads, for algorithm.proximal is "rollout": set it to "actor_fwd"'),
-        (with_roles("actor_fwd", proximal="trainer"), "roles.actor_fwd would compute log-probs that nobody reads"),
+        (with_roles("reference"), "roles.reference would compute log-probs that no role reads: algorithm.kl_coef"),
+        (with_roles("actor_fwd"), 'no role reads: algorithm.proximal is "rollout"; set it to "actor_fwd"'),
+        (with_roles("actor_fwd", proximal="trainer"), "roles.actor_fwd would compute log-probs that no role reads"),
         (with_roles(proximal="actor_fwd"), 'add [roles.actor_fwd], or set algorithm.proximal = "trainer"'),
         (
             ["placement.colocate=[['rollout', 'trainer']]", "trainer.device=cpu", "rollout.device=cuda:1"],
-            "are on one device, but are told different ones",
+            "share one device, but are set to different ones",
         ),
     ],
 )
@@ -387,19 +392,19 @@ def test_a_placement_that_contradicts_the_algorithm_is_refused(overrides: list[s
     [
         ([], "log-probs of a reference are not needed: algorithm.kl_coefficient = 0"),
         (with_roles(kl_coefficient=0.1), "(algorithm.kl_coefficient > 0): computed inside the trainer"),
-        (with_roles("reference", kl_coefficient=0.1), "computed by actors of its own, from version 0"),
-        (with_roles(proximal="trainer"), "those of the trainer's own pass, which costs no other"),
-        (with_roles("actor_fwd", proximal="actor_fwd"), "computed by actors of their own, from the newest weights"),
+        (with_roles("reference", kl_coefficient=0.1), "computed by the role reference, from version 0"),
+        (with_roles(proximal="trainer"), "those of the trainer's own forward pass, at no further cost"),
+        (with_roles("actor_fwd", proximal="actor_fwd"), "computed by the role actor_fwd, from the newest weights"),
         (["placement.colocate=[['rollout','trainer']]"], "one actor at a time: rollout (1), trainer (1)"),
     ],
 )
-def test_the_check_says_who_computes_which_log_probs_and_where(overrides: list[str], note: str) -> None:
+def test_the_check_notes_which_role_computes_log_probs(overrides: list[str], note: str) -> None:
     findings = examine(load_config(DEMO, overrides))
     assert findings.errors == ()
     assert any(note in found for found in findings.notes)
 
 
-def test_a_role_that_scores_by_megatron_needs_it_installed() -> None:
+def test_a_scoring_role_with_megatron_needs_it_installed() -> None:
     overrides = ["roles.reference.backend=megatron", "algorithm.kl_coefficient=0.1"]
     errors = examine(load_config(DEMO, overrides)).errors
     try:
@@ -409,18 +414,34 @@ def test_a_role_that_scores_by_megatron_needs_it_installed() -> None:
         assert error.startswith('roles.reference.backend = "megatron" needs megatron.core')
     else:
         assert errors == ()
-    with pytest.raises(ConfigError, match=r"roles\.reference\.backend: Input should be 'torch' or 'megatron'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"roles\.reference\.backend: .*'sglang' is not a known scoring engine; known: torch, megatron",
+    ):
         make_role(load_config(DEMO, ["roles.reference.backend=sglang"]), "reference")
 
 
-def test_sglang_is_given_weights_of_known_models_with_experts_only() -> None:
+def test_sglang_supports_only_known_models_with_experts() -> None:
     elsewhere = ["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"]
     moe = ["num_experts=8", "num_local_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=32"]
     overrides = [*elsewhere, *(f"model.architecture.{setting}" for setting in moe)]
     assert examine(load_config(DEMO, [*overrides, "model.architecture.model_type=qwen3_moe"])).errors == ()
     (error,) = examine(load_config(DEMO, [*overrides, "model.architecture.model_type=mixtral"])).errors
     assert "with a model of type mixtral" in error
-    assert "qwen3_moe only" in error
+    assert "only qwen2_moe, qwen3_moe are supported" in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.min_tokens=3"], "rollout.min_tokens = 3: log-probs of SGLang"),
+        (["rollout.sglang.urls=['http://127.0.0.1:1']", "rollout.replicas=2"], "give each actor one"),
+        (["rollout.options.x=1"], "rollout.options: the backend 'sglang' takes none; remove x"),
+    ],
+)
+def test_settings_that_sglang_cannot_follow_are_refused(overrides: list[str], said: str) -> None:
+    (error,) = examine(load_config(DEMO, ["rollout.backend=sglang", *overrides])).errors
+    assert said in error
 
 
 def test_router_replay_needs_a_model_with_experts() -> None:
@@ -433,7 +454,7 @@ def test_router_replay_needs_a_model_with_experts() -> None:
     assert any("recorded and replayed: 6 bytes a token" in note for note in findings.notes)
 
 
-def test_a_module_beside_the_configuration_hides_no_installed_one(write: Write, tmp_path: Path) -> None:
+def test_a_module_beside_the_configuration_does_not_shadow_an_installed_one(write: Write, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError('this is not the one that is meant')")
     (tmp_path / "beside_it.py").write_text("import json; here = json.dumps(1)")
     code = (
@@ -445,29 +466,29 @@ def test_a_module_beside_the_configuration_hides_no_installed_one(write: Write, 
     assert str(tmp_path) not in found.stdout
 
 
-def test_log_probs_that_a_role_of_the_users_reads_are_not_idle(write: Write, tmp_path: Path) -> None:
+def test_log_probs_that_a_custom_role_reads_are_accepted(write: Write, tmp_path: Path) -> None:
     (tmp_path / "reads_the_reference.py").write_text(
         "from relax_actors import Role\nclass Own(Role):\n    reads = ('reference',)\n    writes = 'own'\n"
         "    def handle(self, row):\n        return 1\n"
     )
     path = write('[roles.reference]\n[roles.own]\nactor = "reads_the_reference.Own"\n')
-    assert not any("nobody reads" in error for error in examine(load_config(path)).errors)
+    assert not any("no role reads" in error for error in examine(load_config(path)).errors)
 
 
 @pytest.mark.parametrize(
     ("groups", "error"),
     [
-        ("[['trainer']]", "['trainer'] is one role, which shares its device with nobody"),
+        ("[['trainer']]", "['trainer'] has only one role; name at least two"),
         ("[['trainer', 'rollout'], ['reward', 'rollout']]", "names 'rollout' twice"),
-        ("[['trainer', 'reference']]", "names 'reference'; roles of this run that compute are ['advantages', "),
-        ("[['trainer', 'prompts']]", "names 'prompts'; roles of this run that compute"),
+        ("[['trainer', 'reference']]", "names 'reference'; the roles of this run that compute are ['advantages', "),
+        ("[['trainer', 'prompts']]", "names 'prompts'; the roles of this run that compute"),
     ],
 )
-def test_groups_that_take_turns_are_roles_of_the_run_each_once(write: Write, groups: str, error: str) -> None:
+def test_colocated_groups_name_roles_of_the_run_once(write: Write, groups: str, error: str) -> None:
     assert error in refusal(write(), f"placement.colocate={groups}")
 
 
-def test_only_a_trainer_without_the_role_keeps_a_reference() -> None:
+def test_the_trainer_keeps_a_reference_only_without_the_role() -> None:
     assert load_config(DEMO, with_roles(kl_coefficient=0.1)).computes_reference
     assert not load_config(DEMO, with_roles("reference", kl_coefficient=0.1)).computes_reference
     assert not load_config(DEMO).computes_reference

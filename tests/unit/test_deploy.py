@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from broker.server import find_binary
-from relax_actors.cli.keys import ROUTE_PORT, Settings, make_keys
-from relax_actors.config import BUILT_IN
-from relax_actors.config.placement import OPTIONAL
+from relax_actors.cli.credential_files import ROUTE_PORT, Settings, make_keys
+from relax_actors.registry.catalog import ROLES
 from tests.support.running import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +77,7 @@ def test_every_container_knows_all_three_servers() -> None:
     )
     three = {f"nats://{name}:4222" for name in ("nats", "nats-2", "nats-3")}
     clients = [name for name, service in base.items() if "nats://nats:4222" in str(service.get("command"))]
-    assert len(clients) > len(BUILT_IN)
+    assert len(clients) >= len(ROLES.built_in)
     for name in clients:
         assert set(re.findall(r"nats://[\w-]+:4222", str(more.get(name)))) == three, name
         old, new = (re.sub(r"nats://\S+:4222", "", str(service["command"])) for service in (base[name], more[name]))
@@ -87,11 +86,11 @@ def test_every_container_knows_all_three_servers() -> None:
 
 def test_compose_has_a_service_for_every_built_in_role() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
-    for role in (*BUILT_IN, *OPTIONAL):
+    for role in ROLES.built_in:
         assert f"- keys-{role}:/keys/{role}\n" in text, role
     nodes = re.findall(r"--role, (\w+)", text)
     (with_up,) = re.findall(r"--roles ([\w,]+)", text)
-    assert {*nodes, *with_up.split(",")} == {*BUILT_IN, *OPTIONAL}
+    assert {*nodes, *with_up.split(",")} == {*ROLES.built_in}
 
 
 def test_kustomization_builds(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 import relax_actors
 from relax_actors.cli.check import examine
-from relax_actors.cli.main import app
+from relax_actors.cli.main import build
 from relax_actors.config import Config, load_config
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,7 @@ def test_included_files_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_options_exist(page: Path) -> None:
+    app = build(["up"])
     for words in relax_commands(page.read_text()):
         command = typer.main.get_command(app)
         for word in words:

@@ -1,4 +1,4 @@
-"""Dotted paths load what they name, and say what is wrong when they do not."""
+"""Dotted paths load the object that they name; errors name the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_both_forms_name_the_same_object(path: str) -> None:
     assert load(path, "data.function") is json.dumps
 
 
-def test_a_module_of_the_users_is_imported(package: str) -> None:
+def test_a_module_on_the_import_path_is_imported(package: str) -> None:
     assert callable(load(f"{package}.rewards.shortest", "reward.function"))
 
 
 @pytest.mark.parametrize("path", ["", "json", "json.", ".dumps", "json:", ":dumps", "a b.c", "json:a:b", "json..dumps"])
-def test_a_path_of_another_form_is_refused(path: str) -> None:
+def test_a_malformed_path_is_refused_with_the_form(path: str) -> None:
     with pytest.raises(ConfigError, match=r"write package.module.name or package.module:name") as caught:
         load(path, "data.function")
     assert repr(path) in str(caught.value)
@@ -56,7 +56,7 @@ def test_a_missing_top_module_names_the_remedy() -> None:
         load("qqxyzzy.inner.function", "data.function")
 
 
-def test_a_module_that_is_no_package_has_no_submodules(package: str) -> None:
+def test_a_plain_module_has_no_submodules(package: str) -> None:
     with pytest.raises(ConfigError, match=rf"module {package}.rewards.inner not found"):
         load(f"{package}.rewards.inner.name", "data.function")
 

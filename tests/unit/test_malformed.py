@@ -203,7 +203,7 @@ def test_experts_that_no_router_of_the_model_chose_are_told(tmp_path: Path, chan
 
 
 @given(st.lists(SEEDS, max_size=30))
-def test_the_display_outlives_any_event_and_metric(seeds: list[int]) -> None:
+def test_live_view_survives_any_event_and_metric(seeds: list[int]) -> None:
     progress = Progress("x", 100)
     for seed in seeds:
         message = Fuzzer("x", seed)._log()
@@ -215,7 +215,7 @@ def test_the_display_outlives_any_event_and_metric(seeds: list[int]) -> None:
     assert 0 <= progress.step <= 100
 
 
-def test_the_display_believes_what_is_sound() -> None:
+def test_live_view_ignores_malformed_metrics() -> None:
     progress = Progress("x", 100)
     good = {"kind": "step", "step": 7, "reward": 0.5, "time": 3.0, "staleness": 1}
     progress.take("relax.x.metric.trainer.0", json.dumps(good).encode())

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_actors.data.plain import plain
-from relax_actors.data.sources import PromptSource, open_source
+from relax_actors.data.source import DataSource
+from relax_actors.data.sources import open_source
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
 
@@ -41,7 +42,7 @@ def table(tmp_path: Path, rows: list[dict[str, Any]], group: int = 3) -> Path:
     return path
 
 
-def all_of(source: PromptSource) -> list[Task]:
+def all_of(source: DataSource) -> list[Task]:
     return [source[i] for i in range(len(source))]
 
 
@@ -222,8 +223,8 @@ def test_a_setting_that_the_kind_needs_is_named(kind: Any, name: str) -> None:
 
 
 def test_an_unknown_kind_and_a_size_of_zero_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data.kind = 'csv' is unknown"):
-        open_source("csv")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"data.kind = 'csv' is not a known data source"):
+        open_source("csv")
     with pytest.raises(ConfigError, match=r"data.size = 0"):
         open_source("reasoning_gym", task="chain_sum", size=0)
 
@@ -266,7 +267,7 @@ def test_a_task_without_one_answer_has_an_empty_one() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("chain_sums", {}, r"^data.task = 'chain_sums' is no task of reasoning-gym; did you mean chain_sum"),
+        ("chain_sums", {}, r"^data.task = 'chain_sums' is not a task of reasoning-gym; did you mean chain_sum"),
         ("zzzzzz", {}, "use one of .*chain_sum, .*word_sorting"),
         ("chain_sum", {"max_term": 3}, r"^data.options = .*'chain_sum' refuses them .*max_term"),
         ("chain_sum", {"min_terms": 9, "max_terms": 3}, r"^data.options = .* refuses them .AssertionError"),

@@ -177,7 +177,7 @@ def test_math_verify_works_outside_the_main_thread(capfd: pytest.CaptureFixture[
 
 
 def test_math_verify_refuses_an_answer_without_mathematics() -> None:
-    with pytest.raises(RowError, match="finds no mathematics in the answer"):
+    with pytest.raises(RowError, match="finds no expression in the answer"):
         math_verify("4", prompt("$$"))
 
 
@@ -306,7 +306,7 @@ def test_any_finite_real_number_is_a_reward(value: object, number: float) -> Non
     [None, "1", math.nan, math.inf, -math.inf, np.float32("nan"), 1e39, 10**400, 1j, [1.0], np.ones(1), {}, object],
 )
 def test_anything_else_is_a_row_error_that_names_reward_and_value(value: object) -> None:
-    with pytest.raises(RowError, match="reward mine gave") as caught:
+    with pytest.raises(RowError, match="reward mine returned") as caught:
         checked(value, "mine")
     assert repr(value)[:200] in str(caught.value)
 
@@ -330,9 +330,9 @@ def test_a_users_reward_goes_by_its_path(functions: str) -> None:
     [
         (
             "exact_mach",
-            r"is no built-in reward; did you mean exact_match.*\? use one of exact_match, math_verify, numeric_",
+            r"is not a known reward function; did you mean 'exact_match'.*\? known: exact_match, math_verify, numeric_",
         ),
-        ("zzz", r"is no built-in reward; use one of exact_match"),
+        ("zzz", r"is not a known reward function; known: exact_match"),
         ("{}.constant", "is a int; name a function"),
         ("{}.alone", r"cannot be called with \(completion, prompt\)"),
         ("{}.later", r"cannot be called with \(completion, prompt\)"),
@@ -366,7 +366,7 @@ def test_weighted_rewards_are_the_weighted_sum(weights: dict[str, float], comple
 
 
 def test_each_part_of_a_weighted_reward_is_checked(functions: str) -> None:
-    with pytest.raises(RowError, match=f"reward {functions}.nan gave nan"):
+    with pytest.raises(RowError, match=f"reward {functions}.nan returned nan"):
         load_rewards({"exact_match": 1.0, f"{functions}.nan": 0.0})("x", prompt("x"))
 
 
@@ -377,7 +377,7 @@ def test_each_part_of_a_weighted_reward_is_checked(functions: str) -> None:
         ({"exact_match": math.nan}, "the weight of 'exact_match' is nan"),
         ({"exact_match": "1"}, "the weight of 'exact_match' is '1'"),
         ({"exact_match": True}, "the weight of 'exact_match' is True"),
-        ({"exact_mach": 1.0}, "is no built-in reward"),
+        ({"exact_mach": 1.0}, "is not a known reward function"),
     ],
 )
 def test_wrong_weights_are_config_errors(weights: Any, said: str) -> None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts, MoeFacts
+from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.sglang.arguments import CPU_TOKENS, server_arguments
 from relax_actors.engines.sglang.concurrency import Concurrency
@@ -37,7 +38,7 @@ from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
 from relax_actors.messages import FinishReason
 from relax_actors.supervision.inference_server import answers, free_port, generates
-from relax_actors.supervision.janitor import MEMORY, members, segments
+from relax_actors.supervision.janitor import SHARED_MEMORY, members, segments
 from relax_actors.weights import files as weights
 from tests.support.running import wait_until
 from tests.support.sglang_servers import MOE
@@ -199,8 +200,6 @@ def test_a_server_is_told_what_the_configuration_says() -> None:
 @pytest.mark.parametrize(
     ("rollout", "why"),
     [
-        ({"min_tokens": 3}, "rollout.min_tokens = 3"),
-        ({"sglang": {"urls": ["http://a"]}, "replicas": 2}, "give each actor one"),
         ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "servers of our own; use"),
         ({"sglang": {"api_key_file": "key"}}, "is for urls"),
         ({"sglang": {"urls": ["http://a", "http://a/"]}, "replicas": 2}, "more than once"),
@@ -212,9 +211,13 @@ def test_settings_that_cannot_work_are_refused(rollout: dict[str, Any], why: str
 
 
 def test_a_run_starts_servers_unless_it_is_given_some() -> None:
-    assert config_of().owns_servers
-    assert not config_of(rollout={"backend": "sglang", "sglang": {"urls": ["http://a"]}}).owns_servers
-    assert not config_of(rollout={"backend": "transformers"}).owns_servers
+    external = config_of(rollout={"backend": "sglang", "sglang": {"urls": ["http://a"]}})
+    for config, starts in (
+        (config_of(), True),
+        (external, False),
+        (config_of(rollout={"backend": "transformers"}), False),
+    ):
+        assert bool(inference_backend(config).server_module(config)) == starts
 
 
 def test_without_sglang_the_error_names_the_command() -> None:
@@ -356,7 +359,7 @@ def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segmen
 
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    segment = Path(tempfile.mkstemp(prefix="sglang_test_", dir=MEMORY)[1])
+    segment = Path(tempfile.mkstemp(prefix="sglang_test_", dir=SHARED_MEMORY)[1])
     read, write = os.pipe()
     code = (
         f"file = open({str(segment)!r})\n"
@@ -368,7 +371,7 @@ def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segmen
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
         assert child.stdout is not None
-        semaphore = Path(MEMORY) / f"sem.{child.stdout.readline().decode().strip()[1:]}"
+        semaphore = Path(SHARED_MEMORY) / f"sem.{child.stdout.readline().decode().strip()[1:]}"
         assert semaphore.exists()
         assert child.pid in members(child.pid)
         assert segments(child.pid) == {str(segment), str(semaphore)}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import StoreError
-from relax_actors.cli.simulate import Mode, Prediction, best_split, configured
+from relax_actors.cli.prediction import Mode, Prediction, best_split, mode_config
 from relax_actors.config import Config, load_config
 from relax_actors.config.simulate import Distribution
 from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
@@ -125,12 +125,12 @@ def test_mistakes_are_named(settings: list[str], message: str) -> None:
 
 def test_every_row_that_may_be_admitted_is_generated_at_once() -> None:
     config = calibrated(load_config(DENSE))
-    derived = configured(config, Mode("separate", 2, 6), Path("somewhere"))
+    derived = mode_config(config, Mode("separate", 2, 6), Path("somewhere"))
     assert derived.simulate is not None
     assert derived.rollout.replicas * derived.rollout.max_concurrent_prompts == 3 * config.trainer.prompts_per_step
     assert (derived.simulate.devices_of("rollout"), derived.simulate.devices_of("trainer")) == (6, 10)
     assert derived.staleness.max == 2
-    colocated = configured(config, Mode("colocated", 0, 6), Path("somewhere"))
+    colocated = mode_config(config, Mode("colocated", 0, 6), Path("somewhere"))
     assert colocated.simulate is not None
     assert (colocated.simulate.devices_of("rollout"), colocated.simulate.devices_of("trainer")) == (16, 16)
 

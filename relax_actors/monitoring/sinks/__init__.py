@@ -1,71 +1,70 @@
-"""Where a monitor writes what it hears, besides the terminal."""
+"""Registry of the sinks of `relax monitor`.
+
+To add a sink, write a class that follows `Sink` and add its line to `SINKS`. Another distribution adds one by an entry
+point of the group `relax_actors.monitors`:
+
+    [project.entry-points."relax_actors.monitors"]
+    csv = "my_package.csv_sink:CsvSink"
+"""
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any, Protocol
+from collections.abc import Callable
+from contextlib import ExitStack
 
-TOKENS = 5
-MOST_STEPS = 1 << 53
+from relax_actors.errors import ConfigError
+from relax_actors.monitoring.sinks.base import LogMessage, Sink
+from relax_actors.registry import Registry
+
+SINKS: Registry[Callable[[str, str], Sink]] = Registry(
+    "sink",
+    "relax_actors.monitors",
+    {
+        "prometheus": "relax_actors.monitoring.sinks.prometheus:Prometheus",
+        "tensorboard": "relax_actors.monitoring.sinks.tensorboard:TensorBoard",
+        "wandb": "relax_actors.monitoring.sinks.wandb:WeightsAndBiases",
+    },
+)
 
 
-class Sink(Protocol):
-    """Takes in messages of a run's log."""
+def open_sink(setting: str, run: str) -> Sink:
+    """Open the sink of one option `--sink NAME=TARGET`.
 
-    def take(self, heard: Heard) -> None:
-        """Take one message in."""
+    Args:
+        setting: NAME=TARGET, where NAME is registered or the dotted path of a class.
+        run: name of the run.
 
-    def close(self) -> None:
-        """Write what is left."""
+    Raises:
+        ConfigError: an unknown sink, an unusable target, or a package that is not installed.
+    """
+    name, _, target = setting.partition("=")
+    if not name or not target:
+        msg = f"--sink {setting!r} is no NAME=TARGET; names are {', '.join(SINKS.names())}"
+        raise ConfigError(msg)
+    factory = SINKS.load(name, "--sink")
+    if not callable(factory):
+        msg = f"--sink {name}: {factory!r:.200} is not the class of a sink; fix the dotted path or the entry point"
+        raise ConfigError(msg)
+    try:
+        return factory(target, run)
+    except OSError as error:
+        msg = f"--sink {setting}: {error}; give another target, or fix its permissions"
+        raise ConfigError(msg) from error
 
 
-class Heard:
-    """A message of `relax.<run>.event.>` or `relax.<run>.metric.>`: its tokens, and the JSON object that it holds."""
+def open_sinks(settings: list[str], run: str) -> list[Sink]:
+    """Open the sinks of all options `--sink`; if one fails, close the others.
 
-    __slots__ = ("body", "is_event", "n", "role", "run")
+    Raises:
+        ConfigError: as by `open_sink`.
+    """
+    with ExitStack() as opened:
+        sinks = []
+        for setting in settings:
+            sinks.append(open_sink(setting, run))
+            opened.callback(sinks[-1].close)
+        opened.pop_all()
+    return sinks
 
-    def __init__(self, run: str, role: str, n: str, body: dict[str, Any], *, is_event: bool) -> None:
-        self.run, self.role, self.n, self.body, self.is_event = run, role, n, body, is_event
 
-    @classmethod
-    def read(cls, subject: str, data: bytes) -> Heard | None:
-        """A message read; None if it is none of ours."""
-        tokens = subject.split(".")
-        if len(tokens) < TOKENS or tokens[2] not in ("event", "metric"):
-            return None
-        try:
-            body = json.loads(data)
-        except (ValueError, RecursionError):
-            return None
-        return (
-            cls(tokens[1], tokens[3], tokens[4], body, is_event=tokens[2] == "event")
-            if isinstance(body, dict)
-            else None
-        )
-
-    @property
-    def kind(self) -> str:
-        """What kind of event it is, or of what the measurements are; empty for those of an actor."""
-        return str(self.body.get("kind", ""))[:64]
-
-    def numbers(self) -> dict[str, float]:
-        """What was measured, by name."""
-        skipped = ("time", "n", "kind", "role")
-        return {
-            name: float(value)
-            for name, value in self.body.items()
-            if name not in skipped and isinstance(value, int | float) and abs(value) <= sys.float_info.max
-        }
-
-    def scalars(self) -> tuple[int, dict[str, float]] | None:
-        """What is drawn over optimizer steps: of a step `step/<name>`, of the evaluation of a version `eval/reward`."""
-        numbers = self.numbers()
-        if any(abs(numbers.get(name, 0.0)) >= MOST_STEPS for name in ("step", "version")):
-            return None
-        if self.kind == "step" and not self.is_event and "step" in numbers:
-            step = int(numbers.pop("step"))
-            return step, {f"step/{name}": value for name, value in numbers.items()}
-        if self.kind == "evaluated" and self.is_event and {"version", "reward"} <= numbers.keys():
-            return int(numbers["version"]), {"eval/reward": numbers["reward"]}
-        return None
+__all__ = ["SINKS", "LogMessage", "Sink", "open_sink", "open_sinks"]

@@ -1,4 +1,4 @@
-"""A run's measurements as Prometheus reads them: a page of text, made when it is asked for."""
+"""Sink that serves the measurements of a run to Prometheus."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from relax_actors.errors import ConfigError
-from relax_actors.monitoring.sinks import Heard
+from relax_actors.monitoring.sinks.base import LogMessage
 
-MOST_SERIES = 20_000
-_NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
-Series = tuple[str, tuple[tuple[str, str], ...]]
+MAX_SERIES = 20_000
+"""Further series are ignored: any client of the broker can publish new names, and memory is bounded."""
+_INVALID = re.compile(r"[^a-zA-Z0-9_]")
+Labels = tuple[tuple[str, str], ...]
+Series = tuple[str, Labels]
 
 
 class Prometheus:
-    """Serves `/metrics`.
+    """Sink with an HTTP server of its own, which serves `/metrics`.
 
-        relax_step_<name>{run}              of the last optimizer step
-        relax_actor_<name>{run,role,n}      of an actor, about once a second
-        relax_events_total{run,role,kind}   events heard
+        relax_step_<name>{run}              measurements of the last optimizer step
+        relax_actor_<name>{run,role,n}      state of an actor, about once a second
+        relax_events_total{run,role,kind}   events received
 
     Args:
-        at: `port` or `host:port`; 127.0.0.1 if no host is given.
+        target: `port` or `host:port`; 127.0.0.1 if no host is given.
+        run: name of the run; not used.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the port is invalid or in use.
     """
 
-    def __init__(self, at: str) -> None:
-        host, _, port = at.rpartition(":")
+    def __init__(self, target: str, run: str) -> None:  # noqa: ARG002 the signature of every sink
+        host, _, port = target.rpartition(":")
         self._values: dict[Series, float] = {}
         self._lock = threading.Lock()
         page = self.page
@@ -50,37 +53,39 @@ class Prometheus:
         try:
             self._server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
         except (OSError, ValueError, OverflowError) as error:
-            msg = f"--prometheus {at}: {error}; give a free port, or host:port"
+            msg = f"--sink prometheus={target}: {error}; give a free port, or host:port"
             raise ConfigError(msg) from error
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True).start()
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port that the server listens on."""
         return int(self._server.server_address[1])
 
-    def take(self, heard: Heard) -> None:
-        """Keep the last value of each series."""
-        if heard.is_event:
-            labels = (("run", heard.run), ("role", heard.role), ("kind", heard.kind))
+    def take(self, message: LogMessage) -> None:
+        """Store the last value of each series, and count events."""
+        labels: Labels
+        if message.is_event:
+            labels = (("run", message.run), ("role", message.role), ("kind", message.kind))
             self._set(("relax_events_total", labels), 1.0, add=True)
             return
-        if heard.kind not in ("", "step"):
+        if message.kind == "step":
+            prefix, labels = "relax_step", (("run", message.run),)
+        elif not message.kind:
+            prefix, labels = "relax_actor", (("run", message.run), ("role", message.role), ("n", message.n))
+        else:
             return
-        step = heard.kind == "step"
-        actor = () if step else (("role", heard.role), ("n", heard.n))
-        labels_of = (("run", heard.run), *actor)
-        for name, value in heard.numbers().items():
-            self._set((f"relax_{'step' if step else 'actor'}_{_NOT_A_NAME.sub('_', name)[:64]}", labels_of), value)
+        for name, value in message.numbers().items():
+            self._set((f"{prefix}_{_INVALID.sub('_', name)[:64]}", labels), value)
 
     def _set(self, series: Series, value: float, *, add: bool = False) -> None:
         with self._lock:
-            if series in self._values or len(self._values) < MOST_SERIES:
+            if series in self._values or len(self._values) < MAX_SERIES:
                 self._values[series] = value + (self._values.get(series, 0.0) if add else 0.0)
 
     def page(self) -> str:
-        """All series as text."""
+        """Return all series in the text format of Prometheus."""
         with self._lock:
             known = sorted(self._values.items())
         lines: list[str] = []
@@ -89,7 +94,7 @@ class Prometheus:
             if name != last:
                 lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
                 last = name
-            shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+            shown = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
             lines.append(f"{name}{{{shown}}} {value!r}")
         return "\n".join(lines) + "\n"
 
@@ -99,5 +104,5 @@ class Prometheus:
         self._server.server_close()
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,44 +1,48 @@
-"""A run's steps and evaluations for Weights & Biases."""
+"""Sink that logs to Weights & Biases."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from relax_actors.errors import ConfigError
-from relax_actors.monitoring.sinks import Heard
+from relax_actors.monitoring.sinks.base import LogMessage
 
 
 class WeightsAndBiases:
-    """Logs `step/<name>` and `eval/reward` over `step` to a project, under the run's name.
+    """Sink of `step/<name>` and `eval/reward` over `step`, under the name of the run.
 
-    Account, mode and folder are those of wandb itself: `wandb login`, or `WANDB_MODE=offline`.
+    wandb itself is configured as usual: `wandb login`, or `WANDB_MODE=offline` and `WANDB_DIR`.
+
+    Args:
+        target: project.
+        run: name of the run.
 
     Raises:
         ConfigError: wandb is not installed, or its service refuses.
     """
 
-    def __init__(self, project: str, run: str) -> None:
+    def __init__(self, target: str, run: str) -> None:
         try:
             import wandb
         except ImportError as error:
-            msg = f"--wandb needs Weights & Biases: pip install wandb ({error})"
+            msg = f"--sink wandb needs Weights & Biases: pip install 'relax-actors[wandb]' ({error})"
             raise ConfigError(msg) from error
-        # What this process prints and this machine does is none of the run's.
+        # Output and load of the monitor's process say nothing about the run.
         settings = wandb.Settings(console="off", disable_git=True, x_disable_stats=True, x_disable_meta=True)
         try:
-            self._run: Any = wandb.init(project=project, name=run, settings=settings)
+            self._run: Any = wandb.init(project=target, name=run, settings=settings)
         except wandb.errors.Error as error:
-            msg = f"--wandb {project}: {error}; `wandb login`, or set WANDB_MODE=offline"
+            msg = f"--sink wandb={target}: {error}; run `wandb login`, or set WANDB_MODE=offline"
             raise ConfigError(msg) from error
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def take(self, heard: Heard) -> None:
-        """Log what is a step's or an evaluation's."""
-        if (found := heard.scalars()) is not None:
+    def take(self, message: LogMessage) -> None:
+        """Log the scalars of a step or an evaluation."""
+        if (found := message.scalars()) is not None:
             step, scalars = found
             self._run.log({"step": step, **scalars})
 
     def close(self) -> None:
-        """Hand over what is left."""
+        """Upload what is buffered, and finish the run."""
         self._run.finish()

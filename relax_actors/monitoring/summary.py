@@ -1,10 +1,9 @@
-"""The result of a run, read from its table."""
+"""Ledger and result of a run, read from its table."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from broker.table import Table
@@ -15,11 +14,30 @@ from relax_actors.runtime.cells import KINDS
 from relax_actors.training.ledger import Account, Ledger
 
 ENDS_OF_CURVE = 10
+"""Steps at the start and the end of a run whose mean rewards are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to. Rewards are means over the first and the last ten steps, `eval_*` over held-out prompts."""
+    """Result of a run.
+
+    Attributes:
+        run: name of the run.
+        steps: optimizer steps done.
+        reward_first: mean reward of the first ten steps.
+        reward_last: mean reward of the last ten steps.
+        seconds: duration of this `relax up`.
+        restarts: number of restarts of all actors.
+        admitted: rows admitted; trained + dropped + quarantined + in_flight.
+        trained: rows trained.
+        dropped: rows dropped.
+        quarantined: rows quarantined.
+        weights_fingerprint: digest of the last weights.
+        in_flight: rows without an end.
+        eval_first: mean reward over held-out prompts of the first evaluated version.
+        eval_last: mean reward over held-out prompts of the last evaluated version.
+        seconds_to_first_step: time from the start to the first optimizer step.
+    """
 
     run: str
     steps: int
@@ -38,25 +56,25 @@ class Summary:
     seconds_to_first_step: float | None = None
 
     def json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the result as plain data."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Mean reward of each step, and of each evaluated version."""
+    """Mean rewards as (step, reward), and of the evaluations as (version, reward)."""
 
     rewards: list[tuple[int, float]]
     evals: list[tuple[int, float]]
 
 
 def read_ledger(table: Table, config: Config) -> Ledger:
-    """The ledger of a run, from its cells as they are now; malformed ones are left out."""
+    """Compute the ledger of a run from its cells as they are now; malformed cells are ignored."""
     ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
     subjects = table.subjects
     columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
     numbered = [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
-    # Caught up: a checkpoint is written before the rows that it covers are purged, and must not be missing beside them.
+    # Caught up: rows are purged after the checkpoint that covers them, so reading must not miss that checkpoint.
     for cell_id, cell in table.snapshot([*columns, *numbered], caught_up=True):
         try:
             expected = KINDS.get(cell_id.kind)
@@ -67,8 +85,22 @@ def read_ledger(table: Table, config: Config) -> Ledger:
     return ledger
 
 
+def accounting(ledger: Ledger) -> dict[str, Any]:
+    """Return floor, number of rows by their end, and violations of a ledger as plain data."""
+    account = ledger.account()
+    return {
+        "floor": ledger.floor,
+        "admitted": account.admitted,
+        "trained": account.trained,
+        "dropped": account.dropped,
+        "quarantined": account.quarantined,
+        "in_flight": account.in_flight,
+        "violations": ledger.violations(),
+    }
+
+
 def read_curves(table: Table, ledger: Ledger) -> Curves:
-    """The reward curves of a run."""
+    """Read the reward curves of a run."""
     found: list[Evaluation] = []
     for _, cell in table.snapshot([table.subjects.numbered("evaluation", "*")]):
         with suppress(CodecError):
@@ -78,7 +110,14 @@ def read_curves(table: Table, ledger: Ledger) -> Curves:
 
 
 def summarise(table: Table, config: Config, *, seconds: float, restarts: int) -> tuple[Summary, Curves]:
-    """The result of a run as its table tells it."""
+    """Read the result of a run and its reward curves.
+
+    Args:
+        table: table of the run.
+        config: configuration of the run.
+        seconds: duration to report.
+        restarts: number of restarts to report.
+    """
     ledger = read_ledger(table, config)
     curves = read_curves(table, ledger)
     account: Account = ledger.account()
@@ -105,28 +144,3 @@ def summarise(table: Table, config: Config, *, seconds: float, restarts: int) ->
 
 def _mean(values: list[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
-
-
-def draw(curves: Curves, path: Path, title: str) -> None:
-    """Draw the reward curves to a PNG."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-    steps, rewards = [s for s, _ in curves.rewards], [r for _, r in curves.rewards]
-    axes.plot(steps, rewards, color="tab:blue", alpha=0.25, linewidth=0.8)
-    window = max(1, len(rewards) // 50)
-    smooth = [
-        sum(rewards[max(0, i - window) : i + 1]) / len(rewards[max(0, i - window) : i + 1]) for i in range(len(rewards))
-    ]
-    axes.plot(steps, smooth, color="tab:blue", label="reward of the step")
-    if curves.evals:
-        axes.plot(*zip(*curves.evals, strict=True), color="tab:orange", marker="o", label="held-out reward, greedy")
-    axes.set(xlabel="optimizer step", ylabel="reward", title=title)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)

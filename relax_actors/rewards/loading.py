@@ -1,66 +1,52 @@
-"""Reward functions by name."""
+"""Load the reward functions that a configuration names."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
 
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Prompt
-from relax_actors.registry.dotted import load
-from relax_actors.rewards import _math_verify, _reasoning_gym
-from relax_actors.rewards._math_verify import math_verify
-from relax_actors.rewards._numeric import numeric_match
-from relax_actors.rewards._reasoning_gym import reasoning_gym_score
-from relax_actors.rewards._text import exact_match, positional_match
+from relax_actors.registry.catalog import REWARDS
 from relax_actors.rewards._value import checked
 
 RewardFunction = Callable[[str, Prompt], float]
 
-_BUILT_IN: dict[str, RewardFunction] = {
-    "exact_match": exact_match,
-    "math_verify": math_verify,
-    "numeric_match": numeric_match,
-    "positional_match": positional_match,
-    "reasoning_gym_score": reasoning_gym_score,
-}
-_PACKAGES = {"math_verify": _math_verify.package, "reasoning_gym_score": _reasoning_gym.package}
-
 
 def load_reward(path: str, setting: str = "reward.function") -> RewardFunction:
-    """Return a built-in reward by its name, or a user's by its dotted path.
+    """Load a reward function by its name or dotted path.
 
-    What a user's function returns is not checked here; `checked` does.
+    Its values are not checked here; see `checked`.
+
+    Args:
+        path: registered name, or dotted path of a function.
+        setting: the configuration key that errors quote.
 
     Raises:
-        ConfigError: no such reward, its package is not installed, or it does not take (completion, prompt).
+        ConfigError: unknown name, package not installed, or a function that does not take (completion, prompt).
     """
-    if path in _BUILT_IN:
-        _PACKAGES.get(path, lambda: None)()
-        return _BUILT_IN[path]
+    reward = REWARDS.load(path, setting)
     where = f"{setting} = {path!r}"
-    if "." not in path and ":" not in path:
-        close = difflib.get_close_matches(path, _BUILT_IN)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        msg = f"{where} is no built-in reward; {hint}use one of {', '.join(_BUILT_IN)}, or package.module.function"
-        raise ConfigError(msg)
-    reward = load(path, setting)
     if not callable(reward):
         msg = f"{where} is a {type(reward).__name__}; name a function of (completion, prompt) that returns a number"
         raise ConfigError(msg)
     if inspect.iscoroutinefunction(reward) or not _takes_two(reward):
         msg = f"{where} cannot be called with (completion, prompt); write def {path[-40:]}(completion, prompt) -> float"
         raise ConfigError(msg)
+    getattr(reward, "check_requirements", lambda: None)()
     return reward
 
 
 def load_rewards(weights: Mapping[str, float], setting: str = "reward.function") -> RewardFunction:
-    """Return the weighted sum of the rewards named by the keys; each one is checked before it is added.
+    """Weighted sum of several reward functions; the value of each is checked before it is added.
+
+    Args:
+        weights: weight of each function, by name or dotted path.
+        setting: the configuration key that errors quote.
 
     Raises:
-        ConfigError: no rewards at all, a weight that is no finite number, or what `load_reward` raises.
+        ConfigError: the table is empty, a weight is not a finite number, or as `load_reward`.
     """
     if not weights:
         msg = f"{setting} names no reward; give at least one, as in {{ exact_match = 1.0 }}"

@@ -1,0 +1,250 @@
+"""Checks of a configuration, one function a concern.
+
+Each yields notes, and raises ConfigError for what cannot work.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from relax_actors.algorithms.estimators import load_estimator
+from relax_actors.cli.placement import check_log_probs
+from relax_actors.config import Config
+from relax_actors.config.data import DataSection
+from relax_actors.data.model_folder import ModelFacts, measure, prepare
+from relax_actors.data.prompt_maker import PromptMaker, open_data
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.backends import inference_backend, scoring_backend
+from relax_actors.engines.sglang.backend import SERVER_BYTES
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.messages.experts import compact
+from relax_actors.registry.catalog import ALL
+from relax_actors.rewards import load_reward, load_rewards
+from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
+from relax_actors.roles.rollout import stop_id
+from relax_actors.roles.scoring import Scorer
+from relax_actors.runtime import COLUMNS, Role
+
+SAMPLED_ROWS = 200
+"""Rows of a data source that are read."""
+TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
+"""Bytes a parameter: weights, gradients and optimizer; two sets of weights; one set."""
+DELTA_BASE_BYTES, DELTA_COPY_BYTES = 4, 2
+"""Bytes a parameter that deltas need besides: two bfloat16 sets in the trainer, one in each actor that follows it."""
+PROCESS_BYTES, SIMULATED_BYTES = 700 << 20, 20 << 20
+"""Memory of a process besides the model: with torch, with simulated engines."""
+
+
+def check_model(config: Config, folder: Path) -> ModelFacts:
+    """Check the model against its tokenizer and the stop strings; return its size and shape.
+
+    Args:
+        config: configuration of the run.
+        folder: folder of the model; where the model is given by its architecture, files are written to it.
+
+    Raises:
+        ConfigError: the model cannot be read, or contradicts its tokenizer or `rollout.stop`.
+    """
+    prepare(config, folder)
+    facts = measure(folder)
+    tokenizer = Tokenizer(folder)
+    if tokenizer.size > facts.vocabulary:
+        msg = (
+            f"model: the tokenizer has {tokenizer.size} ids, the model's vocabulary {facts.vocabulary}; "
+            "use the tokenizer of this model"
+        )
+        raise ConfigError(msg)
+    for text in config.rollout.stop:
+        stop_id(tokenizer, text)
+    return facts
+
+
+def check_installed() -> Iterator[str]:
+    """Check that installed packages register no conflicting names."""
+    for registry in ALL:
+        registry.check_installed()
+    yield from ()
+
+
+def check_scoring(config: Config, folder: Path) -> Iterator[str]:
+    """Check the backends of roles that compute log-probs.
+
+    Args:
+        config: configuration of the run.
+        folder: folder of the model.
+    """
+    for name in config.roles:
+        role = make_role(config, name)
+        if isinstance(role, Scorer):
+            setting = f"roles.{name}.backend"
+            yield from scoring_backend(role.backend, setting).check(config, folder, setting)
+
+
+def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
+    """Check that the model has experts where their choice is to be replayed."""
+    if not config.trainer.router_replay:
+        return
+    if config.simulate is not None:
+        msg = "trainer.router_replay = true, but simulated engines choose no experts; leave it out"
+        raise ConfigError(msg)
+    if facts.moe is None:
+        msg = (
+            f"trainer.router_replay = true, but the model ({facts.model_type}) has no experts: its config.json has no "
+            "num_experts or no num_experts_per_tok; leave it out"
+        )
+        raise ConfigError(msg)
+    moe = facts.moe
+    size = moe.layers * moe.experts_of_token * compact(np.array([moe.experts - 1])).itemsize
+    yield f"the experts chosen for every token are recorded and replayed: {size} bytes a token of a trajectory"
+
+
+def check_roles(config: Config) -> Iterator[str]:
+    """Check that roles import, that no two write the same cells, and that every column that is read has a writer."""
+    writers: dict[str, str] = dict.fromkeys(COLUMNS, "a built-in role")
+    built_in = {name: built_in_spec(name) for name in role_names(config) if name not in config.roles}
+    numbered = {kind: name for name, spec in built_in.items() for kind in spec.numbered}
+    roles: dict[str, Role] = {}
+    for name in config.roles:
+        roles[name], spec = make_role(config, name), spec_of(config, name)
+        for column in (column for column in spec.writes if column not in FAILURES):
+            if column in writers:
+                msg = f"roles.{name} writes column {column!r}, which {writers[column]} writes; choose another"
+                raise ConfigError(msg)
+            writers[column] = f"roles.{name}"
+        if taken := [kind for kind in spec.numbered if kind in numbered]:
+            owner = numbered[taken[0]]
+            msg = f"roles.{name} writes {taken[0]!r} cells, which the role {owner} writes; remove them from its spec"
+            raise ConfigError(msg)
+        if spec.single and config.roles[name].replicas != 1:
+            msg = f"roles.{name}.replicas = {config.roles[name].replicas}: the role owns state and has one actor; set 1"
+            raise ConfigError(msg)
+    for name, role in roles.items():
+        for column in role.reads:
+            if column not in writers:
+                msg = f"roles.{name} reads column {column!r}, which no role writes; columns are {sorted(writers)}"
+                raise ConfigError(msg)
+    if config.advantages.reads not in writers:
+        msg = (
+            f"advantages.reads = {config.advantages.reads!r} is a column that no role writes; "
+            f"columns are {sorted(writers)}"
+        )
+        raise ConfigError(msg)
+    read = {column for role in roles.values() for column in role.inputs()} | {config.advantages.reads}
+    yield from check_log_probs(config, writers, read)
+
+
+def check_rewards(config: Config) -> Iterator[str]:
+    """Check that the reward functions and the advantage estimator import."""
+    load_estimator(config.advantages.estimator)
+    settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
+    if config.eval is not None:
+        settings["eval.reward"] = config.eval.reward
+    for where, setting in settings.items():
+        if isinstance(setting, dict):
+            load_rewards(setting, where)
+        else:
+            load_reward(setting, where)
+    yield from ()
+
+
+def check_steps(config: Config) -> Iterator[str]:
+    """Check the warm-up; note the size of a step and the number of rows in flight."""
+    trainer, rollout = config.trainer, config.rollout
+    if trainer.warmup_steps > config.run.steps:
+        msg = f"trainer.warmup_steps = {trainer.warmup_steps} is more than run.steps = {config.run.steps}; lower it"
+        raise ConfigError(msg)
+    samples = trainer.prompts_per_step * rollout.group_size
+    yield f"a step trains {trainer.prompts_per_step} rows x {rollout.group_size} samples = {samples} completions"
+    window = trainer.prompts_per_step * (config.staleness.max + 1)
+    yield f"at most {window} rows are in flight (staleness.max = {config.staleness.max})"
+    if config.staleness.max > 0 and config.run.deterministic:
+        yield "run.deterministic with staleness.max > 0: rows still depend on the time at which weights arrive"
+
+
+def check_data(config: Config, data: DataSection, where: str, folder: Path, facts: ModelFacts) -> Iterator[str]:
+    """Check that a data source opens and that prompts fit the model and a micro-batch.
+
+    Args:
+        config: configuration of the run.
+        data: section of the data source.
+        where: name of the section, for messages.
+        folder: folder with the tokenizer.
+        facts: size and shape of the model.
+    """
+    source = open_data(data)
+    tokenizer = Tokenizer(folder)
+    maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens)
+    longest, bad, first = 0, 0, ""
+    sampled = min(SAMPLED_ROWS, len(source))
+    for i in range(sampled):
+        try:
+            longest = max(longest, len(maker.make(source[i], seed=0, min_version=0).tokens))
+        except RowError as error:
+            bad, first = bad + 1, first or str(error)
+    if bad == sampled:
+        msg = f"{where}: none of the first {sampled} rows can be used: {first}"
+        raise ConfigError(msg)
+    if bad:
+        yield f"{where}: {bad} of the first {sampled} rows will be quarantined, e.g. {first}"
+    whole = longest + config.rollout.max_tokens
+    if whole > (limit := config.trainer.max_tokens_per_microbatch):
+        msg = (
+            f"trainer.max_tokens_per_microbatch = {limit} is below one sequence of up to {whole} tokens ({longest} "
+            f"of prompt + rollout.max_tokens); raise it"
+        )
+        raise ConfigError(msg)
+    yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {sampled}"
+
+
+def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
+    """Compare the estimated memory of all processes with this machine's, if training on its CPU."""
+    reference = REFERENCE_BYTES if config.computes_reference else 0
+    base, copy = (DELTA_BASE_BYTES, DELTA_COPY_BYTES) if config.publishes_deltas else (0, 0)
+    # Weights that are sent from memory must not change while training goes on; the base of deltas is such a copy.
+    base = base or (ENGINE_BYTES // 2 if config.weights.transport == "torch" else 0)
+    following = config.rollout.replicas + (config.roles["actor_fwd"].replicas if "actor_fwd" in config.roles else 0)
+    fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
+    engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
+    model = facts.parameters * (TRAINER_BYTES + reference + base + engines)
+    process = PROCESS_BYTES if config.simulate is None else SIMULATED_BYTES
+    ranks = config.trainer.megatron.ranks if config.trainer.backend == "megatron" else 1
+    processes = process * (1 + following + fixed + (ranks if ranks > 1 else 0))
+    starts_servers = inference_backend(config).server_module(config)
+    servers = SERVER_BYTES * config.rollout.replicas if starts_servers else 0
+    need, have = model + processes + servers, _memory_of_machine()
+    text = f"{facts.parameters / 1e6:.2f} M parameters, about {need >> 20} MiB of memory"
+    if have and need > have and config.trainer.device in ("auto", "cpu"):
+        msg = f"model: {text}, this machine has {have >> 20} MiB; use a smaller model or fewer replicas"
+        raise ConfigError(msg)
+    yield text
+
+
+def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
+    """Compare the estimated size of checkpoints and weights with the free disk space."""
+    checkpoints = facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
+    weights = facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
+    need = checkpoints + weights
+    existing = config.folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    if need > free:
+        msg = (
+            f"run.folder {config.folder} needs about {need >> 20} MiB, {free >> 20} MiB are free; free space, or "
+            "choose another run.folder"
+        )
+        raise ConfigError(msg)
+    yield f"about {need >> 20} MiB of disk"
+
+
+def _memory_of_machine() -> int:
+    """Return the memory of this machine in bytes; 0 if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal")), 0)

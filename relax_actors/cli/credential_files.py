@@ -1,0 +1,213 @@
+"""Credentials of a run's users, and the configuration of their NATS server."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from broker.address import CREDENTIALS_FILE
+from broker.credentials import OperatorKeys
+from broker.files import write_private
+from broker.server import MAX_PAYLOAD
+from relax_actors.config import Config, load_config
+from relax_actors.errors import ConfigError
+from relax_actors.monitoring.connection import find
+from relax_actors.roles.permissions import permissions, users
+
+DAY = 86400.0
+CA_DAYS, SERVER_DAYS = 3650.0, 825.0
+ROUTE_PORT = 6222
+HOSTS = ("localhost", "127.0.0.1", "nats")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of `relax keys`.
+
+    Attributes:
+        tls: create a certificate authority and a certificate of the server.
+        mutual: create a certificate for each user too, which the server requires; needs `tls`.
+        hosts: names or addresses of the server in its certificate, besides the default ones.
+        days: days until the credentials expire; None for never.
+        renew: revoke all credentials created before.
+        listen: address that the server listens on.
+        websocket: port for WebSocket clients.
+        store: folder of the server's files; DIR/server/store if None.
+        cluster: names of the servers of a cluster.
+        http: unauthenticated monitoring port of the server.
+    """
+
+    tls: bool = False
+    mutual: bool = False
+    hosts: tuple[str, ...] = ()
+    days: float | None = None
+    renew: bool = False
+    listen: str = "0.0.0.0:4222"
+    websocket: int | None = None
+    store: Path | None = None
+    cluster: tuple[str, ...] = ()
+    http: int | None = None
+
+
+def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) -> list[str]:
+    """Write the credentials of all users of a run and the configuration of their server.
+
+        DIR/<user>/nats.creds     credentials of a user; with TLS also ca.pem, cert.pem and key.pem
+        DIR/server/               nats-server.conf, auth.conf, certificate; <name>.conf for each server of a cluster
+        DIR/private/              keys of the issuing authority: keep them secret and copy them to no other machine
+
+    Args:
+        run: TOML file, or name or folder of a run.
+        folder: DIR; created if needed.
+        overrides: `section.key=value` each, with a TOML file.
+        settings: options.
+
+    Returns:
+        Lines of text that name the files and the commands that use them.
+
+    Raises:
+        ConfigError: no such run.
+        BrokerError: the folder holds other files.
+    """
+    config = _config_of(run, overrides)
+    folder = folder.resolve()
+    private, server = folder / "private", folder / "server"
+    for path in (folder, private, server):
+        path.mkdir(parents=True, exist_ok=True)
+    with suppress(PermissionError):  # the root of a mounted volume may have another owner
+        private.chmod(0o700)
+    authority = _authority(private / "keys.json", renew=settings.renew)
+    expires = None if settings.days is None else time.time() + settings.days * DAY
+    names = users(config)
+    for user in names:
+        own = folder / user
+        own.mkdir(exist_ok=True)
+        text = authority.credentials(f"{config.run.name}.{user}", permissions(config, user), expires)
+        write_private(own / CREDENTIALS_FILE, text)
+    if settings.tls:
+        _certificates(folder, names, settings)
+    else:
+        # A client with a ca.pem beside its credentials refuses servers without TLS.
+        _remove(folder, names, ("ca.pem", "cert.pem", "key.pem"))
+    (server / "auth.conf").write_text(authority.server_config())
+    (server / "nats-server.conf").write_text(server_config(config, server, settings))
+    if settings.cluster:
+        password = _route_password(private / "route.json")
+        for name in settings.cluster:
+            text = server_config(config, server, settings) + _cluster_block(name, server, settings, password)
+            write_private(server / f"{name}.conf", text)
+    scheme = "tls" if settings.tls else "nats"
+    url = f"{scheme}://HOST:{settings.listen.rpartition(':')[2]}"
+    return [
+        f"credentials of {', '.join(names)}: {folder}/<user>/{CREDENTIALS_FILE}",
+        f"the server: nats-server -c {server}/nats-server.conf",
+        f"the run: relax up {run} broker.url={url} broker.credentials={folder}",
+    ]
+
+
+def server_config(config: Config, folder: Path, settings: Settings) -> str:
+    """Return the configuration of one server; it holds no secret."""
+    quote = json.dumps
+    lines = [
+        f"listen: {quote(settings.listen)}",
+        f"max_payload: {MAX_PAYLOAD}",
+        "write_deadline: 10s",
+        'include "auth.conf"',
+        "jetstream {",
+        f"  store_dir: {quote(str((settings.store or folder / 'store').resolve()))}",
+        f"  max_memory_store: {256 << 20}",
+        f"  max_file_store: {config.broker.max_bytes + config.broker.log_bytes + (1 << 30)}",
+        f"  sync_interval: {quote(config.broker.sync_interval)}",
+        "}",
+    ]
+    certificates = _tls_block(folder, mutual=settings.mutual)
+    if settings.tls:
+        lines += ["tls {", certificates, "}"]
+    if settings.http is not None:
+        lines.append(f"http: {settings.http}")
+    if settings.websocket is not None:
+        inner = ["  tls {", certificates, "  }"] if settings.tls else ["  no_tls: true"]
+        lines += ["websocket {", f"  port: {settings.websocket}", *inner, "}"]
+    return "\n".join(lines) + "\n"
+
+
+def _tls_block(folder: Path, *, mutual: bool) -> str:
+    """Return the settings of a block `tls`."""
+    quote = json.dumps
+    return (
+        f"  cert_file: {quote(str(folder / 'cert.pem'))}\n  key_file: {quote(str(folder / 'key.pem'))}\n"
+        f"  ca_file: {quote(str(folder / 'ca.pem'))}\n  verify: {'true' if mutual else 'false'}"
+    )
+
+
+def _cluster_block(name: str, folder: Path, settings: Settings, password: str) -> str:
+    """Return the block `cluster` of one server: the routes to all servers."""
+    names = settings.cluster
+    secure = f"  tls {{\n{_tls_block(folder, mutual=True)}\n  }}\n" if settings.tls else ""
+    routes = "".join(f"    {json.dumps(f'nats-route://route:{password}@{other}:{ROUTE_PORT}')}\n" for other in names)
+    return (
+        f"server_name: {json.dumps(name)}\n"
+        "cluster {\n"
+        "  name: relax\n"
+        f'  listen: "0.0.0.0:{ROUTE_PORT}"\n'
+        f"  authorization {{ user: route, password: {json.dumps(password)} }}\n"
+        f"  routes: [\n{routes}  ]\n"
+        f"{secure}"
+        "}\n"
+    )
+
+
+def _route_password(path: Path) -> str:
+    """Return the password of the routes between the servers of a cluster; created once."""
+    if not path.exists():
+        write_private(path, json.dumps(secrets.token_urlsafe(24)))
+    return str(json.loads(path.read_text()))
+
+
+def _config_of(run: str, overrides: list[str]) -> Config:
+    if run.endswith(".toml"):
+        return load_config(Path(run), overrides)
+    if overrides:
+        msg = f"settings apply to a TOML file; {run!r} is a run with settings of its own; leave them out"
+        raise ConfigError(msg)
+    return find(run).load_config()
+
+
+def _authority(path: Path, *, renew: bool) -> OperatorKeys:
+    known = OperatorKeys.load(path) if path.exists() else None
+    if known is None or renew:
+        # One second back: times are whole seconds, and credentials issued in this second must be valid.
+        known = OperatorKeys.new() if known is None else replace(known, revoked=int(time.time()) - 1)
+        known.save(path)
+    return known
+
+
+def _remove(folder: Path, users: list[str], files: tuple[str, ...]) -> None:
+    for path in (folder / user / name for user in users for name in files):
+        path.unlink(missing_ok=True)
+
+
+def _certificates(folder: Path, names: list[str], settings: Settings) -> None:
+    """Write the authority if missing, and the certificates of the server and of users."""
+    from broker import certificates
+
+    ca_files = folder / "private" / "ca.pem", folder / "private" / "ca-key.pem"
+    if not all(path.exists() for path in ca_files):
+        certificates.new_authority(CA_DAYS).save(*ca_files)
+    ca = certificates.CertificatePair.load(*ca_files)
+    hosts = tuple(dict.fromkeys((*settings.hosts, *settings.cluster, *HOSTS, socket.gethostname())))
+    certificates.issue(ca, "nats", SERVER_DAYS, hosts).save(
+        folder / "server" / "cert.pem", folder / "server" / "key.pem"
+    )
+    if not settings.mutual:
+        _remove(folder, names, ("cert.pem", "key.pem"))
+    for name in (*names, "server"):
+        (folder / name / "ca.pem").write_text(ca.pem)
+        if settings.mutual and name != "server":
+            own = certificates.issue(ca, name, settings.days or SERVER_DAYS)
+            own.save(folder / name / "cert.pem", folder / name / "key.pem")

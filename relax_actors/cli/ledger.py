@@ -1,0 +1,42 @@
+"""`relax ledger`: what became of every row of a run, read from its table."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+
+import typer
+
+from relax_actors.cli.options import AsJson, RunName
+
+
+def ledger(run: RunName, json: AsJson = False) -> None:
+    """Account for every row of a run, live or over.
+
+    Exit code 1 if a row is lost or trained twice, else 0.
+    """
+    from rich.console import Console
+
+    from relax_actors.monitoring.connection import connected
+    from relax_actors.monitoring.summary import accounting, read_ledger
+
+    with connected(run) as at:
+        found = read_ledger(at.table, at.config)
+    account, violations = found.account(), found.violations()
+    body = {"run": at.config.run.name, "steps": found.version or 0, **accounting(found)}
+    if json:
+        sys.stdout.write(json_module.dumps(body) + "\n")
+    else:
+        console = Console()
+        console.print(
+            f"admitted {account.admitted} = trained {account.trained} + dropped {account.dropped} + quarantined "
+            f"{account.quarantined} + in flight {account.in_flight}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        for violation in violations:
+            console.print(f"violation: {violation}", highlight=False, soft_wrap=True)
+        ended = account.trained + account.dropped + account.quarantined
+        complete = account.admitted == ended + account.in_flight and not violations
+        console.print("the ledger is complete" if complete else "the ledger does not add up")
+    raise typer.Exit(1 if violations else 0)

@@ -1,0 +1,20 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigPath = Annotated[
+    Path, typer.Argument(help="TOML file of the run, e.g. examples/demo/demo.toml.", metavar="CONFIG")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Override settings: section.key=value ...", metavar="SETTING")
+]
+RunName = Annotated[str, typer.Argument(help="Name or folder of the run.", metavar="RUN")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
+JsonResult = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON at the end.")]
+Credentials = Annotated[Path | None, typer.Option(help="Folder written by `relax keys`, or a .creds file.")]
+CertificateAuthority = Annotated[Path | None, typer.Option(help="Certificate of the broker's certificate authority.")]

@@ -1,0 +1,54 @@
+"""`relax status`: where a run stands."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from typing import Any
+
+from relax_actors.cli.options import AsJson, RunName
+
+NOT_ACTORS = ("node.", "root.", "owner.")
+"""Prefixes of the leases that are not held by actors."""
+
+
+def status(run: RunName, json: AsJson = False) -> None:
+    """Show the progress of a run and its actors."""
+    from relax_actors.monitoring.connection import connected
+    from relax_actors.monitoring.summary import accounting, read_ledger
+
+    with connected(run) as at:
+        ledger = read_ledger(at.table, at.config)
+        leases = at.table.connection.call(at.state.leases(), 10)
+    last = ledger.batches[max(ledger.batches)] if ledger.batches else None
+    body = {
+        "run": at.config.run.name,
+        "step": ledger.version or 0,
+        "steps": at.config.run.steps,
+        "reward": last.reward if last else None,
+        "staleness": last.staleness if last else None,
+        **accounting(ledger),
+        "actors": {name: lease for name, lease in leases.items() if not name.startswith(NOT_ACTORS)},
+    }
+    if json:
+        sys.stdout.write(json_module.dumps(body) + "\n")
+    else:
+        _print(body)
+
+
+def _print(body: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from relax_actors.monitoring.leases import activity, age
+
+    console = Console()
+    for name, value in body.items():
+        if name != "actors":
+            console.print(f"{name:12} {value}", highlight=False)
+    table = Table("actor", "pid", "incarnation", "up", "activity")
+    for name, lease in sorted(body["actors"].items()):
+        cells = (name, str(lease.get("pid"))[:20], str(lease.get("incarnation"))[:20], age(lease), activity(lease))
+        table.add_row(*map(escape, cells))
+    console.print(table)

@@ -1,0 +1,96 @@
+"""The sections [model], [data] and [eval]: which model is trained, on which prompts, and how it is evaluated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from relax_actors.config.sections import Named, NonNegativeInt, Positive, Section
+from relax_actors.registry.catalog import DATA_SOURCES
+
+
+class TokenizerSection(Section):
+    """[model.tokenizer]: a tokenizer of single characters, for a model that starts from random weights."""
+
+    alphabet: str
+    """All characters that prompts and completions may contain."""
+    end: str = "#"
+    """End-of-sequence character; must be in the alphabet."""
+
+
+class ModelSection(Section):
+    """[model]: a Hugging Face folder, or an architecture that starts from random weights."""
+
+    path: Path | None = None
+    """Folder with config.json, tokenizer.json and *.safetensors."""
+    architecture: dict[str, Any] | None = None
+    """Fields of a Hugging Face config.json, including `model_type`. Weights are drawn at random from `run.seed`."""
+    tokenizer: TokenizerSection | None = None
+    """Required with `architecture`."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if (self.path is None) == (self.architecture is None):
+            msg = "set either model.path (a Hugging Face folder) or model.architecture (train from random weights)"
+            raise ValueError(msg)
+        if self.architecture is not None and (self.tokenizer is None or "model_type" not in self.architecture):
+            msg = "model.architecture needs a `model_type`, and a [model.tokenizer] beside it"
+            raise ValueError(msg)
+        if self.path is not None and self.tokenizer is not None:
+            msg = "model.path has its own tokenizer; remove [model.tokenizer]"
+            raise ValueError(msg)
+        return self
+
+
+class DataSection(Section):
+    """[data]: where prompts come from."""
+
+    kind: Annotated[str, Named(DATA_SOURCES)]
+    """Format or generator of the prompts: `jsonl`, `parquet` (needs the extra `parquet`), `reasoning_gym` (needs the
+    extra `tasks`), `python` for a function, or a data source of another package."""
+    path: Path | None = None
+    """File of a `jsonl` or `parquet` source."""
+    task: str | None = None
+    """Name of a reasoning-gym task."""
+    function: str | None = None
+    """Dotted path of the function of a `python` source, in a module beside the TOML file or an installed package. It is
+    called with `size`, `seed` and `options` and returns a sequence of tasks."""
+    size: Positive | None = None
+    """Number of tasks to use or to generate; all tasks of a file, or the generator's default, if not set."""
+    seed: NonNegativeInt = 0
+    """Seed of a generator or function."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a reasoning-gym task, of a function, or of a source of another package."""
+    prompt_field: str = "prompt"
+    """Field or column of a file that holds the prompt: a string, or a list of chat messages."""
+    answer_field: str = "answer"
+    """Field or column of a file that holds the answer; optional in each row."""
+    template: str = "{prompt}"
+    """Text that the model reads; `{prompt}` is replaced by the prompt of the task."""
+    system: str | None = None
+    """System message, for models with a chat template."""
+    chat: bool | None = None
+    """Whether to apply the tokenizer's chat template; by default if it has one."""
+
+    @field_validator("template")
+    @classmethod
+    def _template(cls, value: str) -> str:
+        if "{prompt}" not in value:
+            msg = "data.template must contain {prompt}"
+            raise ValueError(msg)
+        return value
+
+
+class EvalSection(Section):
+    """[eval]: held-out prompts, answered greedily before the first step, at intervals, and after the last step."""
+
+    rows: Positive = 64
+    """Number of held-out prompts."""
+    every: NonNegativeInt = 0
+    """Steps between evaluations; 0 evaluates only before the first and after the last step."""
+    reward: str | dict[str, float] = "exact_match"
+    """Reward of held-out rows, as `reward.function`."""
+    data: DataSection
+    """Source of the held-out prompts, separate from the training data."""

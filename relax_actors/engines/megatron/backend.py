@@ -1,0 +1,75 @@
+"""The backends `trainer.backend = "megatron"` and `backend = "megatron"` of roles that score."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from relax_actors.config import Config
+from relax_actors.engines.backends import refuse_options
+from relax_actors.engines.megatron import architecture, layout, presence
+from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
+from relax_actors.errors import ConfigError
+from relax_actors.runtime import Context
+
+
+class MegatronTrainingBackend:
+    """Training with Megatron-Core, in one process or in a group of ranks; see `TrainingBackend`."""
+
+    def build(self, context: Context) -> TrainingEngine:
+        """Build the model in this process, or start the ranks."""
+        config = context.config
+        if config.trainer.megatron.ranks > 1:
+            from relax_actors.engines.megatron.group import MegatronGroup  # noqa: PLC0415 its ranks import torch
+
+            return MegatronGroup(config)
+        from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 imports torch
+        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+
+        set_up(config.run)
+        return MegatronEngine(config)
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:
+        """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
+        refuse_options(config, "trainer")
+        presence.require()
+        fields = _fields(model)
+        architecture.check(fields)
+        found = layout.Layout.of(config.trainer.megatron)
+        layout.check(found, fields)
+        if found.ranks > 1:
+            if config.weights.transport != "store":
+                msg = (
+                    f'weights.transport = "{config.weights.transport}" sends from the memory of the trainer\'s '
+                    "process, but with trainer.megatron.ranks above 1 the weights are in the processes of the ranks; "
+                    'set weights.transport = "store"'
+                )
+                raise ConfigError(msg)
+            sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
+            yield f"the trainer has {found.ranks} ranks: {sizes}"
+
+
+class MegatronScoringBackend:
+    """Scoring in the actor's process with Megatron-Core; see `ScoringBackend`."""
+
+    def build(self, context: Context, device: str, *, follows: bool) -> ScoringEngine:
+        """Build the model."""
+        from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: PLC0415 imports torch
+        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+
+        set_up(context.config.run)
+        return MegatronScorer(context.config, device, follows=follows)
+
+    def check(self, config: Config, model: Path, setting: str) -> Iterator[str]:
+        """Refuse models that Megatron-Core would compute differently."""
+        del config
+        presence.require(setting.removesuffix(".backend"))
+        architecture.check(_fields(model))
+        yield from ()
+
+
+def _fields(model: Path) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads((model / "config.json").read_text())
+    return fields

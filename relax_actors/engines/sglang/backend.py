@@ -1,0 +1,103 @@
+"""The backend `rollout.backend = "sglang"`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from relax_actors.config import Config
+from relax_actors.data.model_folder import measure
+from relax_actors.engines.backends import refuse_options
+from relax_actors.engines.protocols import InferenceEngine
+from relax_actors.engines.sglang import presence
+from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.errors import ConfigError
+from relax_actors.runtime import Context
+
+SERVER_BYTES = 1700 << 20
+"""Memory of a server besides its model."""
+
+
+class SglangBackend:
+    """Generation by an SGLang server for each actor; see `InferenceBackend`."""
+
+    def build(self, context: Context) -> InferenceEngine:
+        """Wait for the actor's server and connect to it."""
+        from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415 imports torch
+        from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader  # noqa: PLC0415
+        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+
+        config, path = context.config, context.folder.server(context.n)
+        set_up(config.run)
+        rollout, settings = config.rollout, config.rollout.sglang
+        external = external_server(context)
+        loader: Loader = FromDisk(path.with_suffix(""))
+        if settings.weights != "disk":
+            loader = (FromTensors if settings.weights == "tensors" else FromGroup)(settings.tensor_parallel)
+        facts = measure(config.model_path)
+        engine = SglangEngine(
+            lambda: external or ServerRecord.load(path),
+            loader,
+            facts.context_length,
+            moe=facts.moe if config.trainer.router_replay else None,
+            rows=rollout.max_concurrent_prompts,
+            patience=config.supervision.start_deadline,
+            stall=rollout.deadline / 2,
+            keeps_partial=not config.run.deterministic,
+            progress=context.progress,
+            stopping=context.stopping,
+        )
+        engine.wait_for_server()
+        return engine
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:
+        """Refuse settings that SGLang cannot follow and models whose weights it cannot be given."""
+        refuse_options(config, "rollout")
+        rollout, urls, facts = config.rollout, config.rollout.sglang.urls, measure(model)
+        if rollout.min_tokens:
+            msg = (
+                f"rollout.min_tokens = {rollout.min_tokens}: log-probs of SGLang leave out the suppressed stop tokens; "
+                "set it to 0, or use another backend"
+            )
+            raise ConfigError(msg)
+        if len(urls) not in (0, rollout.replicas):
+            msg = f"rollout.replicas = {rollout.replicas}, but rollout.sglang.urls has {len(urls)}; give each actor one"
+            raise ConfigError(msg)
+        if facts.moe is not None and facts.model_type not in presence.FAMILIES_WITH_EXPERTS:
+            msg = (
+                f'rollout.backend = "sglang" with a model of type {facts.model_type}: among models with experts only '
+                f'{", ".join(presence.FAMILIES_WITH_EXPERTS)} are supported; use "transformers"'
+            )
+            raise ConfigError(msg)
+        if urls:
+            yield f"rollouts use {len(urls)} external servers"
+            return
+        presence.require()
+        yield f"{rollout.replicas} inference servers, about {SERVER_BYTES >> 20} MiB each besides the model"
+
+    def server_module(self, config: Config) -> str:
+        """A server for each actor, unless external servers are configured."""
+        return "" if config.rollout.sglang.urls else "relax_actors.supervision.inference_server"
+
+
+def external_server(context: Context) -> ServerRecord | None:
+    """The actor's server among `rollout.sglang.urls`; None if the run starts its own servers.
+
+    Raises:
+        ConfigError: there is no URL for this actor, or the key file cannot be read.
+    """
+    settings = context.config.rollout.sglang
+    if not settings.urls:
+        return None
+    if context.n >= len(settings.urls):
+        msg = (
+            f"rollout.sglang.urls has no server for {context.role}.{context.n}; actors of a node that joins later "
+            "cannot use external servers"
+        )
+        raise ConfigError(msg)
+    try:
+        key = "" if settings.api_key_file is None else settings.api_key_file.read_text().strip()
+    except OSError as error:
+        msg = f"rollout.sglang.api_key_file cannot be read: {error}; put the servers' key there, readable by this user"
+        raise ConfigError(msg) from error
+    return ServerRecord(settings.urls[context.n], key, "elsewhere")

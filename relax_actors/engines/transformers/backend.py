@@ -1,0 +1,37 @@
+"""The backend `rollout.backend = "transformers"`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from relax_actors.config import Config
+from relax_actors.engines.backends import refuse_options
+from relax_actors.engines.protocols import InferenceEngine
+from relax_actors.runtime import Context
+
+
+class TransformersBackend:
+    """Generation in the actor's process with transformers; see `InferenceBackend`."""
+
+    def build(self, context: Context) -> InferenceEngine:
+        """Load the model."""
+        from relax_actors.engines.torch.forward import device_of  # noqa: PLC0415 only a process that generates needs torch
+        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+        from relax_actors.engines.transformers.engine import TransformersEngine  # noqa: PLC0415
+
+        config = context.config
+        set_up(config.run)
+        device = device_of(config.rollout.device)
+        return TransformersEngine(config.model_path, device, records_experts=config.trainer.router_replay)
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:
+        """Any model of transformers works."""
+        del model
+        refuse_options(config, "rollout")
+        yield from ()
+
+    def server_module(self, config: Config) -> str:
+        """The engine needs no server."""
+        del config
+        return ""

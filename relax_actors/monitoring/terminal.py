@@ -1,0 +1,115 @@
+"""Terminal view of a live run, fed by the events and metrics on its broker.
+
+Subscribes only: the permissions of an observer are enough, and nothing is written to the broker.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from typing import Self
+
+from nats.aio.msg import Msg
+from rich.console import Console
+from rich.live import Live
+
+from broker.address import Address
+from broker.connection import Connection
+from broker.subjects import Subjects
+from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.sinks import LogMessage, Sink
+from relax_actors.runtime import logs
+
+LINE_SECONDS = 5.0
+DRAW_SECONDS = 0.25
+REACH_SECONDS = 30.0
+MAX_BACKLOG = 10_000
+"""Messages kept while the view or a sink is busy; later ones are discarded."""
+
+
+def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> None:
+    """Show a run until it reports its end, or until SIGINT or SIGTERM.
+
+    Args:
+        run: name of the run.
+        address: its broker, with credentials of an observer.
+        sinks: also receive every message; closed at the end.
+        count: return after this many messages; 0 for no limit.
+    """
+    logs.configure()
+    console = Console()
+    progress = Progress(run, 0)
+    halt = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: halt.set())
+    received: queue.SimpleQueue[Msg] = queue.SimpleQueue()
+    connection = Connection(address, "monitor", deadline=REACH_SECONDS)
+
+    async def subscribe() -> None:
+        async def on_message(message: Msg) -> None:
+            if received.qsize() < MAX_BACKLOG:
+                received.put(message)
+
+        for subject in Subjects(run).log_subjects():
+            await connection.nc.subscribe(subject, cb=on_message)
+
+    taken = 0
+    try:
+        connection.call(subscribe(), REACH_SECONDS)
+        with _Display(console, progress) as display:
+            while not (halt.is_set() or progress.finished or (count and taken >= count)):
+                taken += _process(received, progress, sinks)
+                display.update()
+    finally:
+        for sink in sinks:
+            sink.close()
+        connection.close()
+
+
+class _Display:
+    """Live view on a terminal; elsewhere a plain line every `LINE_SECONDS`, and one at the end."""
+
+    def __init__(self, console: Console, progress: Progress) -> None:
+        self._console, self._progress = console, progress
+        self._live = Live(progress, console=console, refresh_per_second=4) if console.is_terminal else None
+        self._printed = time.monotonic() - LINE_SECONDS
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+        else:
+            self._print("; finished" if self._progress.finished else "")
+
+    def update(self) -> None:
+        """Redraw the live view, or print a line if the last one is old."""
+        if self._live is not None:
+            self._live.update(self._progress)
+        elif time.monotonic() - self._printed > LINE_SECONDS:
+            self._print()
+            self._printed = time.monotonic()
+
+    def _print(self, suffix: str = "") -> None:
+        self._console.print(self._progress.line() + suffix, highlight=False, soft_wrap=True)
+
+
+def _process(received: queue.SimpleQueue[Msg], progress: Progress, sinks: list[Sink]) -> int:
+    """Pass on the messages of the next `DRAW_SECONDS`; return how many there were."""
+    end, taken = time.monotonic() + DRAW_SECONDS, 0
+    while (left := end - time.monotonic()) > 0:
+        try:
+            message = received.get(timeout=left)
+        except queue.Empty:
+            break
+        taken += 1
+        progress.take(message.subject, message.data)
+        if (parsed := LogMessage.parse(message.subject, message.data)) is not None:
+            for sink in sinks:
+                sink.take(parsed)
+    return taken

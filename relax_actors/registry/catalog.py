@@ -1,0 +1,97 @@
+"""All registries, with the built-in entries: the one line that a new built-in extension adds.
+
+Packages register theirs as entry points, e.g. in their pyproject.toml:
+
+    [project.entry-points."relax_actors.rewards"]
+    my_reward = "my_package.rewards:my_reward"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from relax_actors.registry.registry import Registry
+
+ROLES: Registry[type] = Registry(
+    "role",
+    "relax_actors.roles",
+    {
+        "prompts": "relax_actors.roles.prompts:PromptSource",
+        "rollout": "relax_actors.roles.rollout:Rollout",
+        "reward": "relax_actors.roles.reward:RewardRole",
+        "advantages": "relax_actors.roles.advantages:Advantages",
+        "trainer": "relax_actors.roles.trainer:Trainer",
+        "evaluator": "relax_actors.roles.evaluator:Evaluator",
+        "reference": "relax_actors.roles.scoring:Reference",
+        "actor_fwd": "relax_actors.roles.scoring:ActorFwd",
+    },
+)
+ESTIMATORS: Registry[Callable[..., Any]] = Registry(
+    "advantage estimator",
+    "relax_actors.advantage_estimators",
+    {
+        "grpo": "relax_actors.algorithms.advantages:group_advantages",
+        "rloo": "relax_actors.algorithms.advantages:leave_one_out",
+    },
+)
+REWARDS: Registry[Callable[..., Any]] = Registry(
+    "reward function",
+    "relax_actors.rewards",
+    {
+        "exact_match": "relax_actors.rewards._text:exact_match",
+        "math_verify": "relax_actors.rewards._math_verify:math_verify",
+        "numeric_match": "relax_actors.rewards._numeric:numeric_match",
+        "positional_match": "relax_actors.rewards._text:positional_match",
+        "reasoning_gym_score": "relax_actors.rewards._reasoning_gym:reasoning_gym_score",
+    },
+)
+DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
+    "data source",
+    "relax_actors.data_sources",
+    {
+        "jsonl": "relax_actors.data.jsonl:open_jsonl",
+        "parquet": "relax_actors.data.parquet:open_parquet",
+        "reasoning_gym": "relax_actors.data.reasoning_gym:open_reasoning_gym",
+        "python": "relax_actors.data.python:open_function",
+    },
+)
+INFERENCE_ENGINES: Registry[Any] = Registry(
+    "inference engine",
+    "relax_actors.inference_engines",
+    {
+        "transformers": "relax_actors.engines.transformers.backend:TransformersBackend",
+        "sglang": "relax_actors.engines.sglang.backend:SglangBackend",
+        "simulated": "relax_actors.simulation.backends:SimulatedInferenceBackend",
+    },
+    attributes=("build", "check", "server_module"),
+)
+TRAINING_ENGINES: Registry[Any] = Registry(
+    "training engine",
+    "relax_actors.training_engines",
+    {
+        "torch": "relax_actors.engines.torch.backend:TorchTrainingBackend",
+        "megatron": "relax_actors.engines.megatron.backend:MegatronTrainingBackend",
+        "simulated": "relax_actors.simulation.backends:SimulatedTrainingBackend",
+    },
+    attributes=("build", "check"),
+)
+SCORING_ENGINES: Registry[Any] = Registry(
+    "scoring engine",
+    "relax_actors.scoring_engines",
+    {
+        "torch": "relax_actors.engines.torch.backend:TorchScoringBackend",
+        "megatron": "relax_actors.engines.megatron.backend:MegatronScoringBackend",
+    },
+    attributes=("build", "check"),
+)
+
+ALL: tuple[Registry[Any], ...] = (
+    ROLES,
+    ESTIMATORS,
+    REWARDS,
+    DATA_SOURCES,
+    INFERENCE_ENGINES,
+    TRAINING_ENGINES,
+    SCORING_ENGINES,
+)

@@ -1,0 +1,38 @@
+"""What a run needs to know of a role besides its code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """Columns, permissions and place of a role; the class attribute `spec` of a `Role`.
+
+    For a pool role `reads`, `writes` and `kinds` follow from the class attributes of the same names and are not
+    repeated here. A role of the user needs a spec only if it is a `StatefulRole` that writes to a guarded broker.
+    `section`, `requires` and `start_order` apply to built-in roles; those of the user stand in [roles.<name>].
+    """
+
+    reads: tuple[str, ...] = ()
+    """Columns that the role reads."""
+    writes: tuple[str, ...] = ()
+    """Columns that the role writes, `dropped` and `quarantined` included."""
+    kinds: tuple[str, ...] = ("group",)
+    """Kinds of rows that it writes: "group" for training rows, "eval" for held-out rows."""
+    numbered: tuple[str, ...] = ()
+    """Kinds of numbered cells that it writes, such as "batch"."""
+    notes: tuple[str, ...] = ()
+    """Keys of the run's bucket where it tells others how to reach it."""
+    removes: bool = False
+    """Whether it may delete messages of the table and the bucket."""
+    single: bool = False
+    """Whether a run has one actor of it, because it owns state; else it is a pool on any number of nodes."""
+    device: bool = False
+    """Whether it computes on an accelerator, and its engine takes seconds to import."""
+    section: str = "roles"
+    """Configuration section with its `replicas` and `deadline`; "roles" for [roles.<name>]."""
+    requires: str = ""
+    """Optional configuration section without which a run does not have the role."""
+    start_order: int = 20
+    """Position in the start of a run: roles with quick imports first, so that they work while others load."""

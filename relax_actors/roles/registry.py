@@ -1,0 +1,102 @@
+"""Find the roles of a run: their names, classes, specs and configuration sections."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cache
+
+from relax_actors.config import Config
+from relax_actors.config.pools import RoleSection
+from relax_actors.config.sections import PoolSection
+from relax_actors.errors import ConfigError
+from relax_actors.registry.catalog import ROLES
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.runtime import Role, StatefulRole, check_role
+
+FAILURES = ("dropped", "quarantined")
+"""Columns that every pool role may write, by which a row leaves the run."""
+
+
+@cache
+def built_in_spec(name: str) -> RoleSpec:
+    """Spec of a built-in role, whether a run has it or not."""
+    return complete_spec(check_role(ROLES.load(name, "role"), name))
+
+
+def complete_spec(cls: type[Role]) -> RoleSpec:
+    """Spec of a role class, with what follows from the class itself."""
+    if issubclass(cls, StatefulRole):
+        return replace(cls.spec, single=True)
+    writes = (*([cls.writes] if cls.writes else []), *FAILURES)
+    return replace(cls.spec, reads=cls.reads, writes=writes, kinds=cls.kinds)
+
+
+def role_names(config: Config) -> list[str]:
+    """Roles of a run in their start order; imports no class of the user's."""
+    orders = {name: RoleSpec().start_order for name in config.roles}
+    for name in ROLES.built_in:
+        spec = built_in_spec(name)
+        if spec.section == "roles":
+            present = name in config.roles
+        else:
+            present = not spec.requires or getattr(config, spec.requires) is not None
+        if present:
+            orders[name] = spec.start_order
+    return sorted(orders, key=lambda name: orders[name])
+
+
+def replicas(config: Config, role: str) -> int:
+    """Actors of a role."""
+    return int(section_of(config, role).replicas)
+
+
+def section_of(config: Config, role: str) -> PoolSection | RoleSection:
+    """Settings of a role's actors: `replicas`, `deadline` and `memory_limit_mib`."""
+    if role in config.roles:
+        return config.roles[role]
+    section: PoolSection = getattr(config, built_in_spec(role).section)
+    return section
+
+
+def role_class(config: Config, name: str) -> type[Role]:
+    """The class of a role.
+
+    Raises:
+        ConfigError: the run has no such role, or its class does not import or is not a usable role.
+    """
+    if name in config.roles:
+        setting = f"roles.{name}.actor"
+        return check_role(ROLES.load(config.roles[name].actor, setting), setting)
+    if name in ROLES.built_in and name in role_names(config):
+        return check_role(ROLES.load(name, "role"), name)
+    msg = f"no role {name!r} in run {config.run.name}; its roles are {', '.join(role_names(config))}"
+    raise ConfigError(msg)
+
+
+def spec_of(config: Config, name: str) -> RoleSpec:
+    """Spec of a role of the run; imports its class.
+
+    Raises:
+        ConfigError: as `role_class`.
+    """
+    return complete_spec(role_class(config, name))
+
+
+def own_single_roles(config: Config, names: Collection[str]) -> list[str]:
+    """Roles of the user, among the given ones, that own state and have one actor in a run; imports their classes.
+
+    Raises:
+        ConfigError: as `role_class`.
+    """
+    return [name for name in names if name in config.roles and spec_of(config, name).single]
+
+
+def make_role(config: Config, name: str) -> Role:
+    """An instance of a role with its options.
+
+    Raises:
+        ConfigError: as `role_class`, or the options do not fit the class.
+    """
+    options = config.roles[name].options if name in config.roles else {}
+    return role_class(config, name).build(options, f"roles.{name}")

@@ -1,0 +1,60 @@
+"""The backends `rollout.backend = "simulated"` and `trainer.backend = "simulated"`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from relax_actors.config import Config
+from relax_actors.config.simulate import SimulateSection
+from relax_actors.data.model_folder import measure
+from relax_actors.engines.backends import refuse_options
+from relax_actors.engines.protocols import InferenceEngine, TrainingEngine
+from relax_actors.errors import ConfigError
+from relax_actors.runtime import Context
+from relax_actors.simulation.devices import Devices
+from relax_actors.simulation.inference import SimulatedInference
+from relax_actors.simulation.training import SimulatedTraining
+
+
+class SimulatedInferenceBackend:
+    """Generation that only takes time; see `InferenceBackend`."""
+
+    def build(self, context: Context) -> InferenceEngine:
+        """Attach to the run's simulated devices."""
+        config = context.config
+        devices = Devices(_section(config), context.folder.root)
+        length = measure(config.model_path).context_length
+        return SimulatedInference(devices, context.n, length, config.rollout.max_concurrent_prompts)
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:
+        """Refuse options."""
+        del model
+        refuse_options(config, "rollout")
+        yield from ()
+
+    def server_module(self, config: Config) -> str:
+        """The engine needs no server."""
+        del config
+        return ""
+
+
+class SimulatedTrainingBackend:
+    """Training that only takes time; see `TrainingBackend`."""
+
+    def build(self, context: Context) -> TrainingEngine:
+        """Attach to the run's simulated devices."""
+        return SimulatedTraining(context.config, Devices(_section(context.config), context.folder.root))
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:
+        """Refuse options."""
+        del model
+        refuse_options(config, "trainer")
+        yield from ()
+
+
+def _section(config: Config) -> SimulateSection:
+    if config.simulate is None:
+        msg = 'backend = "simulated" needs a section [simulate]'
+        raise ConfigError(msg)
+    return config.simulate

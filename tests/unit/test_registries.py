@@ -1,0 +1,284 @@
+"""Extensions are found by name, entry point or dotted path, and errors name the remedy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relax_actors.algorithms.estimators import load_estimator
+from relax_actors.cli.check import examine
+from relax_actors.config import load_config
+from relax_actors.config.load import RENAMED, RENAMED_ANYWHERE, renamed, validate
+from relax_actors.data.sources import open_source
+from relax_actors.engines.backends import inference_backend, scoring_backend, training_backend
+from relax_actors.errors import ConfigError
+from relax_actors.messages import Prompt
+from relax_actors.registry import Registry
+from relax_actors.registry.catalog import ALL, INFERENCE_ENGINES, ROLES
+from relax_actors.rewards import load_reward
+from relax_actors.roles import built_in_spec, make_role, role_names, spec_of
+from relax_actors.roles.permissions import permissions
+from relax_actors.runtime import StatefulRole
+from relax_actors.supervision.assignment import parse, whole
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
+Install = Callable[..., None]
+CODE = """\
+from relax_actors import Role, StatefulRole
+from relax_actors.data.task import Task
+from relax_actors.registry import RoleSpec
+
+def always(completion, prompt):
+    return 1.0
+
+def tasks(settings):
+    return [Task("1>", "1")] * (settings.size or 3)
+
+def signs(rewards, *, normalise):
+    return rewards - rewards.mean()
+
+class Judge(Role):
+    reads = ("trajectory",)
+    writes = "verdict"
+    def handle(self, row):
+        return 1
+
+class Archivist(StatefulRole):
+    spec = RoleSpec(writes=("archived",), numbered=("evaluation",))
+
+class Usurper(StatefulRole):
+    spec = RoleSpec(writes=("trajectory",))
+
+class Silent(StatefulRole):
+    pass
+
+class Engine:
+    def build(self, context):
+        return "built"
+    def check(self, config, model):
+        yield f"engine of {model.name} takes {sorted(config.rollout.options)}"
+    def server_module(self, config):
+        return "acme_server"
+
+class NoEngine:
+    def build(self, context):
+        return "built"
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a configuration makes the modules beside it importable; keep that to the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a distribution: a module and a dist-info with entry points, in a folder on the import path."""
+
+    def make(name: str, entry_points: str, code: str = CODE, version: str = "1.2") -> None:
+        site = tmp_path / f"site-{name}"
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(entry_points)
+        (site / f"{name}.py").write_text(code)
+        monkeypatch.syspath_prepend(site)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return make
+
+
+def prompt() -> Prompt:
+    return Prompt("1>", np.zeros(1, np.int32), "1", {}, seed=0, min_version=0)
+
+
+@pytest.mark.parametrize("registry", ALL, ids=lambda registry: registry.kind)
+def test_every_built_in_entry_resolves(registry: Registry[object]) -> None:
+    for name in registry.built_in:
+        assert registry.load(name, registry.kind) is not None
+
+
+def test_an_installed_reward_is_used_by_its_name(install: Install) -> None:
+    install("acme_rewards", "[relax_actors.rewards]\nalways = acme_rewards:always\n")
+    assert load_reward("always")("", prompt()) == 1.0
+    assert "always" in next(registry for registry in ALL if registry.group == "relax_actors.rewards").names()
+
+
+def test_an_installed_data_source_is_used_by_its_name(install: Install) -> None:
+    install("acme_data", "[relax_actors.data_sources]\nhub = acme_data:tasks\n")
+    assert load_config(DEMO, ["data.kind=hub"]).data.kind == "hub"
+    assert len(open_source("hub", size=2)) == 2
+
+
+def test_an_installed_estimator_is_used_by_its_name(install: Install) -> None:
+    install("acme_algorithms", "[relax_actors.advantage_estimators]\nsigns = acme_algorithms:signs\n")
+    config = load_config(DEMO, ["advantages.estimator=signs"])
+    advantages = load_estimator(config.advantages.estimator)(np.array([0, 1], np.float32), normalise="std")
+    assert advantages.tolist() == [-0.5, 0.5]
+
+
+def test_an_installed_role_is_used_by_its_name(install: Install) -> None:
+    install("acme_roles", "[relax_actors.roles]\njudge = acme_roles:Judge\n")
+    for settings in (["roles.judge.replicas=2"], ["roles.judge.actor=judge"], ["roles.judge.actor=acme_roles:Judge"]):
+        config = load_config(DEMO, settings)
+        assert type(make_role(config, "judge")).__name__ == "Judge"
+        spec = spec_of(config, "judge")
+        assert (spec.reads, spec.writes, spec.single) == (("trajectory",), ("verdict", "dropped", "quarantined"), False)
+        assert examine(config).errors == ()
+
+
+def test_an_installed_engine_brings_its_build_its_check_and_its_server(install: Install) -> None:
+    install("acme_engine", "[relax_actors.inference_engines]\nacme = acme_engine:Engine\n")
+    for backend in ("acme", "acme_engine:Engine", "acme_engine.Engine"):
+        config = load_config(DEMO, [f"rollout.backend={backend}", "rollout.options.level=3"])
+        engine = inference_backend(config)
+        assert engine.build(None) == "built"  # type: ignore[arg-type, comparison-overlap]
+        assert engine.server_module(config) == "acme_server"
+        findings = examine(config)
+        assert findings.errors == ()
+        assert any("takes ['level']" in note for note in findings.notes)
+
+
+def test_an_engine_without_a_method_is_refused(install: Install) -> None:
+    install("acme_engine", "[relax_actors.inference_engines]\nacme = acme_engine:NoEngine\n")
+    said = "rollout.backend = 'acme': .* is not a usable inference engine: it has no check, server_module"
+    with pytest.raises(ConfigError, match=said):
+        inference_backend(load_config(DEMO, ["rollout.backend=acme"]))
+
+
+def test_an_unknown_name_suggests_close_ones_and_lists_all() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'sglang'") as caught:
+        load_config(DEMO, ["rollout.backend=sglnag"])
+    assert "known: transformers, sglang, simulated" in str(caught.value)
+    assert "'relax_actors.inference_engines', or a dotted path" in str(caught.value)
+
+
+def test_an_entry_point_that_does_not_import_names_its_package_the_cause_and_the_remedy(install: Install) -> None:
+    install("broken_rewards", "[relax_actors.rewards]\nnice = broken_rewards:nice\n", "import a_package_nobody_has\n")
+    (error,) = examine(load_config(DEMO, ["reward.function=nice"])).errors
+    assert error.startswith("reward.function = 'nice': entry point 'nice = broken_rewards:nice' of broken_rewards 1.2")
+    assert "No module named 'a_package_nobody_has'; update or reinstall broken_rewards" in error
+
+
+def test_an_entry_point_whose_object_is_missing_is_refused(install: Install) -> None:
+    install("acme_rewards", "[relax_actors.rewards]\nnice = acme_rewards:absent\n")
+    with pytest.raises(ConfigError, match=r"does not import: AttributeError: .*'absent'"):
+        load_reward("nice")
+
+
+def test_two_packages_that_register_one_name_are_refused(install: Install) -> None:
+    install("first_engine", "[relax_actors.inference_engines]\nacme = first_engine:Engine\n")
+    install("second_engine", "[relax_actors.inference_engines]\nacme = second_engine:Engine\n")
+    said = "'acme': entry point .* and entry point .* both register this inference engine; uninstall (first|second)_"
+    with pytest.raises(ConfigError, match=said):
+        load_config(DEMO, ["rollout.backend=acme"])
+    with pytest.raises(ConfigError, match=said):
+        INFERENCE_ENGINES.check_installed()
+
+
+def test_a_package_that_registers_a_built_in_name_is_refused_before_the_start(install: Install) -> None:
+    install("shadow", "[relax_actors.rewards]\nexact_match = shadow:always\n")
+    (error,) = examine(load_config(DEMO)).errors
+    assert error.startswith("entry point 'exact_match = shadow:always' of shadow 1.2 registers the reward function")
+    assert "which is built in; uninstall shadow" in error
+
+
+@pytest.mark.parametrize("name", ROLES.built_in)
+def test_a_role_is_single_if_it_owns_state(name: str) -> None:
+    cls = ROLES.load(name, "role")
+    assert built_in_spec(name).single == cls.spec.single == issubclass(cls, StatefulRole)  # type: ignore[attr-defined]
+
+
+def test_roles_start_in_the_order_of_their_specs() -> None:
+    config = load_config(DEMO, ["roles.actor_fwd.replicas=1"])
+    assert role_names(config) == ["reward", "advantages", "evaluator", "prompts", "rollout", "actor_fwd", "trainer"]
+    orders = [built_in_spec(name).start_order for name in role_names(config)]
+    assert orders == sorted(orders)
+
+
+def test_a_stateful_role_of_the_user_gets_the_permissions_that_its_spec_states(install: Install) -> None:
+    install("acme_roles", "[relax_actors.roles]\nkeeper = acme_roles:Archivist\n")
+    config = load_config(DEMO, ["run.name=demo", "roles.keeper.replicas=1"])
+    allowed = permissions(config, "keeper")
+    assert allowed.allows("relax.demo.group.3.1.archived", publish=True)
+    assert allowed.allows("relax.demo.evaluation.3", publish=True)
+    assert not allowed.allows("relax.demo.weights.3", publish=True)
+    assert whole(config).single == ["keeper", "evaluator", "prompts", "trainer"]
+    with pytest.raises(ConfigError, match="keeper owns state and has one actor"):
+        parse(config, 1, "far", ["keeper=2"])
+    assert parse(config, 1, "far", ["keeper"]).actors(config, "keeper") == ["keeper.0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Usurper", "roles.own writes column 'trajectory', which a built-in role writes"),
+        ("Archivist", "roles.own writes 'evaluation' cells, which the role evaluator writes"),
+    ],
+)
+def test_a_stateful_role_cannot_write_the_cells_of_another_role(install: Install, name: str, said: str) -> None:
+    install("acme_roles", "")
+    (error,) = examine(load_config(DEMO, [f"roles.own.actor=acme_roles.{name}"])).errors
+    assert said in error
+
+
+def test_a_stateful_role_has_one_actor(install: Install) -> None:
+    install("acme_roles", "")
+    config = load_config(DEMO, ["roles.own.actor=acme_roles.Silent", "roles.own.replicas=2"])
+    assert examine(config).errors == ("roles.own.replicas = 2: the role owns state and has one actor; set 1",)
+
+
+def test_a_stateful_role_without_a_spec_gets_no_credentials(install: Install) -> None:
+    install("acme_roles", "[relax_actors.roles]\nsilent = acme_roles:Silent\n")
+    with pytest.raises(ConfigError, match=r"Silent owns state and does not state which cells it writes; .*RoleSpec"):
+        permissions(load_config(DEMO, ["roles.silent.replicas=1"]), "silent")
+
+
+def test_built_in_backends_are_found() -> None:
+    config = load_config(DEMO)
+    backends = (training_backend(config), scoring_backend("megatron", "roles.reference.backend"))
+    assert [type(backend).__name__ for backend in backends] == ["TorchTrainingBackend", "MegatronScoringBackend"]
+
+
+def tree_of(key: str) -> dict[str, object]:
+    section, _, name = key.partition(".")
+    return {section: {name: 1}}
+
+
+@pytest.mark.parametrize(("key", "new"), RENAMED.items())
+def test_a_renamed_key_is_refused_with_its_new_name(key: str, new: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(tree_of(key), "old.toml")
+    assert str(caught.value) == f"old.toml: {key}: renamed to {new}"
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_ANYWHERE.items())
+def test_a_key_that_several_sections_have_is_refused_with_its_new_name(old: str, new: str) -> None:
+    assert renamed(f"roles.judge.{old}") == f"roles.judge.{new}"
+    with pytest.raises(ConfigError, match=f"old.toml: reward.{old}: renamed to reward.{new}"):
+        validate({"reward": {old: 1}}, "old.toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "components"),
+    [
+        ([], ()),
+        (["reward.function={ exact_match = 0.5, positional_match = 1 }"], ("exact_match", "positional_match")),
+        (["reward.components=['style', 'truth']"], ("style", "truth")),
+    ],
+)
+def test_reward_components_are_the_keys_of_the_table_or_as_declared(
+    settings: list[str], components: tuple[str, ...]
+) -> None:
+    default = ["reward.function=exact_match"]
+    assert load_config(DEMO, [*default, *settings]).reward_components == components
+
+
+def test_reward_components_are_distinct() -> None:
+    with pytest.raises(ConfigError, match=r"reward.components must be distinct"):
+        load_config(DEMO, ["reward.components=['style', 'style']"])
