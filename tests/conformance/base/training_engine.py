@@ -43,6 +43,9 @@ def folder_of(path: Path) -> Path:
 class TrainingEngineConformance:
     """Laws of every engine; subclasses provide fixture `make`, which makes engines of one configuration."""
 
+    implements: str
+    """Name in the registry."""
+
     @pytest.fixture
     def make(self, tmp_path: Path) -> MakeEngine:
         raise NotImplementedError
