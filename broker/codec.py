@@ -1,10 +1,11 @@
 """Cells on the wire: msgpack with a schema version, decoded strictly into dataclasses.
 
-A cell is the array `[schema, type, author, fields]`. `fields` maps each field's name to plain data, to an
-array (extension type 1) or to a reference to an array in the store (extension type 2). Nothing is ever
-executed on decoding, an unknown or missing field or a value of the wrong type is an error, and sizes are bounded.
-A cell that steers the run has a fifth element, a checksum over its subject and all that comes before: nobody can
-repair it by rolling a row out again, so one that was altered, or lies at another's subject, must not be believed.
+A cell is the array `[schema, type, author, fields]`. `fields` maps each field's name to plain data, to an array
+(extension type 1) or to a reference to an array in the store (extension type 2); fields that hold their default are
+left out. Decoding executes nothing. An unknown field, a missing field without a default and a value of the wrong type
+are errors, and sizes are bounded. A cell that steers the run (`batch`, `weights`, ...) has a fifth element, a checksum
+over its subject and all bytes before it: no new rollout can replace such a cell, so an altered one, or one at another
+subject, must not be believed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from broker.errors import CodecError
 from broker.fields import Decoder, TensorRef, check_plain, decoder_of, plain
 
 T = TypeVar("T")
-SCHEMA = 1
+SCHEMA = 2
 MAX_CELL_BYTES = 4 << 20
 MAX_ARRAY_BYTES = 1 << 40
 MAX_DIMENSIONS = 8
@@ -133,7 +134,7 @@ def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str 
             bytes(),
         ] if type(schema) is int:
             if schema != SCHEMA:
-                msg = f"cell has schema {schema}, this version reads {SCHEMA}; run both ends at the same version"
+                msg = f"cell has schema {schema}, this version reads schema {SCHEMA}; run both ends at one version"
                 raise CodecError(msg)
             check_plain(fields, name[:80])
             return Envelope(name, author, fields)
@@ -185,7 +186,28 @@ def plain_value(envelope: Envelope) -> Any:
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    """Fields by name, without those that hold their default."""
+    required, optional = _fields_of(typing.cast("Any", type(value)))
+    found = {name: getattr(value, name) for name in required}
+    for name, default in optional:
+        item = getattr(value, name)
+        if item is not default and (isinstance(item, np.ndarray) or item != default):
+            found[name] = item
+    return found
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """Names of a dataclass's required fields, and the other names with their defaults."""
+    required, optional = [], []
+    for field in dataclasses.fields(kind):
+        if field.default_factory is not dataclasses.MISSING:
+            optional.append((field.name, field.default_factory()))
+        elif field.default is not dataclasses.MISSING:
+            optional.append((field.name, field.default))
+        else:
+            required.append(field.name)
+    return tuple(required), tuple(optional)
 
 
 @cache

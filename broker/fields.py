@@ -1,4 +1,4 @@
-"""Fields of messages: what plain data must be to make up a dataclass, checked by decoders built once a type."""
+"""Strict decoders of message fields, built once for each dataclass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """Where an array lies in the store: `uri` is relative to it, the checksum is over the array's bytes."""
+    """Location of an array in the store: `uri` is relative to the store, the checksum covers the array's bytes."""
 
     uri: str
     offset: int
@@ -35,7 +35,7 @@ Decoder = Callable[[Any, str], Any]
 
 @cache
 def decoder_of(expected: Any) -> Decoder:  # noqa: PLR0911 one return a kind of type
-    """A function `(value, place) -> decoded` for a type annotation; built once a type."""
+    """Return the function `(value, path) -> decoded` of a type annotation; cached by type."""
     if expected is Any:
         return plain
     if dataclasses.is_dataclass(expected) and expected is not TensorRef:
@@ -67,7 +67,7 @@ def _key(key: Any, at: str) -> str:
 
 
 def check_plain(value: Any, at: str, depth: int = 0) -> None:
-    """Refuse what no cell holds: keys that are no strings, timestamps, and nesting without end."""
+    """Raise CodecError for what no cell may hold: keys other than strings, timestamps, too deep nesting."""
     if depth > MAX_DEPTH:
         msg = f"{at} is nested deeper than {MAX_DEPTH} levels"
         raise CodecError(msg)
@@ -78,12 +78,12 @@ def check_plain(value: Any, at: str, depth: int = 0) -> None:
         for item in value:
             check_plain(item, at, depth + 1)
     elif isinstance(value, msgpack.Timestamp):
-        msg = f"{at} is a timestamp, which no cell holds"
+        msg = f"{at} is a timestamp; a cell cannot hold timestamps"
         raise CodecError(msg)
 
 
 def plain(value: Any, _at: str) -> Any:
-    """Plain data as it is: the envelope has been checked."""
+    """Return plain data unchanged; the envelope was checked before."""
     return value
 
 
@@ -116,22 +116,27 @@ def _optional_decoder(args: tuple[Any, ...]) -> Decoder:
 def _dataclass_decoder(expected: type) -> Decoder:
     hints = typing.get_type_hints(expected)
     decoders = {f.name: decoder_of(hints[f.name]) for f in dataclasses.fields(expected)}
+    required = {f.name for f in dataclasses.fields(expected) if _is_required(f)}
 
     def decode_dataclass(value: Any, at: str) -> Any:
         if type(value) is not dict:
             msg = f"{at} is {_kind(value)}, expected the fields of {expected.__name__}"
             raise CodecError(msg)
-        if value.keys() != decoders.keys():
-            missing, extra = sorted(decoders.keys() - value.keys()), sorted(map(str, value.keys() - decoders.keys()))
+        if not required <= value.keys() or not value.keys() <= decoders.keys():
+            missing, extra = sorted(required - value.keys()), sorted(map(str, value.keys() - decoders.keys()))
             msg = f"{at}: missing fields {missing}, unknown fields {str(extra)[:200]}"
             raise CodecError(msg)
         try:
-            return expected(**{name: decode(value[name], f"{at}.{name}") for name, decode in decoders.items()})
+            return expected(**{name: decoders[name](item, f"{at}.{name}") for name, item in value.items()})
         except (ValueError, TypeError, OverflowError) as error:
             msg = f"{at}: {error}"
             raise CodecError(msg) from error
 
     return decode_dataclass
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _kind(value: Any) -> str:

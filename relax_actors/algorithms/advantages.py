@@ -6,7 +6,7 @@ one sample, or one whose rewards are all equal, has nothing to compare: its adva
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,45 @@ def leave_one_out(rewards: Rewards, *, normalise: Normalise = "none") -> Advanta
     centred = values - others
     if normalise == "std":
         centred /= values.std(ddof=1) + 1e-6
+    advantages: Advantages = centred.astype(np.float32)
+    return advantages
+
+
+def token_advantages(
+    rewards: Rewards, token_rewards: Rewards, lengths: NDArray[np.integer[Any]], *, normalise: Normalise
+) -> Advantages:
+    """Advantages of single tokens `[total] float32`, from rewards of samples and of their tokens.
+
+    The return of a token is its sample's reward plus the token rewards from this token to the sample's end. From it
+    the mean return of the group's samples is subtracted, and with "std" the difference is divided by the standard
+    deviation of these returns plus 1e-6. Token rewards of 0 give `group_advantages` exactly. This is GRPO's process
+    supervision (DeepSeekMath, arXiv 2402.03300, section 4.1.3) with returns in place of normalised rewards.
+
+    Args:
+        rewards: `[n] float32`, one for each sample.
+        token_rewards: `[total] float32`, tokens of all samples end to end.
+        lengths: `[n]`, tokens of each sample.
+        normalise: "std" or "none", as in `group_advantages`.
+
+    Raises:
+        ValueError: shapes do not fit each other, or a number is not finite.
+    """
+    outcome, steps = _checked(rewards), np.asarray(token_rewards, np.float64)
+    if len(lengths) != len(outcome) or int(np.sum(lengths)) != len(steps) or not np.isfinite(steps).all():
+        msg = (
+            f"{len(steps)} token rewards, lengths {list(lengths[:8])} and {len(outcome)} rewards must fit and be finite"
+        )
+        raise ValueError(msg)
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    so_far = np.concatenate([[0.0], np.cumsum(steps)])
+    totals = outcome + so_far[bounds[1:]] - so_far[bounds[:-1]]
+    if not steps.any():
+        return np.repeat(group_advantages(rewards, normalise=normalise), lengths)
+    ends = np.repeat(so_far[bounds[1:]], lengths)
+    returns = np.repeat(outcome, lengths) + ends - so_far[:-1]
+    centred = returns - totals.mean()
+    if normalise == "std" and len(totals) > 1:
+        centred /= totals.std(ddof=1) + 1e-6
     advantages: Advantages = centred.astype(np.float32)
     return advantages
 

@@ -112,13 +112,26 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: KLKind) -> T
             assert_never(kind)
 
 
-def reduce_loss(per_token: Tensor, mask: Tensor, *, mode: LossMode, normaliser: float) -> Tensor:
-    """Scalar float32: the micro-batch's share of the step's loss.
+def reduce_loss(
+    per_token: Tensor, mask: Tensor, *, mode: LossMode, normaliser: float, sample_tokens: Tensor | None = None
+) -> Tensor:
+    """Reduce a micro-batch to its share of the step's loss, scalar float32.
 
-    "token" sums over tokens: with the step's number of tokens as `normaliser` every token weighs the same (DAPO),
-    with sequences times the longest length allowed it is Dr. GRPO's constant. "sequence" sums the mean of each
-    sequence: with the step's number of sequences as `normaliser` every sequence weighs the same (GRPO). A sequence
-    without tokens adds 0. Raises ValueError when the shapes differ or the normaliser is not positive.
+    "token" sums over tokens: with the step's number of tokens as `normaliser` every token weighs the same (DAPO,
+    arXiv 2503.14476); with samples times the longest allowed length it is Dr. GRPO's constant (arXiv 2503.20783).
+    "sequence" sums the mean over the tokens of each sample: with the step's number of samples as `normaliser` every
+    sample weighs the same (GRPO, arXiv 2402.03300). A sequence without tokens adds 0.
+
+    Args:
+        per_token: `[batch, seq] float32`.
+        mask: `[batch, seq] bool`, tokens that count.
+        mode: "token" or "sequence".
+        normaliser: divisor of the whole step.
+        sample_tokens: `[batch] int64`, tokens of the whole sample that each sequence belongs to; None where every
+            sample has one sequence. Only "sequence" reads it.
+
+    Raises:
+        ValueError: the shapes differ, or the normaliser is not positive.
     """
     check_same_shape(per_token, mask)
     if not normaliser > 0:
@@ -126,7 +139,8 @@ def reduce_loss(per_token: Tensor, mask: Tensor, *, mode: LossMode, normaliser: 
         raise ValueError(msg)
     sums = per_token.masked_fill(~mask, 0.0).sum(-1)
     if mode == "sequence":
-        sums = sums / mask.sum(-1).clamp(min=1)
+        counts = mask.sum(-1) if sample_tokens is None else sample_tokens
+        sums = sums / counts.clamp(min=1)
     return sums.sum() / normaliser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +18,8 @@ def monitor(
     sink: Annotated[
         list[str] | None,
         typer.Option(
-            help="Also write to a sink: prometheus=[HOST:]PORT, tensorboard=DIR, wandb=PROJECT; may be repeated.",
+            help="Also write to a sink: prometheus=[HOST:]PORT, tensorboard=DIR, wandb=PROJECT, or the dotted path of "
+            "your own class; may be repeated.",
             metavar="NAME=TARGET",
         ),
     ] = None,
@@ -27,9 +29,11 @@ def monitor(
 
     Shows reward, loss, KL, staleness, rows, actors and events. Uses the broker only, with credentials of an observer.
     """
+    from relax_actors.config import make_importable
     from relax_actors.monitoring.connection import locate
     from relax_actors.monitoring.sinks import open_sinks
     from relax_actors.monitoring.terminal import watch
 
     name, address = locate(run, broker, credentials, ca)
+    make_importable(Path.cwd())
     watch(name, address, open_sinks(sink or [], name), count=count)

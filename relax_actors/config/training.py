@@ -124,6 +124,9 @@ class AlgorithmSection(Section):
     """Dual clip: bound of the ratio for negative advantages (arXiv 1912.09729); off if not set."""
     filter_zero_variance: bool = False
     """Drop and refill rows whose samples all have the same reward (dynamic sampling, arXiv 2503.14476)."""
+    step_normalisation: Literal["none", "std", "whiten"] = "none"
+    """Normalise advantages over all rows of a step: divide by their standard deviation, or whiten them (subtract the
+    mean, then divide). A step then trains when all of its rows are there (no streaming)."""
     loss: Literal["token", "sequence"] = "token"
     """Aggregation of the loss: mean over all tokens of the step, or over sequences of their means."""
     kl_coefficient: NonNegative = 0.0

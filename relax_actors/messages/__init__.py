@@ -7,20 +7,20 @@ from relax_actors.messages.cells import (
     Dropped,
     DropReason,
     Evaluation,
-    FinishReason,
     Prompt,
     Quarantined,
     Readmitted,
     Requeued,
     Reward,
-    Sample,
     Shard,
     Totals,
-    Trajectory,
     Weights,
 )
+from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
+from relax_actors.messages.trajectory import Trajectory
 
 __all__ = [
+    "NOT_SAMPLED",
     "Advantage",
     "Batch",
     "Checkpoint",
@@ -35,6 +35,7 @@ __all__ = [
     "Reward",
     "Sample",
     "Shard",
+    "TokenSequence",
     "Totals",
     "Trajectory",
     "Weights",

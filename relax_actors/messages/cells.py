@@ -1,7 +1,7 @@
-"""The cells that the built-in roles exchange, one dataclass a column.
+"""The cells that the built-in roles exchange: one dataclass for each column and each numbered cell.
 
-Arrays are NumPy, so that no role has to import torch to read a row. `n` is the number of samples of a
-row, `total` the number of generated tokens of all its samples, laid end to end in sample order.
+Arrays are NumPy, so that no role has to import torch to read a row. `n` is the number of samples of a row, `total`
+the number of own tokens of all their sequences, laid end to end in order. `trajectory` has a module of its own.
 """
 
 from __future__ import annotations
@@ -14,28 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.messages.experts import expanded
-
 Array = NDArray[Any]
 
 
 def _check_numbers(values: Array, what: str) -> None:
-    """Raise ValueError unless an array is `[n]`, one number a sample, finite in float32."""
+    """Raise ValueError unless an array has one dimension, is not empty, and is finite in float32."""
     if values.ndim != 1 or not len(values) or values.dtype.kind not in "fiu":
-        msg = f"{what} is {values.dtype}{list(values.shape)}, not one number a sample"
+        msg = f"{what} is {values.dtype}{list(values.shape)}, not numbers of one dimension"
         raise ValueError(msg)
     with np.errstate(over="ignore"):
         if not np.isfinite(values.astype(np.float32)).all():
             msg = f"{what} is not finite: {values[:8]}"
             raise ValueError(msg)
-
-
-class FinishReason(StrEnum):
-    """Why a sample ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
 
 
 class DropReason(StrEnum):
@@ -77,102 +67,45 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One sample of a trajectory: views into its arrays, each `[len]`."""
+class Reward:
+    """Column `reward`: how good each of the n samples is; iterate over it for the plain floats of `values`.
 
-    tokens: Array
-    logprobs: Array
-    versions: Array
-    text: str
-    finish_reason: FinishReason
+    Attributes:
+        values: `[n] float32`, finite, higher is better.
+        components: name -> `[n] float32`, the parts that `values` was made of; the names are those of the run
+            (`reward.components`), in every row.
+        token_values: `[total] float32`, rewards of single tokens (process rewards), laid out as the trajectory's
+            tokens and added to `values`; None where samples are only rewarded as a whole.
+        lengths: `[n] int32`, tokens of each sample among `token_values`; given with it.
 
-
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """Column `trajectory`: the n samples generated for a prompt.
-
-    `prompt_tokens [prompt_len] int32`; `lengths [n] int32`; `tokens [total] int32`; `logprobs [total] float32`, natural
-    log, of the softmax at the sampling temperature (top-p narrows the choice, not these numbers); `versions [total]
-    int32`, the version that wrote each token; `texts`, `finish_reasons` one a sample; `fingerprint` of the weights.
-    With trainer.router_replay the experts that were chosen, as `messages.experts` keeps them, uint8 or int16:
-    `prompt_experts [1 or n, prompt_len - 1, layers, top_k]` for the prompt's tokens but the last, and `routed_experts
-    [total, layers, top_k]` for the token before each generated one, in the pass that gave that one.
+    Raises:
+        ValueError: a number is not finite, or shapes do not fit each other.
     """
 
-    prompt_tokens: Array
-    lengths: Array
-    tokens: Array
-    logprobs: Array
-    versions: Array
-    texts: list[str]
-    finish_reasons: list[str]
-    fingerprint: str
-    prompt_experts: Array | None = None
-    routed_experts: Array | None = None
-
-    def __post_init__(self) -> None:
-        flat = (self.prompt_tokens, self.lengths, self.tokens, self.versions)
-        if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in flat):
-            msg = "a trajectory's arrays have one dimension, and all but logprobs hold integers"
-            raise ValueError(msg)
-        if self.logprobs.ndim != 1 or self.logprobs.dtype.kind != "f":
-            msg = "the logprobs of a trajectory have one dimension and are floats"
-            raise ValueError(msg)
-        if unknown := set(self.finish_reasons) - set(FinishReason):
-            msg = f"unknown finish reasons {sorted(unknown)}"
-            raise ValueError(msg)
-        n, total = len(self.lengths), int(self.lengths.sum())
-        if (self.lengths < 0).any() or {len(self.texts), len(self.finish_reasons)} != {n}:
-            msg = f"{n} lengths, {len(self.texts)} texts and {len(self.finish_reasons)} finish reasons do not agree"
-            raise ValueError(msg)
-        if {len(self.tokens), len(self.logprobs), len(self.versions)} != {total}:
-            msg = f"arrays of {len(self.tokens)}, {len(self.logprobs)}, {len(self.versions)} do not hold {total} tokens"
-            raise ValueError(msg)
-        self._check_experts(n, total)
-
-    def _check_experts(self, n: int, total: int) -> None:
-        """Raise ValueError unless the arrays of experts are both there and fit the tokens, or neither is."""
-        prompt, routed = self.prompt_experts, self.routed_experts
-        if prompt is None and routed is None:
-            return
-        if prompt is None or routed is None or {prompt.dtype, routed.dtype} - {np.dtype("u1"), np.dtype("i2")}:
-            msg = "a trajectory has prompt_experts and routed_experts, of uint8 or int16, or neither"
-            raise ValueError(msg)
-        shapes = [(rows, max(0, len(self.prompt_tokens) - 1), *routed.shape[1:]) for rows in (1, n)]
-        if routed.ndim != 3 or len(routed) != total or prompt.shape not in shapes:  # noqa: PLR2004
-            msg = f"experts {list(prompt.shape)} and {list(routed.shape)} do not fit {total} tokens of {n} samples"
-            raise ValueError(msg)
-
-    @property
-    def experts(self) -> list[Array] | None:
-        """What was chosen for each sample's tokens but the last, `[prompt_len + len - 1, layers, top_k] int16`."""
-        if self.prompt_experts is None or self.routed_experts is None:
-            return None
-        prompts, routed = expanded(self.prompt_experts), expanded(self.routed_experts)
-        parts = np.split(routed, np.cumsum(self.lengths)[:-1])
-        return [np.concatenate([prompts[min(i, len(prompts) - 1)], part]) for i, part in enumerate(parts)]
-
-    @property
-    def samples(self) -> list[Sample]:
-        """The samples, as views."""
-        return list(self._samples())
-
-    def _samples(self) -> Iterator[Sample]:
-        ends = np.cumsum(self.lengths)
-        for i, (end, length) in enumerate(zip(ends, self.lengths, strict=True)):
-            part = slice(int(end - length), int(end))
-            reason = FinishReason(self.finish_reasons[i])
-            yield Sample(self.tokens[part], self.logprobs[part], self.versions[part], self.texts[i], reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Reward:
-    """Column `reward`: `values [n] float32`, finite, higher is better; iterate over it for plain floats."""
-
     values: Array
+    components: dict[str, Array] = field(default_factory=dict)
+    token_values: Array | None = None
+    lengths: Array | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self.values, "a row's reward")
+        for name, values in self.components.items():
+            _check_numbers(values, f"reward component {name[:80]!r}")
+            if len(values) != len(self.values):
+                msg = f"reward component {name[:80]!r} has {len(values)} numbers for {len(self.values)} samples"
+                raise ValueError(msg)
+        if (self.token_values is None) != (self.lengths is None):
+            msg = "a reward has token_values and lengths, or neither"
+            raise ValueError(msg)
+        if self.token_values is not None and self.lengths is not None:
+            _check_numbers(self.token_values, "token_values of a reward")
+            lengths = self.lengths
+            if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
+                msg = f"lengths of a reward are {lengths.dtype}{list(lengths.shape)}, not [n] integers of at least 0"
+                raise ValueError(msg)
+            if len(lengths) != len(self.values) or lengths.sum(dtype=np.int64) != len(self.token_values):
+                msg = f"token_values [{len(self.token_values)}] do not fit lengths {lengths[:8].tolist()}"
+                raise ValueError(msg)
 
     def __iter__(self) -> Iterator[float]:
         return iter(self.values.tolist())
@@ -183,16 +116,29 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Advantage:
-    """Column `advantage`: `values [n] float32`, one for all tokens of a sample; `reward` the row's mean reward."""
+    """Column `advantage`: what the policy loss multiplies a token's log-prob with.
+
+    Attributes:
+        values: `[n] float32`, one for all tokens of a sample, or `[total] float32`, one a token, laid out as the
+            trajectory's tokens.
+        reward: mean reward of the row's samples.
+        returns: `[total] float32`, targets of a critic; None where no critic is trained.
+
+    Raises:
+        ValueError: a number is not finite, or an array has more than one dimension.
+    """
 
     values: Array
     reward: float
+    returns: Array | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self.values, "a row's advantage")
         if not np.isfinite(self.reward):
             msg = f"mean reward of a row is {self.reward}"
             raise ValueError(msg)
+        if self.returns is not None:
+            _check_numbers(self.returns, "returns of a row")
 
 
 @dataclass(frozen=True, slots=True)

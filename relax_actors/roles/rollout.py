@@ -18,7 +18,7 @@ from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import shared_prompt
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
-from relax_actors.training.step_rows import Limits
+from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
 
 TELL_SECONDS = 0.25
@@ -51,7 +51,7 @@ class Rollout(Role):
         self._engine = inference_backend(config).build(self.context)
         self._stager = Stager(self.context, self._engine)
         self._stager.start()
-        self._limits = Limits(config)
+        self._validator = RowValidator(config)
         self._in_flight = config.updates_in_flight
         self._tokens = 0
         self._model_seconds = 0.0
@@ -134,7 +134,7 @@ class Rollout(Role):
 
     def _prompt(self, row: Row) -> Prompt:
         prompt: Prompt = row.prompt
-        if why := self._limits.of_prompt(prompt):
+        if why := self._validator.of_prompt(prompt):
             raise RowError(why)
         return prompt
 
@@ -170,7 +170,7 @@ class Rollout(Role):
         return Trajectory(
             prompt_tokens=prompt.tokens,
             lengths=np.array([len(s.tokens) for s in samples], np.int32),
-            tokens=np.concatenate([s.tokens for s in samples]),
+            token_ids=np.concatenate([s.tokens for s in samples]),
             logprobs=np.concatenate([s.logprobs for s in samples]),
             versions=np.concatenate([s.versions for s in samples]),
             texts=[self._tokenizer.decode(s.tokens) for s in samples],

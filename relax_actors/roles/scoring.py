@@ -6,8 +6,7 @@ Optional roles: where a run has no [roles.reference] or [roles.actor_fwd], the t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -16,13 +15,13 @@ from pydantic import Field
 from broker.codec import Array
 from relax_actors.config.sections import Named
 from relax_actors.engines.backends import scoring_backend
-from relax_actors.engines.protocols.sequences import Sequences
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.catalog import SCORING_ENGINES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, Row
-from relax_actors.training.step_rows import Limits, experts_of
+from relax_actors.training.samples import samples_of
+from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
 
 
@@ -62,7 +61,7 @@ class Scorer(Role):
         self._engine = backend.build(self.context, self.device, follows=self.follows_weights)
         self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
         self._stager.start()
-        self._limits = Limits(self.context.config)
+        self._validator = RowValidator(self.context.config)
         self._tokens = 0
         self._model_seconds = 0.0
 
@@ -74,28 +73,27 @@ class Scorer(Role):
         """Score rows together; one that is bad gets its error and does not hold up its neighbours."""
         found: list[Array | RelaxError | None] = [self._refusal(row) for row in rows]
         good = [n for n, refused in enumerate(found) if refused is None]
-        for n, logprobs in zip(good, self._score([rows[n].trajectory for n in good]) if good else [], strict=True):
+        for n, logprobs in zip(good, self._score([rows[n] for n in good]) if good else [], strict=True):
             found[n] = logprobs
         return [value for value in found if value is not None]
 
     def _refusal(self, row: Row) -> RelaxError | None:
         try:
-            why = self._limits.of_trajectory(row.trajectory, row.id.step)
+            why = self._validator.of_trajectory(row.trajectory, row.id.step)
         except RelaxError as error:
             return error
         return RowError(why) if why else None
 
-    def _score(self, trajectories: list[Trajectory]) -> list[Array]:
+    def _score(self, rows: list[Row]) -> list[Array]:
+        trajectories: list[Trajectory] = [row.trajectory for row in rows]
         self.use_weights(max(int(t.versions.max()) for t in trajectories))
-        samples = [(t.prompt_tokens, s.tokens) for t in trajectories for s in t.samples]
         began = time.thread_time()
-        experts = experts_of(trajectories) if self.replays and self.context.config.trainer.router_replay else None
-        sequences = Sequences([p for p, _ in samples], [c for _, c in samples], experts)
-        scored = self._engine.score(sequences, self.progress)
+        replays = self.replays and self.context.config.trainer.router_replay
+        samples = [s for i, t in enumerate(trajectories) for s in samples_of(i, t, replays=replays)]
+        scored = iter(self._engine.score(samples, self.progress))
         self._model_seconds += time.thread_time() - began
-        self._tokens += sum(map(len, scored))
-        ends = accumulate((len(t.lengths) for t in trajectories), initial=0)
-        return [np.concatenate(scored[a:b]) for a, b in pairwise(ends)]
+        self._tokens += sum(sample.trained for sample in samples)
+        return [_own_tokens(trajectory, scored) for trajectory in trajectories]
 
     def metrics(self) -> dict[str, float]:
         """Tokens scored in this life, and the version in use."""
@@ -110,6 +108,18 @@ class Scorer(Role):
         """Close the engine."""
         self._stager.close()
         self._engine.close()
+
+
+def _own_tokens(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
+    """Log-probs of a row as its trajectory lays tokens out, `[total] float32`, from those of its trained sequences."""
+    found = np.zeros(len(trajectory.token_ids), np.float32)
+    begin = 0
+    for own in trajectory.lengths.tolist():
+        part = slice(begin, begin + own)
+        if trajectory.trained[part].any():
+            found[part] = next(scored)[-own:]
+        begin += own
+    return found
 
 
 class Reference(Scorer):

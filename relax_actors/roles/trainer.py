@@ -210,7 +210,7 @@ class Trainer(StatefulRole):
             incarnation=self.context.incarnation,
             reward=float(np.mean([a.reward for a in rows.advantages])),
             staleness=step - rows.oldest,
-            tokens=int(sum(len(t.tokens) for t in rows.trajectories)),
+            tokens=rows.tokens,
             unix_time=time.time(),
         )
         known = put_own(self.context, self.context.table.subjects.numbered("batch", step), batch)

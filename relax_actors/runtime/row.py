@@ -28,8 +28,8 @@ END_COLUMNS = ("dropped", "quarantined", "requeued", "readmitted")
 class Row:
     """Columns of one row that a role reads: `row.trajectory`, `row.reward`, ...
 
-    A column of a built-in role is a dataclass of `relax_actors.messages`. A column of another role is the plain data
-    or the arrays that its `handle` returned. Each column is decoded on first use and then cached.
+    A column of a built-in role is a dataclass of `relax_actors.messages`. A column of another role is what its `handle`
+    returned: plain data, arrays, or a `Reward`. Each column is decoded on first use and then cached.
 
     Attributes:
         id: step and index of the row.
@@ -59,7 +59,7 @@ class Row:
         if name not in self._values:
             data = self._cells[name]
             envelope = open_envelope(data, self._store.reader())
-            expected = COLUMNS.get(name)
+            expected = COLUMNS.get(name) or (messages.Reward if envelope.type == "Reward" else None)
             self._values[name] = decode_fields(envelope, expected) if expected else plain_value(envelope)
         return self._values[name]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,8 @@ import safetensors.numpy
 import xxhash
 
 from relax_actors.config import Config
-from relax_actors.engines.protocols.sequences import Sequences
-from relax_actors.engines.protocols.training import StepResult, TrainBatch
+from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.training import StepResult
 from relax_actors.simulation.devices import CHECKPOINT, PUBLISH, SWITCH, Devices
 from relax_actors.simulation.times import training_seconds
 
@@ -29,7 +29,7 @@ class SimulatedTraining:
     def __init__(self, config: Config, devices: Devices) -> None:
         self._devices, self._seed = devices, config.run.seed
         self._steps, self._digest = 0, b""
-        self._rows: list[TrainBatch] = []
+        self._rows: list[TrainSample] = []
         # Of the step under way: the time that its rows so far have taken.
         self._spent = 0.0
         self._samples = config.trainer.prompts_per_step * config.rollout.group_size
@@ -39,24 +39,26 @@ class SimulatedTraining:
         """Weights from a seed."""
         self._steps, self._digest = 0, str(seed).encode()
 
-    def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
+    def warm_start(
+        self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
+    ) -> StepResult:
         """Takes no time."""
-        del sequences, learning_rate
+        del samples, learning_rate
         progress()
         return StepResult({"loss": 0.0})
 
     def finish_warm_start(self) -> None:
         """There is no optimizer."""
 
-    def accumulate(self, batch: TrainBatch, progress: Callable[[], None]) -> None:
+    def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Take the rows' share of a step's time; on shared devices all of it is the step's."""
         devices = self._devices
-        self._rows.append(batch)
+        self._rows.extend(samples)
         if devices.simulate.placement == "separate":
             section = devices.simulate.training
             whole = training_seconds(devices.simulate, self._seed + self._steps)
             fixed = 0.0 if section.step is not None else section.fixed
-            share = (whole - fixed) * len(batch.advantages) / self._samples
+            share = (whole - fixed) * sum(sample.share for sample in samples) / self._samples
             self._spent += share
             devices.spend(share, progress)
 
@@ -73,10 +75,9 @@ class SimulatedTraining:
                 devices.spend_phase(SWITCH, seed, progress)
             devices.spend(training_seconds(devices.simulate, seed) - self._spent, progress)
         hasher = xxhash.xxh3_128(self._digest)
-        for part in self._rows:
-            for tokens in part.sequences.completions:
-                hasher.update(np.ascontiguousarray(tokens).data)
-            hasher.update(np.ascontiguousarray(part.advantages).data)
+        for sample in self._rows:
+            hasher.update(sample.masked("token_ids").data)
+            hasher.update(sample.masked("advantages").data)
         self.discard()
         self._digest, self._steps = hasher.digest(), step + 1
         return StepResult({"loss": 0.0, "gradient_norm": 0.0})

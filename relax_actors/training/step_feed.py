@@ -30,7 +30,9 @@ class Feed:
         config = context.config
         self._context, self._engine, self._reader = context, engine, reader
         self._budget, self._in_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
-        self._early = config.trainer.stream
+        self._normalisation = config.algorithm.step_normalisation
+        # Statistics of the whole step are known only when its last row has come.
+        self._early = config.trainer.stream and self._normalisation == "none"
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
         """Time in the engine, for the step under way and in this life."""
@@ -98,6 +100,7 @@ class Feed:
     def finish(self, settle: Callable[[], None]) -> StepResult:
         """Compute on what is left, call `settle`, after which nobody reads the weights, and step."""
         self.early_seconds = self.seconds
+        self._rows = self._rows.normalised(self._normalisation)
         self._compute(self._parts())
         settle()
         with self._context.device_lock(), self._measured():
@@ -110,7 +113,7 @@ class Feed:
             if part.start < self._fed:
                 continue
             with self._context.device_lock(), self._measured():
-                self._engine.accumulate(self._rows.part(part).batch(), self._context.progress)
+                self._engine.accumulate(self._rows.part(part).samples(), self._context.progress)
             self._fed = part.stop
 
     @contextmanager

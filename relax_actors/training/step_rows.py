@@ -1,9 +1,9 @@
-"""The rows of a step, and whether what a row holds can be true: what the engines would choke on never reaches them."""
+"""Rows of a step: read from the table, checked, and turned into the sequences that engines train on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,89 +11,19 @@ import numpy as np
 from broker.codec import Array
 from broker.subjects import RowId
 from broker.table import Table
+from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
-from relax_actors.data.model_folder import measure
-from relax_actors.engines.protocols import Sequences, TrainBatch
+from relax_actors.engines.protocols import TrainSample
 from relax_actors.errors import ConfigError, RelaxError, StoreError
-from relax_actors.messages import Advantage, Dropped, DropReason, Prompt, Quarantined, Trajectory
-from relax_actors.messages.experts import expanded, flaw
+from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
+from relax_actors.training.samples import PROXIMAL, REFERENCE, samples_of, token_advantages
+from relax_actors.training.validation import RowValidator
 
-PROXIMAL, REFERENCE = "actor_fwd", "reference"
-"""Columns of log-probs, `[total] float32`: the proximal policy's, where algorithm.proximal asks for it, and the KL's
-reference, where actors compute it."""
 Columns = dict[str, Any]
 """What is read of a row by column; a `RelaxError` in place of what cannot be had."""
 Lost = dict[int, Dropped | Quarantined]
 """How rows end that cannot be trained, by index."""
-MAX_ADVANTAGE = 1e6
-MAX_LOGPROB = 0.1
-
-
-class Limits:
-    """What a model can take.
-
-    Args:
-        config: the run's.
-    """
-
-    def __init__(self, config: Config) -> None:
-        facts = measure(config.model_path)
-        self._vocabulary = facts.vocabulary
-        self._context, self._budget = facts.context_length, config.trainer.max_tokens_per_microbatch
-        self._max_tokens, self._steps = config.rollout.max_tokens, config.run.steps
-        self._moe = facts.moe if config.trainer.router_replay else None
-
-    def of_prompt(self, prompt: Prompt) -> str:
-        """Why a prompt cannot be generated from; empty if it can."""
-        length, room = len(prompt.tokens), self._context - self._max_tokens
-        if not 0 < length <= room:
-            return f"the prompt has {length} tokens; the model's context leaves 1 to {room}"
-        if prompt.min_version > self._steps:
-            return f"the prompt wants weights {prompt.min_version}, the run has {self._steps} steps"
-        return self._foreign(prompt.tokens, "the prompt's tokens")
-
-    def of_row(self, trajectory: Trajectory, advantage: Advantage, step: int) -> str:
-        """Why a row cannot be trained in a step; empty if it can."""
-        if len(advantage.values) != len(trajectory.lengths):
-            return f"there are {len(advantage.values)} advantages for {len(trajectory.lengths)} samples"
-        if np.abs(advantage.values).max(initial=0) > MAX_ADVANTAGE:
-            return f"an advantage is over {MAX_ADVANTAGE:g}; scale the rewards"
-        return self.of_trajectory(trajectory, step)
-
-    def of_trajectory(self, trajectory: Trajectory, step: int) -> str:
-        """Why a row of a step cannot be passed through the model; empty if it can."""
-        lengths, prompt = trajectory.lengths, trajectory.prompt_tokens
-        if not len(prompt) or int(lengths.min()) < 1:
-            return "the prompt or a sample has no tokens"
-        if (longest := len(prompt) + int(lengths.max())) > min(self._context, self._budget):
-            return f"a sequence has {longest} tokens, more than the context or trainer.max_tokens_per_microbatch"
-        return self._of_tokens(trajectory, step) or self._of_experts(trajectory)
-
-    def _of_tokens(self, trajectory: Trajectory, step: int) -> str:
-        logprobs = trajectory.logprobs
-        if not (logprobs <= MAX_LOGPROB).all() or not (logprobs > np.finfo(np.float32).min).all():
-            return "a log-prob is positive or not finite"
-        if trajectory.versions.min() < 0 or int(trajectory.versions.max()) > step:
-            return f"a token is said to be of a version that is not from 0 to {step}"
-        return self._foreign(trajectory.prompt_tokens, "the prompt's tokens") or self._foreign(
-            trajectory.tokens, "the samples' tokens"
-        )
-
-    def _of_experts(self, trajectory: Trajectory) -> str:
-        moe, prompt, routed = self._moe, trajectory.prompt_experts, trajectory.routed_experts
-        if moe is None:
-            return ""
-        if prompt is None or routed is None:
-            return "its rollout has not recorded experts, which trainer.router_replay replays"
-        if routed.shape[1:] != (moe.layers, moe.experts_of_token):
-            return f"experts are {list(routed.shape)}, not of {moe.layers} layers and {moe.experts_of_token} a token"
-        return next((why for part in (prompt, routed) if (why := flaw(expanded(part), moe.experts))), "")
-
-    def _foreign(self, tokens: Array, what: str) -> str:
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocabulary:
-            return f"{what} are not all in the model's vocabulary of {self._vocabulary}"
-        return ""
 
 
 @dataclass(slots=True)
@@ -135,35 +65,37 @@ class StepRows:
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Tokens of each sequence of each row, prompts included."""
-        return [(t.lengths + len(t.prompt_tokens)).tolist() for t in self.trajectories]
+        """Tokens of each sequence of each row, those of the prompt included."""
+        return [trajectory.sequence_lengths for trajectory in self.trajectories]
 
-    def batch(self) -> TrainBatch:
-        """All samples, row after row."""
-        prompts: list[Array] = []
-        completions: list[Array] = []
-        logprobs: list[Array] = []
-        for trajectory in self.trajectories:
-            for sample in trajectory.samples:
-                prompts.append(trajectory.prompt_tokens)
-                completions.append(sample.tokens)
-                logprobs.append(sample.logprobs)
-        values = np.concatenate([a.values for a in self.advantages]).astype(np.float32)
-        return TrainBatch(
-            Sequences(prompts, completions, experts_of(self.trajectories) if self.replays else None),
-            logprobs,
-            values,
-            proximal_logprobs=self._by_sample(PROXIMAL),
-            reference_logprobs=self._by_sample(REFERENCE),
-            samples=[len(t.lengths) for t in self.trajectories],
-        )
+    @property
+    def tokens(self) -> int:
+        """Trained tokens of all rows."""
+        return sum(int(np.count_nonzero(trajectory.trained)) for trajectory in self.trajectories)
 
-    def _by_sample(self, column: str) -> list[Array] | None:
-        """A column of log-probs, `[len] float32` a sample; None if it was not read."""
-        if column not in self.scores:
-            return None
-        pairs = zip(self.scores[column], self.trajectories, strict=True)
-        return [part for array, t in pairs for part in np.split(array, np.cumsum(t.lengths)[:-1])]
+    def samples(self) -> list[TrainSample]:
+        """Sequences with trained tokens, row after row, as engines take them."""
+        found: list[TrainSample] = []
+        for i, (index, trajectory) in enumerate(zip(self.ids, self.trajectories, strict=True)):
+            scores = {name: arrays[i] for name, arrays in self.scores.items()}
+            found += samples_of(index, trajectory, self.advantages[i], scores, replays=self.replays)
+        return found
+
+    def normalised(self, kind: StepNormalisation) -> StepRows:
+        """Copy whose advantages are normalised over all of its rows; see `normalise_step`."""
+        if kind == "none":
+            return self
+        if all(len(a.values) == len(t.texts) for a, t in zip(self.advantages, self.trajectories, strict=True)):
+            values = normalise_step([advantage.values for advantage in self.advantages], kind=kind)
+        else:
+            masks = [trajectory.trained for trajectory in self.trajectories]
+            values = [token_advantages(a, t) for a, t in zip(self.advantages, self.trajectories, strict=True)]
+            trained = normalise_step([v[mask] for v, mask in zip(values, masks, strict=True)], kind=kind)
+            values = [v.copy() for v in values]
+            for row, mask, new in zip(values, masks, trained, strict=True):
+                row[mask] = new
+        advantages = [replace(a, values=v) for a, v in zip(self.advantages, values, strict=True)]
+        return replace(self, advantages=advantages)
 
     @property
     def oldest(self) -> int:
@@ -172,13 +104,13 @@ class StepRows:
 
     @property
     def oldest_of_rows(self) -> list[int]:
-        """The oldest version that wrote a token, of each row."""
-        return [int(t.versions.min()) for t in self.trajectories if len(t.versions)]
+        """Oldest version that sampled a trained token of each row."""
+        return [trajectory.oldest_version for trajectory in self.trajectories]
 
     @property
     def span(self) -> int:
         """Versions that wrote one trajectory, at most; more than 1 only where weights change in mid-generation."""
-        return max(len(np.unique(t.versions)) for t in self.trajectories)
+        return max(len(np.unique(t.versions[t.versions >= 0])) for t in self.trajectories)
 
     def older_than(self, step: int, most: int) -> int:
         """Rows with a token that is more than `most` versions older than `step`."""
@@ -194,7 +126,7 @@ class StepReader:
     """
 
     def __init__(self, table: Table, config: Config) -> None:
-        self._table, self._staleness, self._limits = table, config.staleness, Limits(config)
+        self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays = config.trainer.router_replay
         wanted = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
@@ -236,9 +168,9 @@ class StepReader:
         if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
             return lost_row(error)
         trajectory: Trajectory = columns["trajectory"]
-        if why := self._limits.of_row(trajectory, columns["advantage"], step):
+        if why := self._validator.of_row(trajectory, columns["advantage"], step):
             return Quarantined("trainer", 1, why, "")
-        staleness = step - int(trajectory.versions.min())
+        staleness = step - trajectory.oldest_version
         if staleness > self._staleness.max and self._staleness.policy == "drop":
             return Dropped(DropReason.TOO_OLD, f"staleness {staleness} is over staleness.max")
         return None
@@ -255,14 +187,6 @@ class StepReader:
             for columns, found in zip(known, read_logprobs(self._table, rows, name, trajectories), strict=True):
                 columns[name] = found
         return known
-
-
-def experts_of(trajectories: Sequence[Trajectory]) -> list[Array] | None:
-    """Recorded experts of all samples, `[prompt_len + len - 1, layers, experts_of_token] int16` each; None if not all
-    have some.
-    """
-    found = [trajectory.experts for trajectory in trajectories]
-    return None if None in found else [chosen for row in found if row is not None for chosen in row]
 
 
 def lost_row(error: RelaxError) -> Dropped | Quarantined:

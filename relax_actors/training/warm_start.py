@@ -1,4 +1,4 @@
-"""A short supervised start on the data's answers, for models that begin from random weights."""
+"""Warm start: supervised steps on the data's answers, for models that begin from random weights."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from broker.codec import Array
 from relax_actors.config import Config
 from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols import Sequences, TrainingEngine
+from relax_actors.engines.protocols import TrainingEngine, TrainSample
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.runtime.seeds import derive_seed
 
@@ -34,13 +33,12 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
     generator = np.random.Generator(np.random.Philox(key=derive_seed(config.run.seed, "warm_start")))
     loss = 0.0
     for _ in range(settings.steps):
-        prompts: list[Array] = []
-        completions: list[Array] = []
+        samples: list[TrainSample] = []
         tries = 0
-        while len(prompts) < settings.rows:
+        while len(samples) < settings.rows:
             tries += 1
             if tries > 20 * settings.rows:
-                msg = "trainer.warm_start finds hardly a row with an answer; set data.answer_field, or leave it out"
+                msg = "trainer.warm_start finds too few rows with an answer; set data.answer_field"
                 raise ConfigError(msg)
             try:
                 task = source[int(generator.integers(len(source)))]
@@ -49,7 +47,6 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
             except RowError:
                 continue
             if 0 < len(answer) < most - len(prompt.tokens):
-                prompts.append(prompt.tokens)
-                completions.append(np.concatenate([answer, stop]))
-        loss = engine.warm_start(Sequences(prompts, completions), settings.learning_rate, progress).metrics["loss"]
+                samples.append(TrainSample.of_completion(prompt.tokens, np.concatenate([answer, stop])))
+        loss = engine.warm_start(samples, settings.learning_rate, progress).metrics["loss"]
     return float(loss)

@@ -27,8 +27,9 @@ from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.cells import fetch_own, put_own
 from relax_actors.runtime.journal import BURST, MAX_BYTES, Journal
 from relax_actors.runtime.mailbox import Mailbox
-from relax_actors.runtime.pump import PoolPump, Watchdog
+from relax_actors.runtime.pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.runtime.watchdog import Watchdog
 from tests.support.fuzzing import Fuzzer, samples
 from tests.support.running import wait_until
 

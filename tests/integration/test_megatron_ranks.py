@@ -20,9 +20,9 @@ from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.protocols import TrainingEngine, train
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.batches import with_longer_completions
+from tests.support.batches import batch_of, routed, with_longer_completions
 from tests.support.running import wait_until
-from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed, skip_if_missing
+from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 
 skip_if_missing()
 
@@ -189,7 +189,7 @@ def test_two_ranks_replay_the_experts_that_one_process_replays(tmp_path: Path, s
 
 def check_same_replay(group: TrainingEngine, alone: TrainingEngine, tmp_path: Path) -> None:
     for step in range(STEPS):
-        batch = routed(batch_of(step), step)
+        batch = routed(batch_of(step), step, MOE)
         ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
         assert ours.keys() == theirs.keys()
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=5e-5)

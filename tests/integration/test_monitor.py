@@ -77,10 +77,10 @@ def publishing(guarded: Guarded) -> Iterator[Callable[[], None]]:
         connection.close()
 
 
-def monitor(guarded: Guarded, *more: str) -> subprocess.Popen[str]:
+def monitor(guarded: Guarded, *more: str, cwd: Path | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "relax_actors.cli.main", "monitor", "--broker", f"nats://127.0.0.1:{guarded.port}"]
     command += ["--credentials", str(guarded.keys), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd)
 
 
 def page_of(port: int) -> str:
@@ -111,6 +111,25 @@ def test_monitor_shows_a_run_and_feeds_prometheus_and_tensorboard(watched: Guard
     assert {"step/reward", "step/loss", "eval/reward"} <= set(board.Tags()["scalars"])
     assert board.Scalars("step/loss")[0].value == 0.5
     assert board.Scalars("eval/reward")[0].step == 3
+
+
+def test_monitor_feeds_a_sink_of_the_working_directory(watched: Guarded, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(
+        "class Rewards:\n"
+        "    def __init__(self, target, run):\n        self.file = open(target, 'w'); self.run = run\n"
+        "    def take(self, message):\n        print(self.run, message.scalars(), file=self.file, flush=True)\n"
+        "    def close(self):\n        print('closed', file=self.file, flush=True)\n"
+    )
+    with publishing(watched) as end:
+        process = monitor(watched, "--sink", "rewards.Rewards=found.txt", cwd=tmp_path)
+        found = tmp_path / "found.txt"
+        wait_until(lambda: found.exists() and "eval/reward" in found.read_text(), "scalars in the file", 30)
+        end()
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    lines = found.read_text().splitlines()
+    assert any(line.startswith(RUN) and "'step/reward': 0.25" in line for line in lines)
+    assert lines[-1] == "closed"
 
 
 def test_monitor_logs_to_weights_and_biases(watched: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from broker.codec import TensorRef, encode, plain_value
 from broker.leases import RunState
-from broker.pull import PullSubscription, nak_deliveries
+from broker.pull import Delivery, PullSubscription, nak_deliveries
 from broker.segment import checksum
 from broker.streams import ensure_bucket, ensure_consumer, pool_spec
 from broker.subjects import RowId
@@ -29,14 +29,15 @@ from relax_actors.config import load_config
 from relax_actors.errors import ActorError
 from relax_actors.messages import Dropped, Prompt
 from relax_actors.runtime import Context, More, Results, Role, Row, check_role
-from relax_actors.runtime.blackbox import MAX_DELIVERIES, BlackBox, Delivery
+from relax_actors.runtime.blackbox import MAX_DELIVERIES, BlackBox
 from relax_actors.runtime.device_lock import DeviceLock
 from relax_actors.runtime.handler import Handler, Job
 from relax_actors.runtime.join import Join
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.mailbox import Mailbox
-from relax_actors.runtime.pump import PoolPump, Watchdog
+from relax_actors.runtime.pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.runtime.watchdog import Watchdog
 from tests.support.running import TINY, wait_until
 
 

@@ -25,7 +25,7 @@ from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.errors import ActorError, EngineError
-from relax_actors.supervision.janitor import MEMORY, members
+from relax_actors.supervision.janitor import SHARED_MEMORY, members
 from tests.conformance.base.inference_engine import pairs_of
 from tests.support.models import STOP, ReferenceModel, check_logprobs, publish, random_weights, request_of
 from tests.support.running import wait_until
@@ -323,7 +323,7 @@ def test_the_chosen_experts_of_every_token_are_reported(tmp_path: Path) -> None:
 
 def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_path: Path) -> None:
     def left() -> set[Path]:
-        return {*Path(MEMORY).glob("s*"), *Path(tempfile.gettempdir()).glob("relax-sglang-*")}
+        return {*Path(SHARED_MEMORY).glob("s*"), *Path(tempfile.gettempdir()).glob("relax-sglang-*")}
 
     before = left()
     config_of(tmp_path / "run", DENSE)

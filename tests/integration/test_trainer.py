@@ -37,7 +37,7 @@ def put_rows(table: Table, step: int, indices: Iterable[int], *, version: int = 
         trajectory = Trajectory(
             prompt_tokens=prompt,
             lengths=np.full(SAMPLES, TOKENS, np.int32),
-            tokens=source.integers(0, 10, total, dtype=np.int32),
+            token_ids=source.integers(0, 10, total, dtype=np.int32),
             logprobs=source.uniform(-3, -1, total).astype(np.float32),
             versions=np.full(total, version, np.int32),
             texts=[""] * SAMPLES,

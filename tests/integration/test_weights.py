@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from broker.errors import BrokerUnreachableError
 from broker.table import Table
-from relax_actors.engines.protocols import Sequences, TrainBatch, train
+from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
@@ -23,11 +22,11 @@ from relax_actors.weights import files as weights
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.stager import Stager
 from tests.integration.conftest import MakeContext
+from tests.support.batches import equal_sequences
 from tests.support.running import wait_until
 
 DELTAS = ("staleness.max=0", "trainer.precision=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=4")
 EVALUATED = ("run.steps=100", "eval.every=3", "eval.data.kind=python", "eval.data.function=tiny_tasks.make")
-SEQUENCES = Sequences([np.array([1, 2, 10], np.int32)] * 8, [np.array([3, 4, 5, 11], np.int32)] * 8)
 
 
 class Sender:
@@ -44,10 +43,7 @@ class Sender:
 
     def step(self, count: int = 1) -> int:
         for _ in range(count):
-            source = np.random.default_rng(self.version)
-            logprobs = [source.uniform(-3, -1, 4).astype(np.float32) for _ in range(8)]
-            advantages = source.normal(size=8).astype(np.float32)
-            train(self.engine, TrainBatch(SEQUENCES, logprobs, advantages), self.version, lambda: None)
+            train(self.engine, equal_sequences(self.version), self.version, lambda: None)
             self.version += 1
             self.publisher.publish(self.version)
             self.publisher.settle()

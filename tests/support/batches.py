@@ -9,77 +9,113 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.engines.protocols import Generation, GenerationRequest, Sequences, TrainBatch
+from relax_actors.engines.protocols import Generation, GenerationRequest, TrainSample
 from tests.support.models import ALPHABET
 
 GROUP = 4
 """Samples of a row."""
+Array = NDArray[Any]
 
 
-def batch_of(seed: int, samples: int = 12) -> TrainBatch:
-    """Draw sequences of various lengths, with log-probs near those of a uniform policy."""
+def completions_batch(
+    prompts: Sequence[Array], completions: Sequence[Array], logprobs: Sequence[Array], advantages: Sequence[float]
+) -> list[TrainSample]:
+    """Give each completion one advantage for all of its tokens."""
+    return [
+        TrainSample.of_completion(p, c, logprobs=old, advantages=np.full(len(c), a, np.float32))
+        for p, c, old, a in zip(prompts, completions, logprobs, advantages, strict=True)
+    ]
+
+
+def batch_of(seed: int, samples: int = 12) -> list[TrainSample]:
+    """Draw sequences of various lengths, with log-probs near those of a uniform policy, in rows of `GROUP`."""
     random = np.random.default_rng(seed)
 
     def tokens(most: int) -> Any:
         return random.integers(0, len(ALPHABET), random.integers(1, most + 1)).astype(np.int32)
 
-    sequences = Sequences([tokens(6) for _ in range(samples)], [tokens(12) for _ in range(samples)])
-    old = [
-        (-np.log(len(ALPHABET)) + 0.1 * random.standard_normal(len(c))).astype(np.float32)
-        for c in sequences.completions
-    ]
+    prompts, completions = [tokens(6) for _ in range(samples)], [tokens(12) for _ in range(samples)]
+    old = [(-np.log(len(ALPHABET)) + 0.1 * random.standard_normal(len(c))).astype(np.float32) for c in completions]
     advantages = random.standard_normal(samples).astype(np.float32)
-    return TrainBatch(sequences, old, advantages, samples=[GROUP] * (samples // GROUP))
+    batch = completions_batch(prompts, completions, old, advantages.tolist())
+    return [replace(sample, row=i // GROUP) for i, sample in enumerate(batch)]
 
 
-def batch_of_generations(made: Sequence[tuple[GenerationRequest, Generation]]) -> TrainBatch:
+def batch_of_generations(made: Sequence[tuple[GenerationRequest, Generation]]) -> list[TrainSample]:
     """Train on what an engine generated, with advantages from -1 to 1."""
-    sequences = Sequences([r.tokens for r, _ in made], [g.tokens for _, g in made])
-    advantages = np.linspace(-1, 1, len(made)).astype(np.float32)
-    return TrainBatch(sequences, [g.logprobs for _, g in made], advantages)
+    return completions_batch(
+        [r.tokens for r, _ in made],
+        [g.tokens for _, g in made],
+        [g.logprobs for _, g in made],
+        np.linspace(-1, 1, len(made)).astype(np.float32).tolist(),
+    )
 
 
-def batch_of_groups(groups: Sequence[Sequence[Generation]], requests: Sequence[GenerationRequest]) -> TrainBatch:
+def batch_of_groups(groups: Sequence[Sequence[Generation]], requests: Sequence[GenerationRequest]) -> list[TrainSample]:
     """Train on the groups of samples that an engine generated for requests; each group is a row."""
-    return batch_of_generations([(r, g) for r, group in zip(requests, groups, strict=True) for g in group])
+    made = [(request, sample) for request, group in zip(requests, groups, strict=True) for sample in group]
+    rows = [i for i, group in enumerate(groups) for _ in group]
+    return [replace(sample, row=i) for sample, i in zip(batch_of_generations(made), rows, strict=True)]
 
 
-def equal_sequences(seed: int, samples: int = 8) -> TrainBatch:
+def equal_sequences(seed: int, samples: int = 8) -> list[TrainSample]:
     """Take one sequence again and again, with other log-probs and advantages at each seed."""
     random = np.random.default_rng(seed)
     prompt, completion = np.array([1, 2, 10], np.int32), np.array([3, 4, 5, 11], np.int32)
     old = [random.uniform(-3, -1, len(completion)).astype(np.float32) for _ in range(samples)]
     advantages = random.normal(size=samples).astype(np.float32)
-    return TrainBatch(Sequences([prompt] * samples, [completion] * samples), old, advantages)
+    return completions_batch([prompt] * samples, [completion] * samples, old, advantages.tolist())
 
 
-def answers(prompts: Sequence[NDArray[Any]], completion: Sequence[int]) -> Sequences:
+def answers(prompts: Sequence[Array], completion: Sequence[int]) -> list[TrainSample]:
     """Answer every prompt with the same completion, for supervised steps."""
-    return Sequences(list(prompts), [np.array(completion, np.int32)] * len(prompts))
+    return [TrainSample.of_completion(prompt, np.array(completion, np.int32)) for prompt in prompts]
 
 
-def with_advantages(batch: TrainBatch, value: float) -> TrainBatch:
-    """Give all samples the same advantage."""
-    return replace(batch, advantages=np.full_like(batch.advantages, value))
+def with_advantages(batch: Sequence[TrainSample], value: float) -> list[TrainSample]:
+    """Give all tokens the same advantage."""
+    return [sample.with_advantages(np.full(len(sample), value, np.float32)) for sample in batch]
 
 
-def with_longer_completions(batch: TrainBatch, times: int) -> TrainBatch:
-    """Repeat every token of the completions."""
-    longer = [c.repeat(times) for c in batch.sequences.completions]
-    return TrainBatch(Sequences(batch.sequences.prompts, longer), [c * -1.0 for c in longer], batch.advantages)
-
-
-def parts_of(batch: TrainBatch) -> list[TrainBatch]:
-    """Cut a batch of `batch_of` into its rows."""
-    cut = batch.sequences.cut(batch.samples)
-    starts = np.cumsum([0, *batch.samples]).tolist()
+def with_longer_completions(batch: Sequence[TrainSample], times: int) -> list[TrainSample]:
+    """Repeat every trained token."""
     return [
-        TrainBatch(part, batch.old_logprobs[a:b], batch.advantages[a:b], samples=[b - a])
-        for part, a, b in zip(cut, starts, starts[1:], strict=False)
+        TrainSample.of_completion(
+            sample.token_ids[~sample.loss_mask],
+            sample.masked("token_ids").repeat(times),
+            **{name: sample.masked(name).repeat(times) for name in ("logprobs", "advantages")},
+        )
+        for sample in batch
     ]
 
 
-def routed(batch: TrainBatch, seed: int, moe: dict[str, Any], missing: float = 0.2) -> TrainBatch:
+def with_noise_outside_the_mask(batch: Sequence[TrainSample], seed: int) -> list[TrainSample]:
+    """Draw other log-probs and advantages for the tokens that are not trained."""
+    random = np.random.default_rng(seed)
+
+    def noisy(sample: TrainSample, name: str) -> Array:
+        noise = random.standard_normal(len(sample)).astype(np.float32)
+        return np.where(sample.loss_mask, getattr(sample, name), noise)
+
+    return [replace(s, logprobs=noisy(s, "logprobs"), advantages=noisy(s, "advantages")) for s in batch]
+
+
+def parts_of(batch: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    """Cut a batch of `batch_of` into its rows."""
+    return [list(batch[i : i + GROUP]) for i in range(0, len(batch), GROUP)]
+
+
+def completions_of(batch: Sequence[TrainSample]) -> list[Array]:
+    """Trained tokens of each sequence."""
+    return [sample.masked("token_ids") for sample in batch]
+
+
+def scored_by(batch: Sequence[TrainSample], scored: Sequence[Array], name: str = "logprobs") -> list[TrainSample]:
+    """Put log-probs that an engine scored, `[len] float32` each, into a batch."""
+    return [replace(sample, **{name: logprobs}) for sample, logprobs in zip(batch, scored, strict=True)]
+
+
+def routed(batch: Sequence[TrainSample], seed: int, moe: dict[str, Any], missing: float = 0.2) -> list[TrainSample]:
     """Draw experts of an architecture for the tokens of a batch, in no order; none for a share of the tokens."""
     random = np.random.default_rng(seed)
     layers, experts, top_k = moe["num_hidden_layers"], moe["num_experts"], moe["num_experts_per_tok"]
@@ -89,6 +125,4 @@ def routed(batch: TrainBatch, seed: int, moe: dict[str, Any], missing: float = 0
         chosen = random.permuted(every, axis=-1)[..., :top_k]
         return np.where(random.random((tokens, 1, 1)) < missing, np.int16(-1), chosen)
 
-    sequences = batch.sequences
-    recorded = [drawn(length - 1) for length in sequences.lengths]
-    return replace(batch, sequences=replace(sequences, experts=recorded))
+    return [replace(sample, routed_experts=drawn(len(sample) - 1)) for sample in batch]

@@ -32,16 +32,26 @@ def samples() -> dict[str, Any]:
         "trajectory": messages.Trajectory(
             prompt_tokens=np.array([1, 2, 10], np.int32),
             lengths=np.array([3, 2], np.int32),
-            tokens=tokens,
+            token_ids=tokens,
             logprobs=np.full(5, -1.5, np.float32),
             versions=np.zeros(5, np.int32),
             texts=["12", "34"],
             finish_reasons=["stop", "length"],
             fingerprint="f" * 32,
+            loss_mask=np.array([1, 1, 0, 1, 1], np.bool_),
+            sequence_counts=np.array([1, 1], np.int32),
+            shared_lengths=np.array([3, 3], np.int32),
+            spans=np.array([[0, 1], [1, 3], [3, 5]], np.int32),
+            metrics={"turns": [2.0, 1.0]},
             prompt_experts=np.array([[[[0, 3]], [[2, 1]]]], np.uint8),
             routed_experts=np.array([[[0, 3]], [[2, 1]], [[255, 255]], [[1, 0]], [[3, 2]]], np.uint8),
         ),
-        "reward": messages.Reward(np.array([0.5, 1.0], np.float32)),
+        "reward": messages.Reward(
+            np.array([0.5, 1.0], np.float32),
+            {"exact_match": np.array([0.0, 1.0], np.float32)},
+            np.array([0.0, 0.1, 0.0, 0.0, -0.5], np.float32),
+            np.array([3, 2], np.int32),
+        ),
         "advantage": messages.Advantage(np.array([-0.7, 0.7], np.float32), 0.75),
         "dropped": messages.Dropped("no_signal", "all the same"),
         "quarantined": messages.Quarantined("reward", 3, "ValueError: no", "Traceback"),
@@ -215,7 +225,7 @@ class Fuzzer:
         field = r.choice(list(fields))
         match r.randrange(8):
             case 0:
-                cell[0] = r.choice((0, 2, -1, True, "1", None))
+                cell[0] = r.choice((0, 1, 3, -1, True, "1", None))
             case 1:
                 cell[1] = r.choice(("Prompt", "Batch", "value", "", "x" * 3000, None, "os.system"))
             case 2:
@@ -275,6 +285,8 @@ def _plain(value: Any) -> Any:
         return msgpack.ExtType(1, msgpack.packb([value.dtype.name, list(value.shape), value.tobytes()]))
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {name: _plain(v) for name, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, list) else value
 
 

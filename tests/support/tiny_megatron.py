@@ -9,13 +9,9 @@ import pytest
 
 from relax_actors.config import Config
 from relax_actors.engines.megatron import presence
-from relax_actors.engines.protocols import TrainBatch
 from relax_actors.errors import ConfigError
-from tests.support import batches, models
-from tests.support.batches import batch_of
-from tests.support.models import ALPHABET, QWEN3, qwen3_moe
-
-__all__ = ["ALPHABET", "DENSE", "LLAMA", "MOE", "batch_of", "config_of", "routed", "skip_if_missing"]
+from tests.support import models
+from tests.support.models import QWEN3, qwen3_moe
 
 DENSE = QWEN3 | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA = DENSE | {"model_type": "llama", "head_dim": 8, "tie_word_embeddings": False}
@@ -34,8 +30,3 @@ def config_of(folder: Path, architecture: dict[str, Any], **sections: dict[str, 
     """Configure a run with a tiny model, as `tests.support.models.config_of` does."""
     trainer = {"backend": "megatron", "learning_rate": 1e-2, "max_tokens_per_microbatch": 64}
     return models.config_of(folder, architecture, trainer=trainer | sections.pop("trainer", {}), **sections)
-
-
-def routed(batch: TrainBatch, seed: int, missing: float = 0.2) -> TrainBatch:
-    """Draw experts of `MOE`; see `tests.support.batches.routed`."""
-    return batches.routed(batch, seed, MOE, missing)

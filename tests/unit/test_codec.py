@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from broker.codec import (
     MAX_CELL_BYTES,
+    SCHEMA,
     TensorRef,
     decode,
     decode_fields,
@@ -45,15 +46,15 @@ SHARDS = st.builds(messages.Shard, st.text(), INTEGERS, st.text())
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> messages.Trajectory:
-    lengths = draw(st.lists(st.integers(0, 5), max_size=4))
+    lengths = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any))
     total = sum(lengths)
-    prompt = draw(arrays.arrays(np.int32, st.integers(0, 5)))
+    prompt = draw(arrays.arrays(np.int32, st.integers(1, 5)))
     return messages.Trajectory(
         prompt_tokens=prompt,
         lengths=np.array(lengths, np.int32),
-        tokens=draw(arrays.arrays(np.int32, total)),
+        token_ids=draw(arrays.arrays(np.int32, total)),
         logprobs=draw(arrays.arrays(np.float32, total)),
-        versions=draw(arrays.arrays(np.int32, total)),
+        versions=draw(arrays.arrays(np.int32, total, elements=st.integers(0, 9))),
         texts=draw(st.lists(st.text(), min_size=len(lengths), max_size=len(lengths))),
         finish_reasons=[draw(st.sampled_from(list(messages.FinishReason))) for _ in lengths],
         fingerprint=draw(st.text()),
@@ -96,9 +97,23 @@ PROMPTS = st.builds(
     exact_version=st.booleans(),
     greedy=st.booleans(),
 )
+
+
+@st.composite
+def token_rewards(draw: st.DrawFn) -> messages.Reward:
+    lengths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    each = arrays.arrays(np.float32, len(lengths), elements=st.integers(-9, 9))
+    return messages.Reward(
+        draw(each),
+        draw(st.dictionaries(st.text(), each, max_size=2)),
+        draw(arrays.arrays(np.float32, sum(lengths), elements=st.integers(-9, 9))),
+        np.array(lengths, np.int32),
+    )
+
+
 OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.Prompt: PROMPTS,
-    messages.Reward: st.builds(messages.Reward, NUMBERS),
+    messages.Reward: st.builds(messages.Reward, NUMBERS) | token_rewards(),
     messages.Advantage: st.builds(messages.Advantage, NUMBERS, FINITE),
     messages.Dropped: st.builds(messages.Dropped, st.text(), st.text()),
     messages.Quarantined: st.builds(messages.Quarantined, st.text(), INTEGERS, st.text(), st.text()),
@@ -136,7 +151,7 @@ def same(a: Any, b: Any) -> bool:
     return type(b) is type(a) or isinstance(a, str) if a == b else False
 
 
-def body(name: str, fields: Any, schema: Any = 1, author: Any = "a.0#1") -> bytes:
+def body(name: str, fields: Any, schema: Any = SCHEMA, author: Any = "a.0#1") -> bytes:
     return typing.cast("bytes", msgpack.packb([schema, name, author, fields]))
 
 
@@ -145,7 +160,8 @@ def extension(code: int, *content: Any) -> msgpack.ExtType:
 
 
 def test_samples_cover_every_message_type() -> None:
-    ours = {c for c in vars(messages).values() if dataclasses.is_dataclass(c)} - {messages.Sample}
+    views = {messages.Sample, messages.TokenSequence}
+    ours = {c for c in vars(messages).values() if dataclasses.is_dataclass(c)} - views
     assert ours == set(MESSAGES)
 
 
@@ -299,8 +315,8 @@ def test_integer_is_accepted_as_a_float() -> None:
 def test_other_type_or_schema_is_refused_with_the_remedy() -> None:
     with pytest.raises(CodecError, match="cell holds a Dropped, expected a Batch"):
         decode(encode(messages.Dropped("", ""), "a"), messages.Batch)
-    with pytest.raises(CodecError, match="schema 2, this version reads 1; run both ends at the same version"):
-        open_envelope(body("Dropped", {}, schema=2))
+    with pytest.raises(CodecError, match="schema 1, this version reads schema 2; run both ends at one version"):
+        open_envelope(body("Dropped", {}, schema=1))
     with pytest.raises(CodecError, match="expected plain data"):
         plain_value(open_envelope(encode(BATCH, "a")))
     with pytest.raises(CodecError, match="cell holds a value, expected a Batch"):
@@ -402,7 +418,7 @@ def test_trajectory_with_inconsistent_arrays_is_refused() -> None:
     good = messages.Trajectory(
         prompt_tokens=np.zeros(2, np.int32),
         lengths=np.array([1, 2], np.int32),
-        tokens=np.arange(3, dtype=np.int32),
+        token_ids=np.arange(3, dtype=np.int32),
         logprobs=np.zeros(3, np.float32),
         versions=np.zeros(3, np.int32),
         texts=["a", "b"],
@@ -411,7 +427,7 @@ def test_trajectory_with_inconsistent_arrays_is_refused() -> None:
     )
     plain = {f.name: getattr(good, f.name) for f in dataclasses.fields(good)}
     for change in (
-        {"tokens": np.arange(4, dtype=np.int32)},
+        {"token_ids": np.arange(4, dtype=np.int32)},
         {"logprobs": np.zeros(2, np.float32)},
         {"versions": np.zeros(0, np.int32)},
         {"lengths": np.array([-1, 4], np.int32)},
@@ -420,7 +436,7 @@ def test_trajectory_with_inconsistent_arrays_is_refused() -> None:
         {"finish_reasons": []},
     ):
         fields = {k: encode_array(v) if isinstance(v, np.ndarray) else v for k, v in (plain | change).items()}
-        with pytest.raises(CodecError, match=r"Trajectory: .*(do not agree|do not hold)"):
+        with pytest.raises(CodecError, match=r"Trajectory: .*(do not hold|differ in number|lengths)"):
             decode(body("Trajectory", fields), messages.Trajectory)
 
 

@@ -159,7 +159,7 @@ def test_a_sink_of_another_distribution_receives_messages_and_is_closed(installe
         ("prometheus=99999", "give a free port"),
         ("broken=x", "update or reinstall relax-extra"),
         ("extra_commands:not_callable=x", "is not the class of a sink"),
-        ("tensorboard=/dev/null/board", "give a folder that can be written"),
+        ("tensorboard=/dev/null/board", "tensorboard=/dev/null/board: .*; give another target"),
     ],
 )
 def test_an_unusable_sink_is_refused_with_the_remedy(installed: Path, setting: str, message: str) -> None:

@@ -22,7 +22,7 @@ from relax_actors.algorithms.corrections import (
 from relax_actors.algorithms.losses import LossMode, add_metrics, policy_loss, reduce_loss
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.config.training import AlgorithmSection
-from relax_actors.engines.torch.objective import StepObjective
+from relax_actors.engines.torch.objective import LossInputs, StepObjective
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(["none", "importance", "tis", "icepop"])
@@ -128,6 +128,11 @@ def test_enormous_and_impossible_ratios_stay_finite() -> None:
     assert not kept_sequences(proximal, rollout, mask, kind="max", low=0.5, high=2).any()
 
 
+def inputs(new: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, **others: Tensor) -> LossInputs:
+    """Give all tokens of a sequence its advantage."""
+    return LossInputs(new, rollout, advantages[:, None].expand(new.shape), mask, **others)
+
+
 def objective_of(**settings: object) -> StepObjective:
     return StepObjective(AlgorithmSection.model_validate(settings))
 
@@ -147,7 +152,8 @@ def test_a_corrected_step_is_the_same_however_it_is_cut(
         for rows in parts:
             width = int(mask[rows].sum(-1).max())  # each micro-batch is padded to its own longest sequence
             cut = [tensor[rows, :width] for tensor in (leaf, rollout, mask, near)]
-            loss, found = objective.loss(cut[0], cut[1], advantages[rows], cut[2], actor_fwd=cut[3], reference=cut[1])
+            given = inputs(cut[0], cut[1], advantages[rows], cut[2], actor_fwd=cut[3], reference=cut[1])
+            loss, found = objective.loss(given)
             loss.backward()
             measured.append(found)
         total = add_metrics(measured)
@@ -166,7 +172,7 @@ def test_a_rejected_sequence_counts_as_if_it_had_never_been_in_the_step(seed: in
     settings = {"reject": "geometric", "reject_low": 0.6, "reject_high": 1.6, "loss": mode}
     kept = kept_sequences(new, rollout, mask, kind="geometric", low=0.6, high=1.6)
     objective = objective_of(**settings)
-    loss, measured = objective.loss(new, rollout, advantages, mask)
+    loss, measured = objective.loss(inputs(new, rollout, advantages, mask))
     (gradient,) = torch.autograd.grad(loss, new)
     assert measured["rejected"] == int((~kept).sum())
     assert not gradient[~kept].any()
@@ -175,7 +181,7 @@ def test_a_rejected_sequence_counts_as_if_it_had_never_been_in_the_step(seed: in
         return
     few = new[kept].detach().requires_grad_()
     without = objective_of(loss=mode)
-    alone, found = without.loss(few, rollout[kept], advantages[kept], mask[kept])
+    alone, found = without.loss(inputs(few, rollout[kept], advantages[kept], mask[kept]))
     (expected,) = torch.autograd.grad(alone, few)
     by = without.factor(found)
     torch.testing.assert_close(gradient[kept] * objective.factor(measured), expected * by, rtol=1e-4, atol=1e-6)
@@ -186,7 +192,7 @@ def test_a_rejected_sequence_counts_as_if_it_had_never_been_in_the_step(seed: in
 def test_without_settings_the_objective_is_the_clipped_loss_against_the_rollout(seed: int, mode: LossMode) -> None:
     new, rollout, advantages, mask = random_step(seed)
     objective = objective_of(loss=mode)
-    found, measured = objective.loss(new, rollout, advantages, mask)
+    found, measured = objective.loss(inputs(new, rollout, advantages, mask))
     policy = policy_loss(new, rollout, advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
     normaliser = float(mask.sum()) if mode == "token" else float(len(mask))
     expected = reduce_loss(policy.loss, mask, mode=mode, normaliser=normaliser)
@@ -201,12 +207,12 @@ def test_the_proximal_policy_decides_what_is_clipped() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
 
     def clipped(**settings: object) -> float:
-        _, measured = objective_of(**settings).loss(new, rollout, torch.ones(1), mask, actor_fwd=near)
+        _, measured = objective_of(**settings).loss(inputs(new, rollout, torch.ones(1), mask, actor_fwd=near))
         return measured["clipped"]
 
     assert [clipped(proximal=p) for p in ("rollout", "trainer", "actor_fwd")] == [1, 0, 1]
     objective = objective_of(proximal="actor_fwd", correction="importance")
-    loss, measured = objective.loss(new, rollout, torch.ones(1), mask, actor_fwd=near)
+    loss, measured = objective.loss(inputs(new, rollout, torch.ones(1), mask, actor_fwd=near))
     # Token 1: -(0.5/0.25) * (0.5/0.5); token 2: -(0.4/0.5) * min(0.5/0.4, 1.2).
     assert loss.item() * objective.factor(measured) == pytest.approx(-(2 * 1 + 0.8 * 1.2) / 2)
     assert measured["weight"] == pytest.approx(2.8)
@@ -260,4 +266,4 @@ def test_arguments_that_do_not_fit_are_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"shapes .* differ"):
         mismatch_metrics(new, old[:1], mask)
     with pytest.raises(ValueError, match="the batch has no such log-probs; add the column"):
-        objective_of(proximal="actor_fwd").loss(new, old, advantages, mask)
+        objective_of(proximal="actor_fwd").loss(inputs(new, old, advantages, mask))

@@ -120,7 +120,7 @@ class Sender:
         self.folder = folder
         self.generator = torch.Generator().manual_seed(5)
         self.master = {name: 0.02 * torch.randn(4000, generator=self.generator) for name in ("a", "b")}
-        self.publishr = WeightEncoder(self.read, remembers=remembers)
+        self.encoder = WeightEncoder(self.read, remembers=remembers)
         self.steps: list[Step] = []
 
     def read(self) -> dict[str, Tensor]:
@@ -129,13 +129,13 @@ class Sender:
     def move(self, rate: float = 1e-6) -> None:
         for tensor in self.master.values():
             tensor.add_(rate * torch.randn(4000, generator=self.generator))
-        self.publishr.changed()
+        self.encoder.changed()
 
     def publish(self, *, whole: bool = False) -> Step:
         version = len(self.steps)
         path = self.folder / f"{version}.safetensors"
-        fingerprint = ((None if whole else self.publishr.delta()) or self.publishr.whole)(path)
-        self.publishr.remember()
+        fingerprint = ((None if whole else self.encoder.delta()) or self.encoder.whole)(path)
+        self.encoder.remember()
         self.steps.append(Step(version, fingerprint, [path]))
         return self.steps[-1]
 
@@ -227,10 +227,10 @@ def test_a_file_that_goes_while_it_is_opened_is_named(tmp_path: Path, monkeypatc
 def test_large_steps_and_a_sender_without_memory_have_no_delta(tmp_path: Path) -> None:
     sender = Sender(tmp_path)
     sender.publish()
-    assert sender.publishr.delta() is not None
+    assert sender.encoder.delta() is not None
     sender.move(rate=1.0)
-    assert sender.publishr.delta() is None
+    assert sender.encoder.delta() is None
     forgetful = Sender(tmp_path, remembers=False)
     forgetful.publish()
     forgetful.move()
-    assert forgetful.publishr.delta() is None
+    assert forgetful.encoder.delta() is None

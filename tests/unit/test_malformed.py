@@ -26,7 +26,7 @@ from relax_actors.monitoring.render import fields_of, readable
 from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
 from relax_actors.runtime.journal import MAX_ITEMS, MAX_TEXT, RateLimiter, truncate
-from relax_actors.training.step_rows import Limits
+from relax_actors.training.validation import RowValidator
 from tests.support.fuzzing import Fuzzer, samples
 
 SEEDS = st.integers(0, 2**32)
@@ -103,12 +103,12 @@ def test_a_fuzzed_subject_is_a_cell_or_refused(seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def limits(tmp_path_factory: pytest.TempPathFactory) -> Limits:
+def limits(tmp_path_factory: pytest.TempPathFactory) -> RowValidator:
     folder = tmp_path_factory.mktemp("model")
     body = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     body |= {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 13, "max_position_embeddings": 64}
     (folder / "config.json").write_text(json.dumps(body | {"model_type": "llama"}))
-    return Limits(
+    return RowValidator(
         validate({"model": {"path": str(folder)}, "data": {"kind": "jsonl"}, "rollout": {"max_tokens": 6}}, "t")
     )
 
@@ -118,18 +118,18 @@ NUMBERS = st.sampled_from([0, 1, 5, -1, 12, 13, 2**31 - 1])
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
-    lengths = draw(st.lists(st.integers(0, 3) | st.just(70), min_size=1, max_size=3))
+    lengths = draw(st.lists(st.integers(0, 3) | st.just(70), min_size=1, max_size=3).filter(any))
     total = sum(lengths)
 
     def integers(size: int) -> Any:
         return np.array(draw(st.just(1) | NUMBERS) * np.ones(size), np.int64)
 
     return Trajectory(
-        prompt_tokens=integers(draw(st.integers(0, 3))),
+        prompt_tokens=integers(draw(st.integers(1, 3))),
         lengths=np.array(lengths, np.int32),
-        tokens=integers(total),
+        token_ids=integers(total),
         logprobs=np.full(total, draw(st.just(-1.0) | st.floats(width=32) | st.just(-1e300)), np.float64),
-        versions=integers(total),
+        versions=np.abs(integers(total)),
         texts=["x"] * len(lengths),
         finish_reasons=["stop"] * len(lengths),
         fingerprint="",
@@ -138,15 +138,15 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 
 @given(trajectories(), st.lists(st.floats(-1e38, 1e38), min_size=1, max_size=3))
 def test_a_row_that_is_let_through_has_numbers_that_an_engine_can_take(
-    limits: Limits, trajectory: Trajectory, values: list[float]
+    limits: RowValidator, trajectory: Trajectory, values: list[float]
 ) -> None:
     advantage = Advantage(np.array(values), 0.5)
     if limits.of_row(trajectory, advantage, 5):
         return
-    assert len(values) == len(trajectory.lengths)
+    assert len(values) in (len(trajectory.lengths), len(trajectory.token_ids))
     assert np.isfinite(trajectory.logprobs.astype(np.float32)).all()
-    assert trajectory.tokens.min() >= 0
-    assert trajectory.tokens.max() < 13
+    assert trajectory.token_ids.min() >= 0
+    assert trajectory.token_ids.max() < 13
     assert trajectory.versions.max() <= 5
     lengths = [len(trajectory.prompt_tokens) + int(n) for n in trajectory.lengths]
     assert micro_batches(lengths, token_budget=8192)
@@ -157,9 +157,8 @@ def test_a_row_that_is_let_through_has_numbers_that_an_engine_can_take(
     [
         ({"advantage": [1.0]}, "1 advantages for 2 samples"),
         ({"advantage": [1.0, 1e9]}, "an advantage is over 1e"),
-        ({"prompt_tokens": np.zeros(0, np.int32)}, "has no tokens"),
         ({"prompt_tokens": np.ones(62, np.int32)}, "a sequence has 65 tokens"),
-        ({"tokens": np.array([1, 2, 13, 3, 4], np.int32)}, "samples' tokens are not all in the model's vocabulary"),
+        ({"token_ids": np.array([1, 2, 13, 3, 4], np.int32)}, "samples' tokens are not all in the model's vocabulary"),
         ({"prompt_tokens": np.array([-1], np.int32)}, "prompt's tokens are not all in the model's vocabulary"),
         ({"logprobs": np.array([-1, np.nan, -1, -1, -1], np.float32)}, "a log-prob is positive or not finite"),
         ({"logprobs": np.array([-1, -np.inf, -1, -1, -1], np.float32)}, "a log-prob is positive or not finite"),
@@ -167,12 +166,12 @@ def test_a_row_that_is_let_through_has_numbers_that_an_engine_can_take(
         ({"versions": np.array([0, 0, 0, 0, 6], np.int32)}, "not from 0 to 5"),
     ],
 )
-def test_a_row_that_cannot_be_true_is_told_why(limits: Limits, change: dict[str, Any], why: str) -> None:
+def test_a_row_that_cannot_be_true_is_told_why(limits: RowValidator, change: dict[str, Any], why: str) -> None:
     good = samples()["trajectory"]
     assert limits.of_row(good, samples()["advantage"], 5) == ""
     advantage = Advantage(np.array(change.pop("advantage", [1.0, -1.0])), 0.5)
     fields = {name: getattr(good, name) for name in Trajectory.__dataclass_fields__}
-    fields |= {"prompt_experts": None, "routed_experts": None}
+    fields |= {"prompt_experts": None, "routed_experts": None, "shared_lengths": None}
     assert why in limits.of_row(Trajectory(**(fields | change)), advantage, 5)
 
 
@@ -195,12 +194,12 @@ def test_experts_that_no_router_of_the_model_chose_are_told(tmp_path: Path, chan
     body |= {"num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 13, "max_position_embeddings": 64}
     (tmp_path / "config.json").write_text(json.dumps(body | {"model_type": "qwen3_moe"}))
     tree = {"model": {"path": str(tmp_path)}, "data": {"kind": "jsonl"}, "rollout": {"max_tokens": 6}}
-    limits = Limits(validate(tree | {"trainer": {"router_replay": True}}, "t"))
+    limits = RowValidator(validate(tree | {"trainer": {"router_replay": True}}, "t"))
     good = samples()["trajectory"]
     fields = {name: getattr(good, name) for name in Trajectory.__dataclass_fields__}
     found = limits.of_trajectory(Trajectory(**(fields | change)), 5)
     assert (why in found) if why else found == ""
-    assert Limits(validate(tree, "t")).of_trajectory(Trajectory(**(fields | change)), 5) == ""
+    assert RowValidator(validate(tree, "t")).of_trajectory(Trajectory(**(fields | change)), 5) == ""
 
 
 @given(st.lists(SEEDS, max_size=30))

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.packing import Packing
 
@@ -41,10 +41,10 @@ FAMILIES = [
 ]
 
 
-def sequences(lengths: list[tuple[int, int]]) -> Sequences:
+def sequences(lengths: list[tuple[int, int]]) -> list[TrainSample]:
     source = np.random.default_rng(1)
     pairs = [(source.integers(0, 50, p, dtype=np.int32), source.integers(0, 50, c, dtype=np.int32)) for p, c in lengths]
-    return Sequences([p for p, _ in pairs], [c for _, c in pairs])
+    return [TrainSample.of_completion(p, c) for p, c in pairs]
 
 
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda c: c.model_type)
@@ -62,14 +62,15 @@ def test_packed_log_probs_and_gradients_are_those_of_each_sequence_alone(
     part = forward.part(given, range(len(given)))
     found = forward.logprobs(packed, part)
     expected = []
-    for prompt, completion in zip(given.prompts, given.completions, strict=True):
-        tokens = torch.from_numpy(np.concatenate([prompt, completion]).astype(np.int64))[None]
-        logits = alone(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1] / 0.7
-        expected.append(logits.log_softmax(-1).gather(1, tokens[0, len(prompt) :, None])[:, 0])
+    for sample in given:
+        tokens = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+        trained = torch.from_numpy(sample.loss_mask[1:])
+        logits = alone(tokens, use_cache=False).logits[0, :-1][trained] / 0.7
+        expected.append(logits.log_softmax(-1).gather(1, tokens[0, 1:][trained][:, None])[:, 0])
     for row, wanted in enumerate(expected):
         torch.testing.assert_close(found[row, : len(wanted)], wanted, rtol=1e-4, atol=1e-5)
         assert not found[row, len(wanted) :].any()
-    assert part.completion_mask.sum(-1).tolist() == [c for _, c in lengths]
+    assert part.mask.sum(-1).tolist() == [c for _, c in lengths]
     weights = torch.linspace(-1, 1, found.numel()).view(found.shape)
     (found * weights).sum().backward()
     torch.stack([(wanted * weights[row, : len(wanted)]).sum() for row, wanted in enumerate(expected)]).sum().backward()

@@ -12,14 +12,15 @@ import torch
 
 from broker.errors import StoreError
 from relax_actors.config import Config
-from relax_actors.engines.protocols import Generation, Sequences, TrainBatch, train
+from relax_actors.engines.protocols import Generation, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.model import build
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
-from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed
+from tests.support.batches import batch_of, batch_of_generations, routed, scored_by
+from tests.support.tiny_megatron import DENSE, MOE, config_of
 from tests.unit.test_engines import REQUESTS, request
 
 LAYERS, TOP_K = MOE["num_hidden_layers"], MOE["num_experts_per_tok"]
@@ -114,10 +115,8 @@ def test_a_sample_that_goes_on_with_new_weights_has_the_experts_that_gave_each_t
 def test_a_pass_with_its_own_record_is_the_same_and_none_is_rerouted(tmp_path: Path, config: Config) -> None:
     trainer, plain = begun(config), begun(config)
     pairs = pairs_of(served(trainer, config, tmp_path))
-    sequences = Sequences([a.tokens for a, _ in pairs], [g.tokens for _, g in pairs])
-    recorded = [g.routed_experts for _, g in pairs if g.routed_experts is not None]
-    batch = TrainBatch(sequences, [g.logprobs for _, g in pairs], np.linspace(-1, 1, len(pairs)).astype(np.float32))
-    with_experts = replace(batch, sequences=replace(sequences, experts=recorded))
+    batch = batch_of_generations(pairs)
+    with_experts = [replace(s, routed_experts=g.routed_experts) for s, (_, g) in zip(batch, pairs, strict=True)]
     ours, theirs = train(trainer, with_experts, 0, nothing).metrics, train(plain, batch, 0, nothing).metrics
     assert ours["rerouted"] == ours["unreplayed_rerouted"] == 0.0
     assert ours["unreplayed_abs_delta"] < 1e-5
@@ -126,8 +125,8 @@ def test_a_pass_with_its_own_record_is_the_same_and_none_is_rerouted(tmp_path: P
     scorer = TorchScorer(config)
     shard = tmp_path / "scored.safetensors"
     scorer.load(1, trainer.publish(shard), [shard])
-    own = scorer.score(sequences, nothing)
-    forced = routed(replace(batch, sequences=sequences), 1, missing=0.0).sequences
+    own = scorer.score(batch, nothing)
+    forced = routed(batch, 1, MOE, missing=0.0)
     other = scorer.score(forced, nothing)
     assert max(float(np.abs(a - b).max()) for a, b in zip(own, other, strict=True)) > 1e-3
 
@@ -135,11 +134,11 @@ def test_a_pass_with_its_own_record_is_the_same_and_none_is_rerouted(tmp_path: P
 def test_replay_takes_the_mismatch_of_a_trainer_that_would_choose_otherwise(tmp_path: Path, config: Config) -> None:
     """The rollout's experts are forced to be others than the trainer's own, as if rounding had made them so."""
     trainer = begun(config)
-    batch = routed(batch_of(0), 0, missing=0.0)
+    batch = routed(batch_of(0), 0, MOE, missing=0.0)
     scorer = TorchScorer(config)
     shard = tmp_path / "scored.safetensors"
     scorer.load(0, trainer.publish(shard), [shard])
-    batch = replace(batch, old_logprobs=scorer.score(batch.sequences, nothing))
+    batch = scored_by(batch, scorer.score(batch, nothing))
     measured = train(trainer, batch, 0, nothing).metrics
     assert measured["abs_delta"] < 1e-6
     assert measured["unreplayed_abs_delta"] > 1e-3

@@ -48,7 +48,7 @@ def trajectory(samples: list[Any], prompt: int, **changed: Any) -> Trajectory:
     fields: dict[str, Any] = {
         "prompt_tokens": np.zeros(prompt, np.int32),
         "lengths": lengths,
-        "tokens": np.zeros(total, np.int32),
+        "token_ids": np.zeros(total, np.int32),
         "logprobs": np.zeros(total, np.float32),
         "versions": np.zeros(total, np.int32),
         "texts": [""] * len(samples),
@@ -76,9 +76,9 @@ def test_samples_get_their_experts_back_and_a_common_prompt_is_kept_once(
     assert found.prompt_experts is not None
     if same:
         assert len(found.prompt_experts) == 1
-    assert found.experts is not None
-    for ours, theirs in zip(found.experts, samples, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for sequence, theirs in zip(found.sequences, samples, strict=True):
+        assert sequence.routed_experts is not None
+        np.testing.assert_array_equal(sequence.routed_experts, theirs)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_samples_get_their_experts_back_and_a_common_prompt_is_kept_once(
 )
 def test_experts_that_do_not_fit_the_tokens_are_refused(changed: dict[str, Any]) -> None:
     samples = [np.zeros((4, 2, 3), np.int16), np.zeros((5, 2, 3), np.int16)]
-    assert trajectory(samples, 3).experts is not None
+    assert trajectory(samples, 3).sequences[0].routed_experts is not None
     with pytest.raises(ValueError, match="experts"):
         trajectory(samples, 3, **changed)

@@ -9,13 +9,14 @@ import pytest
 
 from broker.errors import StoreError
 from relax_actors.config import Config
-from relax_actors.engines.protocols import Generation, Sequences, TrainBatch, train
+from relax_actors.engines.protocols import Generation, TrainSample, train
+from relax_actors.engines.protocols.samples import by_row as rows_of
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.scorer import TorchScorer
+from tests.support.batches import answers, scored_by
 from tests.unit.test_engines import REQUESTS, batch_of, config_of, generate, served
 
 SAMPLES = 4
-ROWS = [SAMPLES] * len(REQUESTS)
 Scored = list[np.ndarray]
 
 
@@ -30,7 +31,7 @@ def scorer_of(trainer: TorchEngine, config: Config, tmp_path: Path, version: int
     return scorer
 
 
-def start(tmp_path: Path, **sections: dict[str, object]) -> tuple[TorchEngine, Config, TrainBatch]:
+def start(tmp_path: Path, **sections: dict[str, object]) -> tuple[TorchEngine, Config, list[TrainSample]]:
     """A trainer at version 0, and a batch that it generated."""
     config = config_of(tmp_path, **sections)
     trainer = TorchEngine(config)
@@ -40,16 +41,17 @@ def start(tmp_path: Path, **sections: dict[str, object]) -> tuple[TorchEngine, C
     return trainer, config, batch_of(generated, REQUESTS)
 
 
-def by_row(scorer: TorchScorer, batch: TrainBatch) -> Scored:
-    return [one for row in batch.sequences.cut(ROWS) for one in scorer.score(row, nothing)]
+def by_row(scorer: TorchScorer, batch: list[TrainSample]) -> Scored:
+    return [one for row in rows_of(batch) for one in scorer.score(row, nothing)]
 
 
 def test_scores_are_those_of_the_trainers_own_pass(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path)
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
-    assert [s.shape for s in scored] == [c.shape for c in batch.sequences.completions]
+    assert [len(s) for s in scored] == [len(sample) for sample in batch]
+    assert not any(s[~sample.loss_mask].any() for s, sample in zip(scored, batch, strict=True))
     assert {s.dtype for s in scored} == {np.dtype(np.float32)}
-    same = TrainBatch(batch.sequences, scored, batch.advantages)
+    same = scored_by(batch, scored)
     measured = train(trainer, same, 0, nothing).metrics
     assert measured["abs_delta"] < 1e-6
     assert abs(measured["max_ratio"] - 1) < 1e-5
@@ -60,13 +62,13 @@ def test_scores_are_those_of_the_trainers_own_pass(tmp_path: Path) -> None:
 
 def test_a_row_scored_on_its_own_has_the_same_bits_in_every_process_and_company(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path)
-    rows = batch.sequences.cut(ROWS)
+    rows = list(rows_of(batch))
     first = by_row(scorer_of(trainer, config, tmp_path), batch)
     other = scorer_of(trainer, config, tmp_path)
     for n in (2, 0, 1):
         for a, b in zip(first[n * SAMPLES : (n + 1) * SAMPLES], other.score(rows[n], nothing), strict=True):
             np.testing.assert_array_equal(a, b)
-    together = other.score(batch.sequences, nothing)
+    together = other.score(batch, nothing)
     for a, b in zip(first, together, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -86,8 +88,7 @@ def test_a_reference_beside_the_trainer_gives_the_weights_that_one_inside_gives(
     beside.finish_warm_start()
     assert beside._reference is None
     scored = by_row(scorer_of(beside, config, tmp_path), batch)
-    batch = TrainBatch(batch.sequences, batch.old_logprobs, batch.advantages, samples=ROWS)
-    with_column = TrainBatch(batch.sequences, batch.old_logprobs, batch.advantages, reference_logprobs=scored)
+    with_column = scored_by(batch, scored, "reference_logprobs")
     for step in range(3):
         a, b = train(inside, batch, step, nothing).metrics, train(beside, with_column, step, nothing).metrics
         if deterministic:
@@ -101,23 +102,23 @@ def test_a_reference_beside_the_trainer_gives_the_weights_that_one_inside_gives(
 def test_the_temperature_is_that_of_sampling(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path, rollout={"temperature": 0.5})
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
-    measured = train(trainer, TrainBatch(batch.sequences, scored, batch.advantages), 0, nothing).metrics
+    measured = train(trainer, scored_by(batch, scored), 0, nothing).metrics
     assert measured["abs_delta"] < 1e-6
 
 
 def test_in_bfloat16_scores_differ_by_its_rounding_only(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path, trainer={"precision": "bfloat16"})
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
-    measured = train(trainer, TrainBatch(batch.sequences, scored, batch.advantages), 0, nothing).metrics
+    measured = train(trainer, scored_by(batch, scored), 0, nothing).metrics
     assert measured["abs_delta"] < 2e-2
 
 
 def test_nothing_is_scored_without_weights_nor_beyond_the_budget(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path)
     with pytest.raises(StoreError, match="no verified weights"):
-        TorchScorer(config).score(batch.sequences, nothing)
-    long = Sequences([np.zeros(60, np.int32)], [np.zeros(41, np.int32)])
+        TorchScorer(config).score(batch, nothing)
+    long = answers([np.zeros(60, np.int32)], [0] * 41)
     with pytest.raises(ValueError, match="token_budget"):
         scorer_of(trainer, config, tmp_path).score(long, nothing)
-    empty = Sequences([np.zeros(3, np.int32)] * 2, [np.zeros(0, np.int32)] * 2)
-    assert [s.shape for s in scorer_of(trainer, config, tmp_path).score(empty, nothing)] == [(0,), (0,)]
+    empty = answers([np.zeros(3, np.int32)] * 2, [])
+    assert [s.tolist() for s in scorer_of(trainer, config, tmp_path).score(empty, nothing)] == [[0.0] * 3] * 2

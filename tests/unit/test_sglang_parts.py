@@ -38,7 +38,7 @@ from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
 from relax_actors.messages import FinishReason
 from relax_actors.supervision.inference_server import answers, free_port, generates
-from relax_actors.supervision.janitor import MEMORY, members, segments
+from relax_actors.supervision.janitor import SHARED_MEMORY, members, segments
 from relax_actors.weights import files as weights
 from tests.support.running import wait_until
 from tests.support.sglang_servers import MOE
@@ -359,7 +359,7 @@ def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segmen
 
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    segment = Path(tempfile.mkstemp(prefix="sglang_test_", dir=MEMORY)[1])
+    segment = Path(tempfile.mkstemp(prefix="sglang_test_", dir=SHARED_MEMORY)[1])
     read, write = os.pipe()
     code = (
         f"file = open({str(segment)!r})\n"
@@ -371,7 +371,7 @@ def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segmen
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
         assert child.stdout is not None
-        semaphore = Path(MEMORY) / f"sem.{child.stdout.readline().decode().strip()[1:]}"
+        semaphore = Path(SHARED_MEMORY) / f"sem.{child.stdout.readline().decode().strip()[1:]}"
         assert semaphore.exists()
         assert child.pid in members(child.pid)
         assert segments(child.pid) == {str(segment), str(semaphore)}

@@ -16,7 +16,7 @@ from broker.errors import StoreError
 from relax_actors.cli.prediction import Mode, Prediction, best_split, mode_config
 from relax_actors.config import Config, load_config
 from relax_actors.config.simulate import Distribution
-from relax_actors.engines.protocols import GenerationRequest, Sequences, TrainBatch, train
+from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
 from relax_actors.errors import ConfigError
 from relax_actors.simulation.devices import Devices
 from relax_actors.simulation.inference import SimulatedInference
@@ -236,9 +236,9 @@ def test_generation_takes_its_time_and_says_the_same_again(tmp_path: Path) -> No
 def test_the_weights_are_a_function_of_the_batches(tmp_path: Path) -> None:
     config, devices = devices_of(tmp_path, time_scale=1e-6)
 
-    def batch(seed: int) -> TrainBatch:
-        tokens = [np.array([seed], np.int32)]
-        return TrainBatch(Sequences(tokens, tokens), tokens, np.array([1.0], np.float32))
+    def batch(seed: int) -> list[TrainSample]:
+        tokens = np.array([seed], np.int32)
+        return [TrainSample.of_completion(tokens, tokens, advantages=np.array([1.0], np.float32))]
 
     def after(*seeds: int) -> SimulatedTraining:
         engine = SimulatedTraining(config, devices)

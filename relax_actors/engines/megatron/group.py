@@ -26,7 +26,7 @@ from relax_actors.engines.megatron.calls import RankError, error_of, plain_batch
 from relax_actors.engines.megatron.wire import Channel
 from relax_actors.engines.protocols.sequences import Sequences
 from relax_actors.engines.protocols.training import StepResult, TrainBatch
-from relax_actors.engines.protocols.whole_step import Whole
+from relax_actors.engines.protocols.whole_step import WholeStep
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
 
 MODULE = "relax_actors.engines.megatron.mcore.rank"
@@ -49,7 +49,7 @@ def end_as(rank: int, code: int) -> None:
     os._exit(EXIT_BLAMELESS)
 
 
-class MegatronGroup(Whole):
+class MegatronGroup(WholeStep):
     """The training engine of a configuration with more than one rank. Start it from the thread that uses it.
 
     Args:
@@ -193,7 +193,7 @@ class MegatronGroup(Whole):
         self._call("finish_warm_start")
 
     def step_on(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
-        """One optimizer step; see `Whole`."""
+        """One optimizer step; see `WholeStep`."""
         return StepResult(self._call("step", plain_batch(batch), step, progress=progress))
 
     def publish(self, path: Path) -> str:

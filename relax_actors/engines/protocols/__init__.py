@@ -1,9 +1,9 @@
 """Protocols of the engines that generate, score and train, and the data that they exchange with roles."""
 
 from relax_actors.engines.protocols.inference import Done, Generation, GenerationRequest, InferenceEngine
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import ScoringEngine
-from relax_actors.engines.protocols.sequences import Sequences
-from relax_actors.engines.protocols.training import StepResult, TrainBatch, TrainingEngine, train
+from relax_actors.engines.protocols.training import StepResult, TrainingEngine, train
 
 __all__ = [
     "Done",
@@ -11,9 +11,8 @@ __all__ = [
     "GenerationRequest",
     "InferenceEngine",
     "ScoringEngine",
-    "Sequences",
     "StepResult",
-    "TrainBatch",
+    "TrainSample",
     "TrainingEngine",
     "train",
 ]

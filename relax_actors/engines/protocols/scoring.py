@@ -1,4 +1,4 @@
-"""What an actor that only scores needs of an engine."""
+"""Protocol of engines that only score: log-probs under one set of weights."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.weights.protocol import TakesWeights
 
 
 class ScoringEngine(TakesWeights, Protocol):
-    """Gives log-probs under one set of weights at a time; serves nothing before the first."""
+    """Scores with one version of the weights at a time, and with none before the first."""
 
-    def score(self, sequences: Sequences, progress: Callable[[], None]) -> Sequence[NDArray[Any]]:
-        """Log-probs of each completion's tokens, `[len] float32`: natural, of the softmax at the sampling temperature.
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Sequence[NDArray[Any]]:
+        """Return log-probs of each sequence's tokens, `[len] float32`, 0 where `loss_mask` is false.
 
-        The same sequences, handed over together, give the same bits.
+        Natural log of the softmax at the sampling temperature. The same sequences, passed together, give the same bits.
 
         Raises:
             StoreError: no weights are loaded.

@@ -1,7 +1,7 @@
-"""What the trainer actor needs of an engine.
+"""Protocol of engines that train.
 
-The trainer's state is a checkpoint plus the batches after it, so a step must be a function of (weights, optimizer
-state, batch, step) and nothing else. An engine may be one process or the ranks of a group behind it.
+The trainer's state is a checkpoint plus the batches after it, so a step must be a function of weights, optimizer state,
+batch and step number, and of nothing else. An engine is one process, or the front of a group of ranks.
 """
 
 from __future__ import annotations
@@ -9,30 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from numpy.typing import NDArray
-
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.weights.protocol import PublishesWeights
-
-
-@dataclass(frozen=True, slots=True)
-class TrainBatch:
-    """The samples of a step in the order of its batch cell.
-
-    `old_logprobs[i] [len] float32` belong to `sequences.completions[i]`; `advantages [samples] float32`.
-    `proximal_logprobs[i] [len] float32` come from column `actor_fwd`, if algorithm.proximal asks for it;
-    `reference_logprobs[i] [len] float32` from column `reference`, if there are actors that compute it. `samples` is the
-    number of samples of each row: with run.deterministic what is not trained is scored row by row.
-    """
-
-    sequences: Sequences
-    old_logprobs: Sequence[NDArray[Any]]
-    advantages: NDArray[Any]
-    proximal_logprobs: Sequence[NDArray[Any]] | None = None
-    reference_logprobs: Sequence[NDArray[Any]] | None = None
-    samples: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +28,15 @@ class TrainingEngine(PublishesWeights, Protocol):
     def initialise(self, seed: int) -> None:
         """Take the model folder's weights, or draw random ones from `seed`; a fresh optimizer."""
 
-    def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
+    def warm_start(
+        self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
+    ) -> StepResult:
         """One supervised step on the completions, with an optimizer that `initialise` or `finish_warm_start` ends."""
 
     def finish_warm_start(self) -> None:
         """Begin the run proper: a fresh optimizer, and the weights as they are now as the reference for KL."""
 
-    def accumulate(self, batch: TrainBatch, progress: Callable[[], None]) -> None:
+    def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Forward and backward of some of the next step's rows; calls `progress` at every micro-batch.
 
         Does not change the weights: another thread may be writing them out.
@@ -88,7 +70,9 @@ class SavesMeanwhile(Protocol):
         """
 
 
-def train(engine: TrainingEngine, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
+def train(
+    engine: TrainingEngine, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]
+) -> StepResult:
     """Optimizer step number `step` on one batch that is all there."""
-    engine.accumulate(batch, progress)
+    engine.accumulate(samples, progress)
     return engine.step(step, progress)

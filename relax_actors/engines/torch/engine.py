@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,15 +17,15 @@ from relax_actors.algorithms.losses import add_metrics, sft_loss
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.schedules import rate_of
 from relax_actors.config.schema import Config
-from relax_actors.engines.protocols.sequences import Sequences
-from relax_actors.engines.protocols.training import StepResult, TrainBatch
+from relax_actors.engines.protocols.samples import TrainSample, by_row, lengths_of
+from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch import replay_metrics as replayed
 from relax_actors.engines.torch.background import meanwhile
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import StepObjective, check_norm
+from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_norm
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocol import Content
@@ -56,7 +54,7 @@ class TorchEngine:
         self._routers = Routers(self._model) if settings.router_replay else None
         self._steps_to_compare = 0
         self._reference: PreTrainedModel | None = None
-        self._publishr = WeightEncoder(self._published, remembers=config.publishes_deltas)
+        self._encoder = WeightEncoder(self._published, remembers=config.publishes_deltas)
         self._optimizer = self._new_optimizer(settings.learning_rate)
         # Of the step under way: its loss, and what each micro-batch measured.
         self._objective: StepObjective | None = None
@@ -81,21 +79,23 @@ class TorchEngine:
             copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
         else:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random start")
-        self._publishr.changed()
+        self._encoder.changed()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
 
-    def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
+    def warm_start(
+        self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
+    ) -> StepResult:
         """One supervised step; see the protocol."""
         self._set_rate(learning_rate)
-        tokens = sum(len(c) for c in sequences.completions)
+        tokens = sum(sample.trained for sample in samples)
 
         def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
-            part = self._forward.part(sequences, indices)
+            part = self._forward.part(samples, indices)
             logprobs = self._forward.logprobs(self._model, part, temperature=1.0)
-            loss = sft_loss(logprobs, part.completion_mask, tokens)
+            loss = sft_loss(logprobs, part.mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
-        self._add_gradients(sequences.lengths, loss_of, progress)
+        self._add_gradients(lengths_of(samples), loss_of, progress)
         return StepResult(self._optimise())
 
     def finish_warm_start(self) -> None:
@@ -110,31 +110,38 @@ class TorchEngine:
         copy_into(reference, tensors, "reference")
         self._reference = reference
 
-    def accumulate(self, batch: TrainBatch, progress: Callable[[], None]) -> None:
-        """Add the gradients of some rows up; see the protocol."""
+    def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
+        """Add up the gradients of some sequences; see the protocol."""
         if self._objective is None:
             self._objective = StepObjective(self._config.algorithm)
-        objective, forward, proximal = self._objective, self._forward, batch.proximal_logprobs
-        reference = self._reference_of(batch, progress)
+        objective, forward = self._objective, self._forward
+        samples = self._with_reference(samples, progress)
 
         def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
-            part = forward.part(batch.sequences, indices)
-            rollout = forward.padded(batch.old_logprobs, indices, part.width)
+            part, chosen = forward.part(samples, indices), [samples[index] for index in indices]
+
+            def padded(name: str) -> Tensor:
+                return forward.padded([sample.masked(name) for sample in chosen], part.width)
+
+            rollout = padded("logprobs")
             compared = self._without_replay(part, rollout)
             logprobs = forward.logprobs(self._model, part, routers=self._routers)
             if self._routers is not None:
                 compared |= self._routers.choices.take()
-            loss, measured = objective.loss(
+            counts = torch.tensor([sample.sample_tokens or sample.trained for sample in chosen], device=self._device)
+            inputs = LossInputs(
                 logprobs,
                 rollout,
-                torch.from_numpy(np.array(batch.advantages[indices])).to(self._device),
-                part.completion_mask,
-                actor_fwd=forward.padded(proximal, indices, part.width) if proximal is not None else None,
-                reference=forward.padded(reference, indices, part.width) if reference is not None else None,
+                padded("advantages"),
+                part.mask,
+                counts,
+                actor_fwd=padded("proximal_logprobs") if objective.needs_actor_fwd else None,
+                reference=padded("reference_logprobs") if chosen[0].reference_logprobs is not None else None,
             )
+            loss, measured = objective.loss(inputs)
             return loss, measured | compared
 
-        self._add_gradients(batch.sequences.lengths, loss_of, progress)
+        self._add_gradients(lengths_of(samples), loss_of, progress)
 
     @torch.no_grad()
     def _without_replay(self, part: MicroBatch, rollout: Tensor) -> dict[str, float]:
@@ -144,7 +151,7 @@ class TorchEngine:
         self._steps_to_compare = replayed.EVERY
         logprobs = self._forward.logprobs(self._model, part, routers=self._routers, only_count=True)
         choices = replayed.unreplayed(self._routers.choices.take())
-        return replayed.without_replay(logprobs, rollout, part.completion_mask) | choices
+        return replayed.without_replay(logprobs, rollout, part.mask) | choices
 
     def discard(self) -> None:
         """Forget gradients; see the protocol."""
@@ -165,15 +172,16 @@ class TorchEngine:
         progress()
         return StepResult(objective.figures(measured) | {"learning_rate": rate})
 
-    def _reference_of(self, batch: TrainBatch, progress: Callable[[], None]) -> Sequence[NDArray[Any]] | None:
-        """The reference's log-probs: those that came, or computed here, row by row if the run is deterministic."""
-        if batch.reference_logprobs is not None or self._reference is None:
-            return batch.reference_logprobs
-        alone = self._config.run.deterministic and batch.samples
-        parts = batch.sequences.cut(batch.samples) if alone else [batch.sequences]
-        budget = self._config.trainer.max_tokens_per_microbatch
-        scored = [self._forward.score(self._reference, part, budget, progress) for part in parts]
-        return [logprobs for part in scored for logprobs in part]
+    def _with_reference(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Sequence[TrainSample]:
+        """Add the reference's log-probs where this engine computes them; row by row in a deterministic run."""
+        if self._reference is None or samples[0].reference_logprobs is not None:
+            return samples
+        parts = by_row(samples) if self._config.run.deterministic else [samples]
+        budget, found = self._config.trainer.max_tokens_per_microbatch, []
+        for part in parts:
+            scored = self._forward.score(self._reference, part, budget, progress)
+            found += [replace(s, reference_logprobs=logprobs) for s, logprobs in zip(part, scored, strict=True)]
+        return found
 
     def _add_gradients(
         self,
@@ -198,7 +206,7 @@ class TorchEngine:
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.max_grad_norm))
         check_norm(norm)
         self._optimizer.step()
-        self._publishr.changed()
+        self._encoder.changed()
         self.discard()
         return measured | {"gradient_norm": norm, "micro_batches": count}
 
@@ -208,23 +216,23 @@ class TorchEngine:
 
     def publish(self, path: Path) -> str:
         """Write the weights; see the protocol."""
-        return self._publishr.whole(path)
+        return self._encoder.whole(path)
 
     def delta(self) -> Callable[[Path], str] | None:
         """What writes the change since `remember`; see the protocol."""
-        return self._publishr.delta()
+        return self._encoder.delta()
 
     def remember(self) -> None:
         """Take the weights for the base of the next delta; see the protocol."""
-        self._publishr.remember()
+        self._encoder.remember()
 
     def contents(self) -> list[Content]:
         """The weights in memory; see `Offers`."""
-        return self._publishr.contents()
+        return self._encoder.contents()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights; see the protocol."""
-        return self._publishr.fingerprint()
+        return self._encoder.fingerprint()
 
     def _published(self) -> dict[str, Tensor]:
         return {name: tensor.detach().to(self._dtype) for name, tensor in tensors_of(self._model).items()}
@@ -252,7 +260,7 @@ class TorchEngine:
     def load(self, folder: Path) -> None:
         """Take a checkpoint; see the protocol."""
         copy_into(self._model, weights.load([folder / MODEL]), str(folder))
-        self._publishr.changed()
+        self._encoder.changed()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in weights.load([folder / OPTIMIZER]).items():

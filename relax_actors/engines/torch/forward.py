@@ -1,7 +1,7 @@
-"""Log-probs of completions under a torch model: one forward pass for whoever trains or only scores.
+"""Log-probs of sequences under a torch model: one forward pass for training and for scoring.
 
-A number depends on the weights and on the micro-batch that it was computed in: the same sequences handed over together
-give the same bits, in whichever process; cut differently they differ by rounding.
+A result depends on the weights and on its micro-batch: the same sequences passed together give the same bits in any
+process; cut into other micro-batches they differ by rounding.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.samples import TrainSample, lengths_of
 from relax_actors.engines.torch.experts import Routers, laid_out
 from relax_actors.engines.torch.packing import ATTENTION, Packing
 
 
 def device_of(name: str) -> torch.device:
-    """The torch device of a setting; "auto" is CUDA where there is some."""
+    """Return the torch device of a setting; "auto" is CUDA where available, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
@@ -33,70 +33,79 @@ def device_of(name: str) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences laid end to end, longest first as `micro_batches` gives them.
+    """Sequences laid end to end, longest first as `micro_batches` orders them.
 
-    `tokens [1, total] int64`; `scored [completion_tokens] int64`, the place in `tokens` before each completion's token;
-    `places [completion_tokens] int64`, its place in `[batch * width]`; `completion_mask [batch, width] bool`;
-    `experts [moe_layers, total, experts_of_token] int64`, those to compute with, if some were recorded.
+    Losses see the trained tokens of each sequence without the tokens between them, padded to `[batch, width]`.
+
+    Attributes:
+        tokens: `[1, total] int64`.
+        packing: where each sequence lies in `tokens`.
+        scored: `[trained] int64`, index in `tokens` of the token before each trained token.
+        places: `[trained] int64`, index of each trained token in `[batch * width]`.
+        mask: `[batch, width] bool`, true where a trained token lies.
+        experts: `[moe_layers, total, experts_per_token] int64`, experts to compute with, where some were recorded.
     """
 
     tokens: Tensor
     packing: Packing
     scored: Tensor
     places: Tensor
-    completion_mask: Tensor
+    mask: Tensor
     experts: Tensor | None = None
 
     @property
     def width(self) -> int:
-        """Tokens of the longest completion."""
-        return self.completion_mask.shape[1]
+        """Trained tokens of the sequence that has most."""
+        return self.mask.shape[1]
 
 
 class Forward:
-    """How sequences are laid out and passed through a model.
+    """Lays sequences out and passes them through a model.
 
     Args:
-        device: where the models lie.
-        dtype: what they compute in; their weights are float32.
-        temperature: by which logits are divided.
+        device: device of the models.
+        dtype: type that they compute in; their weights are float32.
+        temperature: divisor of the logits.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, temperature: float) -> None:
         self.device, self._dtype, self._temperature = device, dtype, temperature
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Have a model compute on packed sequences, without dropout; gives it back."""
+        """Set a model up for packed sequences, without dropout, and return it."""
         model.set_attn_implementation(ATTENTION)
         model.train(mode=False)
         return model
 
-    def part(self, sequences: Sequences, indices: Sequence[int]) -> MicroBatch:
-        """Some of the sequences as a micro-batch."""
-        pieces, scored, lengths, completions, places, at = [], [], [], [], [], 0
-        for index in indices:
-            prompt, completion = sequences.prompts[index], sequences.completions[index]
-            pieces += [prompt, completion]
-            scored.append(np.arange(at + len(prompt), at + len(prompt) + len(completion)) - 1)
-            lengths.append(len(prompt) + len(completion))
-            completions.append(len(completion))
-            places.append(slice(at, at + lengths[-1]))
-            at += lengths[-1]
-        mask = np.arange(max(completions)) < np.array(completions)[:, None]
-        tokens = np.concatenate(pieces).astype(np.int64)[None]
-        arrays = (tokens, np.concatenate(scored), np.flatnonzero(mask), mask)
-        on = [torch.from_numpy(array).to(self.device) for array in arrays]
-        experts = None
-        if sequences.experts is not None:
-            recorded = laid_out([sequences.experts[index] for index in indices], places, at)
-            experts = torch.from_numpy(recorded).to(self.device)
-        return MicroBatch(on[0], Packing.of(lengths, self.device), on[1], on[2], on[3], experts)
+    def part(self, samples: Sequence[TrainSample], indices: Sequence[int]) -> MicroBatch:
+        """Build a micro-batch of some sequences."""
+        chosen = [samples[index] for index in indices]
+        ends = np.cumsum([len(sample) for sample in chosen])
+        begins = ends - [len(sample) for sample in chosen]
+        trained = [np.flatnonzero(sample.loss_mask) for sample in chosen]
+        counts = np.array([len(places) for places in trained])
+        mask = np.arange(counts.max()) < counts[:, None]
+        scored = np.concatenate([places + begin - 1 for places, begin in zip(trained, begins, strict=True)])
+        tokens = np.concatenate([sample.token_ids for sample in chosen]).astype(np.int64)[None]
+        on = [torch.from_numpy(array).to(self.device) for array in (tokens, scored, np.flatnonzero(mask), mask)]
+        return MicroBatch(
+            on[0], Packing.of(lengths_of(chosen), self.device), on[1], on[2], on[3], self._experts(chosen, begins)
+        )
 
-    def padded(self, arrays: Sequence[NDArray[Any]], indices: Sequence[int], width: int) -> Tensor:
-        """Values of the completions' tokens as a micro-batch has them, `[batch, width] float32`."""
-        out = np.zeros((len(indices), width), np.float32)
-        for row, index in enumerate(indices):
-            out[row, : len(arrays[index])] = arrays[index]
+    def _experts(self, samples: Sequence[TrainSample], begins: NDArray[Any]) -> Tensor | None:
+        recorded = [sample.routed_experts for sample in samples]
+        known = [experts for experts in recorded if experts is not None]
+        if len(known) < len(recorded):
+            return None
+        places = [slice(begin, begin + len(sample)) for begin, sample in zip(begins, samples, strict=True)]
+        laid = laid_out(known, places, sum(lengths_of(samples)))
+        return torch.from_numpy(laid).to(self.device)
+
+    def padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
+        """Pad values of each sequence's trained tokens to `[batch, width] float32`."""
+        out = np.zeros((len(arrays), width), np.float32)
+        for row, array in enumerate(arrays):
+            out[row, : len(array)] = array
         return torch.from_numpy(out).to(self.device)
 
     def logprobs(
@@ -108,14 +117,14 @@ class Forward:
         routers: Routers | None = None,
         only_count: bool = False,
     ) -> Tensor:
-        """Log-probs of the completions' tokens, `[batch, width] float32`, 0 behind their ends.
+        """Compute log-probs of the trained tokens, `[batch, width] float32`, 0 where `part.mask` is false.
 
         Args:
-            model: that `prepare` prepared.
+            model: a model set up by `prepare`.
             part: the micro-batch.
-            temperature: by which logits are divided, if it is not the run's.
-            routers: of the model, where the micro-batch's experts are to be replayed.
-            only_count: have them choose for themselves, and only count where that is something else.
+            temperature: divisor of the logits, if other than the run's.
+            routers: routers of the model, to replay the micro-batch's experts.
+            only_count: let the routers choose, and only count where they differ from the recorded experts.
         """
         replaying: AbstractContextManager[None] = nullcontext()
         if routers is not None and part.experts is not None:
@@ -130,29 +139,36 @@ class Forward:
             ).logits
         wanted = self._temperature if temperature is None else temperature
         found = token_logprobs(logits, part.tokens[:, part.scored + 1], wanted)[0]
-        room = found.new_zeros(part.completion_mask.numel())
-        return room.index_copy(0, part.places, found).view(part.completion_mask.shape)
+        room = found.new_zeros(part.mask.numel())
+        return room.index_copy(0, part.places, found).view(part.mask.shape)
 
     @torch.no_grad()
     def score(
         self,
         model: PreTrainedModel,
-        sequences: Sequences,
+        samples: Sequence[TrainSample],
         token_budget: int,
         progress: Callable[[], None],
         routers: Routers | None = None,
     ) -> list[NDArray[Any]]:
-        """Log-probs of each completion, `[len] float32`, in micro-batches of up to `token_budget` tokens.
+        """Compute log-probs of each sequence, `[len] float32`, 0 where `loss_mask` is false.
+
+        Args:
+            model: a model set up by `prepare`.
+            samples: the sequences.
+            token_budget: tokens of a micro-batch, at most.
+            progress: called after every micro-batch.
+            routers: routers of the model, to replay recorded experts.
 
         Raises:
             ValueError: a sequence is empty, or longer than the budget.
         """
-        found: list[NDArray[Any]] = [np.zeros(0, np.float32)] * len(sequences)
-        for indices in micro_batches(sequences.lengths, token_budget=token_budget):
-            part = self.part(sequences, indices)
+        found = [np.zeros(len(sample), np.float32) for sample in samples]
+        for indices in micro_batches(lengths_of(samples), token_budget=token_budget):
+            part = self.part(samples, indices)
             if part.width:
                 scored = self.logprobs(model, part, routers=routers).cpu().numpy()
                 for row, index in enumerate(indices):
-                    found[index] = scored[row, : len(sequences.completions[index])].copy()
+                    found[index][samples[index].loss_mask] = scored[row, : samples[index].trained]
             progress()
         return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
 from relax_actors.config import Config
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, device_of
 from relax_actors.engines.torch.hosted_model import ServedModel
@@ -35,7 +35,7 @@ class TorchScorer(ServedModel):
         self._token_budget = config.trainer.max_tokens_per_microbatch
         self._routers = Routers(self._model) if config.trainer.router_replay else None
 
-    def score(self, sequences: Sequences, progress: Callable[[], None]) -> list[NDArray[Any]]:
-        """Log-probs of each completion; see the protocol."""
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute log-probs of each sequence; see the protocol."""
         self.require_weights()
-        return self._forward.score(self._model, sequences, self._token_budget, progress, self._routers)
+        return self._forward.score(self._model, samples, self._token_budget, progress, self._routers)

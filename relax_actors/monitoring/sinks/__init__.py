@@ -45,7 +45,11 @@ def open_sink(setting: str, run: str) -> Sink:
     if not callable(factory):
         msg = f"--sink {name}: {factory!r:.200} is not the class of a sink; fix the dotted path or the entry point"
         raise ConfigError(msg)
-    return factory(target, run)
+    try:
+        return factory(target, run)
+    except OSError as error:
+        msg = f"--sink {setting}: {error}; give another target, or fix its permissions"
+        raise ConfigError(msg) from error
 
 
 def open_sinks(settings: list[str], run: str) -> list[Sink]:

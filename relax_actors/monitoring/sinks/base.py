@@ -15,9 +15,12 @@ MAX_STEP = 1 << 53
 class Sink(Protocol):
     """Destination of the events and metrics of one run, besides the terminal.
 
-    A sink is made as `Sink(target, run)`: `target` is the text after `NAME=` of `--sink`, `run` the name of the run;
-    an unusable target, or a missing package, raises `ConfigError` with the remedy. All methods are called from one
-    thread. A method that blocks delays the terminal view, and messages are discarded meanwhile.
+    A sink is made as `Sink(target, run)`: `target` is the text after `NAME=` of `--sink`, `run` the name of the run.
+    For
+    an unusable target or a missing package the constructor raises `ConfigError` with the remedy, or `OSError`.
+
+    All methods are called from one thread. A method that blocks delays the terminal view, and messages are discarded
+    meanwhile.
     """
 
     def take(self, message: LogMessage) -> None:

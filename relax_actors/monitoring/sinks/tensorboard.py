@@ -19,6 +19,7 @@ class TensorBoard:
 
     Raises:
         ConfigError: TensorBoard is not installed.
+        OSError: the folder cannot be written.
     """
 
     def __init__(self, target: str, run: str) -> None:  # noqa: ARG002 the signature of every sink
@@ -30,12 +31,8 @@ class TensorBoard:
             raise ConfigError(msg) from error
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary
-        try:
-            Path(target).mkdir(parents=True, exist_ok=True)
-            self._writer: Any = EventFileWriter(target)
-        except OSError as error:
-            msg = f"--sink tensorboard={target}: {error}; give a folder that can be written"
-            raise ConfigError(msg) from error
+        Path(target).mkdir(parents=True, exist_ok=True)
+        self._writer: Any = EventFileWriter(target)
 
     def take(self, message: LogMessage) -> None:
         """Write the scalars of a step or an evaluation, with the time of the message."""

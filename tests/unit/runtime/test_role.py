@@ -46,7 +46,7 @@ def trajectory() -> Trajectory:
     return Trajectory(
         prompt_tokens=np.array([1], np.int32),
         lengths=np.array([2, 0, 3], np.int32),
-        tokens=np.arange(5, dtype=np.int32),
+        token_ids=np.arange(5, dtype=np.int32),
         logprobs=-np.arange(5, dtype=np.float32),
         versions=np.array([1, 1, 2, 2, 3], np.int32),
         texts=["a", "b", "c"],
@@ -196,8 +196,14 @@ def test_column_that_the_role_does_not_read_is_named_with_a_remedy(store: Store)
 def test_column_of_another_type_is_a_codec_error(store: Store) -> None:
     with pytest.raises(CodecError, match="cell holds a value, expected a Reward"):
         _ = make_row(store, reward=[1.0]).reward
-    with pytest.raises(CodecError, match="cell holds a Reward, expected plain data"):
-        _ = make_row(store, shaped=Reward(np.zeros(1))).shaped
+    with pytest.raises(CodecError, match="cell holds a Prompt, expected plain data"):
+        _ = make_row(store, shaped=Prompt("", np.zeros(1, np.int32), "", {}, 0, 0)).shaped
+
+
+def test_own_column_may_hold_a_reward(store: Store) -> None:
+    shaped = make_row(store, shaped=Reward(np.array([1.0, 2.0]), {"a": np.zeros(2)})).shaped
+    assert list(shaped) == [1.0, 2.0]
+    assert shaped.components["a"].tolist() == [0.0, 0.0]
 
 
 def test_a_trajectory_is_cut_into_its_samples() -> None:

@@ -31,7 +31,7 @@ from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.transformer import Chunks, padded_vocabulary
 from relax_actors.engines.protocols.sequences import Sequences
 from relax_actors.engines.protocols.training import StepResult, TrainBatch
-from relax_actors.engines.protocols.whole_step import Whole
+from relax_actors.engines.protocols.whole_step import WholeStep
 from relax_actors.engines.torch import replay_metrics as replayed
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.torch.objective import StepObjective, check_norm
@@ -39,7 +39,7 @@ from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocol import Content
 
 
-class MegatronEngine(Whole):
+class MegatronEngine(WholeStep):
     """A rank with its part of the model. All ranks must call the same methods with the same arguments, in order.
 
     Only rank 0 writes published weights and exports; what a step measured is the same on all ranks.
@@ -70,7 +70,7 @@ class MegatronEngine(Whole):
             recomputed = config.trainer.megatron.recompute == "full"
             self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence=layout.sequence)
         self._reference: Chunks | None = None
-        self._publishr = WeightEncoder(self._gathered, remembers=config.publishes_deltas)
+        self._encoder = WeightEncoder(self._gathered, remembers=config.publishes_deltas)
         self._now: dict[str, Tensor] | None = None
 
     def initialise(self, seed: int) -> None:
@@ -111,7 +111,7 @@ class MegatronEngine(Whole):
         return StepResult(measured | {"gradient_norm": norm, "micro_batches": float(len(parts))})
 
     def step_on(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
-        """One optimizer step; see `Whole`."""
+        """One optimizer step; see `WholeStep`."""
         sequences = batch.sequences
         rate = rate_of(self._config, step)
         objective = StepObjective(self._config.algorithm)
@@ -221,7 +221,7 @@ class MegatronEngine(Whole):
 
     def _changed(self) -> None:
         self._now = None
-        self._publishr.changed()
+        self._encoder.changed()
 
     def _gathered(self) -> dict[str, Tensor]:
         """The weights as they are published, on rank 0; all ranks take part when they have changed."""
@@ -232,27 +232,27 @@ class MegatronEngine(Whole):
     def publish(self, path: Path) -> str:
         """Write the weights; see the protocol. On other ranks than 0 it takes part and gives nothing."""
         self._gathered()
-        return self._publishr.whole(path) if self._rank == 0 else ""
+        return self._encoder.whole(path) if self._rank == 0 else ""
 
     def delta(self) -> Callable[[Path], str] | None:
         """What writes the change since `remember`, on rank 0; see the protocol."""
         self._gathered()
-        return self._publishr.delta() if self._rank == 0 else None
+        return self._encoder.delta() if self._rank == 0 else None
 
     def remember(self) -> None:
         """Take the weights for the base of the next delta; see the protocol."""
         self._gathered()
         if self._rank == 0:
-            self._publishr.remember()
+            self._encoder.remember()
 
     def contents(self) -> list[Content]:
         """The weights in memory; see `Offers`."""
-        return self._publishr.contents()
+        return self._encoder.contents()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights, on rank 0; see the protocol."""
         self._gathered()
-        return self._publishr.fingerprint() if self._rank == 0 else ""
+        return self._encoder.fingerprint() if self._rank == 0 else ""
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its part; see the protocol."""

@@ -1,0 +1,331 @@
+"""The column `trajectory`: the samples of a prompt, each one or more token sequences.
+
+On the wire a group is flat: the prompt once, then the tokens of all sequences end to end. `Trajectory.samples` gives
+the same data as objects, and `Trajectory.of` builds a trajectory from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.messages.experts import compact, expanded
+from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """Column `trajectory`: the n samples of a prompt, as `sequences` sequences with `total` tokens of their own.
+
+    A sequence begins with tokens of the prompt, which are stored once, and goes on with tokens of its own.
+
+    Attributes:
+        prompt_tokens: `[prompt_len] int32`.
+        lengths: `[sequences] int32`, own tokens of each sequence.
+        token_ids: `[total] int32`, own tokens of all sequences end to end.
+        logprobs: `[total] float32`, natural log-probs of the softmax at the sampling temperature (top-p narrows the
+            choice, not these numbers); 0 where no policy sampled the token.
+        versions: `[total] int32`, version that sampled each token; -1 where no policy did.
+        texts: `[n]`, what the model wrote in each sample.
+        finish_reasons: `[n]`, see `FinishReason`.
+        fingerprint: of the weights in use when the row was finished.
+        loss_mask: `[total] bool`, true where a sampled token is trained; None where every own token is.
+        sequence_counts: `[n] int32`, sequences of each sample; None where each has one.
+        shared_lengths: `[sequences] int32`, leading prompt tokens of each sequence; None where each has all of them.
+        spans: `[spans, 2] int32`, begin and end of each generation among the `total` tokens; None where each run of
+            sampled tokens is one generation.
+        metrics: name -> `[n]` figures of the samples.
+        prompt_experts: `[1 or sequences, prompt_len - 1, moe_layers, experts_per_token]` uint8 or int16, as
+            `messages.experts` keeps them, for the prompt's tokens but the last; only with trainer.router_replay.
+        routed_experts: `[total, moe_layers, experts_per_token]`, for the token before each own token, in the pass that
+            gave that own token.
+
+    Raises:
+        ValueError: the arrays do not fit each other, or no token is trained.
+    """
+
+    prompt_tokens: Array
+    lengths: Array
+    token_ids: Array
+    logprobs: Array
+    versions: Array
+    texts: list[str]
+    finish_reasons: list[str]
+    fingerprint: str
+    loss_mask: Array | None = None
+    sequence_counts: Array | None = None
+    shared_lengths: Array | None = None
+    spans: Array | None = None
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    prompt_experts: Array | None = None
+    routed_experts: Array | None = None
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_samples()
+        self._check_tokens()
+        self._check_spans()
+        self._check_experts()
+
+    @classmethod
+    def of(cls, prompt_tokens: Array, samples: Sequence[Sample], fingerprint: str = "") -> Trajectory:
+        """Build the trajectory of a prompt from its samples; what sequences share with the prompt is stored once.
+
+        Args:
+            prompt_tokens: `[prompt_len] int32`.
+            samples: the n samples.
+            fingerprint: of the weights in use.
+
+        Raises:
+            ValueError: a sample has no sequence, or `Trajectory`'s own checks fail.
+        """
+        if empty := [i for i, sample in enumerate(samples) if not sample.sequences]:
+            msg = f"sample {empty[0]} has no sequence; give each sample at least one"
+            raise ValueError(msg)
+        sequences = [sequence for sample in samples for sequence in sample.sequences]
+        shared = [_shared(prompt_tokens, sequence) for sequence in sequences]
+        own = list(zip(sequences, shared, strict=True))
+        masked = any(s.loss_mask[:k].any() or not s.loss_mask[k:].all() for s, k in own)
+        names = sorted({name for sample in samples for name in sample.metrics})
+        for i, sample in enumerate(samples):
+            if lacking := [name for name in names if name not in sample.metrics]:
+                msg = f"sample {i} has no metric {lacking[0]!r}; give all samples of a row the same metrics"
+                raise ValueError(msg)
+        experts = _stored_experts(own, len(prompt_tokens))
+        return cls(
+            prompt_tokens=np.asarray(prompt_tokens, np.int32),
+            lengths=np.array([len(s.token_ids) - k for s, k in own], np.int32),
+            token_ids=np.concatenate([s.token_ids[k:] for s, k in own]).astype(np.int32),
+            logprobs=np.concatenate([s.logprobs[k:] for s, k in own]).astype(np.float32),
+            versions=np.concatenate([s.versions[k:] for s, k in own]).astype(np.int32),
+            texts=[sample.text for sample in samples],
+            finish_reasons=[str(sample.finish_reason) for sample in samples],
+            fingerprint=fingerprint,
+            loss_mask=np.concatenate([s.loss_mask[k:] for s, k in own]).astype(np.bool_) if masked else None,
+            sequence_counts=_unless_all([len(sample.sequences) for sample in samples], 1),
+            shared_lengths=_unless_all(shared, len(prompt_tokens)),
+            spans=_stored_spans(own),
+            metrics={name: [float(sample.metrics[name]) for sample in samples] for name in names},
+            prompt_experts=experts[0],
+            routed_experts=experts[1],
+        )
+
+    @property
+    def trained(self) -> Array:
+        """Which of the `total` tokens are trained, `[total] bool`."""
+        return np.ones(len(self.token_ids), np.bool_) if self.loss_mask is None else self.loss_mask
+
+    @property
+    def shared(self) -> Array:
+        """Leading prompt tokens of each sequence, `[sequences] int32`."""
+        if self.shared_lengths is not None:
+            return self.shared_lengths
+        return np.full(len(self.lengths), len(self.prompt_tokens), np.int32)
+
+    @property
+    def counts(self) -> Array:
+        """Sequences of each sample, `[n] int32`."""
+        return np.ones(len(self.texts), np.int32) if self.sequence_counts is None else self.sequence_counts
+
+    @property
+    def sample_lengths(self) -> Array:
+        """Own tokens of each sample, `[n] int64`."""
+        if self.sequence_counts is None:
+            return self.lengths.astype(np.int64)
+        ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        bounds = np.concatenate([[0], np.cumsum(self.sequence_counts, dtype=np.int64)])
+        lengths: Array = np.diff(ends[bounds])
+        return lengths
+
+    @property
+    def sequence_lengths(self) -> list[int]:
+        """Tokens of each sequence, those of the prompt included."""
+        found: list[int] = (self.lengths + self.shared).tolist()
+        return found
+
+    @property
+    def oldest_version(self) -> int:
+        """Oldest version that sampled a trained token."""
+        return int(self.versions[self.trained].min())
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        """The sequences of all samples, in order."""
+        return list(self._sequences())
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples, in order."""
+        sequences, found = self._sequences(), []
+        for i, count in enumerate(self.counts.tolist()):
+            metrics = {name: values[i] for name, values in self.metrics.items()}
+            own = tuple(next(sequences) for _ in range(count))
+            found.append(Sample(own, self.texts[i], FinishReason(self.finish_reasons[i]), metrics))
+        return found
+
+    def _sequences(self) -> Iterator[TokenSequence]:
+        trained, spans, experts = self.trained, self.spans, self._experts()
+        ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
+        for i, (end, own, shared) in enumerate(zip(ends, self.lengths.tolist(), self.shared.tolist(), strict=True)):
+            begin = end - own
+            part = slice(begin, end)
+            inside = None
+            if spans is not None:
+                inside = spans[(spans[:, 0] >= begin) & (spans[:, 1] <= end)] - begin + shared
+            yield TokenSequence(
+                np.concatenate([self.prompt_tokens[:shared], self.token_ids[part]]),
+                np.concatenate([np.zeros(shared, np.bool_), trained[part]]),
+                np.concatenate([np.zeros(shared, np.float32), self.logprobs[part]]),
+                np.concatenate([np.full(shared, NOT_SAMPLED, np.int32), self.versions[part]]),
+                runs(self.versions[part] >= 0) + shared if inside is None else inside,
+                None if experts is None else _joined_experts(experts, i, shared, part),
+            )
+
+    def _experts(self) -> tuple[Array, Array] | None:
+        if self.prompt_experts is None or self.routed_experts is None:
+            return None
+        return expanded(self.prompt_experts), expanded(self.routed_experts)
+
+    def _check_types(self) -> None:
+        for name in ("prompt_tokens", "lengths", "token_ids", "versions", "sequence_counts", "shared_lengths"):
+            array = getattr(self, name)
+            if array is not None and (array.ndim != 1 or array.dtype.kind not in "iu"):
+                msg = f"{name} of a trajectory is {array.dtype}{list(array.shape)}, not integers of one dimension"
+                raise ValueError(msg)
+        if self.logprobs.ndim != 1 or self.logprobs.dtype.kind != "f":
+            msg = f"logprobs of a trajectory are {self.logprobs.dtype}{list(self.logprobs.shape)}, not [total] floats"
+            raise ValueError(msg)
+        if self.loss_mask is not None and (self.loss_mask.ndim != 1 or self.loss_mask.dtype != np.bool_):
+            msg = f"loss_mask of a trajectory is {self.loss_mask.dtype}{list(self.loss_mask.shape)}, not [total] bool"
+            raise ValueError(msg)
+
+    def _check_samples(self) -> None:
+        n, lengths, counts = len(self.texts), self.lengths, self.counts
+        if len(self.finish_reasons) != n or any(len(values) != n for values in self.metrics.values()):
+            msg = f"{n} texts, {len(self.finish_reasons)} finish reasons and the metrics differ in number"
+            raise ValueError(msg)
+        if unknown := set(self.finish_reasons) - set(FinishReason):
+            msg = f"unknown finish reasons {sorted(unknown)}; use one of {', '.join(FinishReason)}"
+            raise ValueError(msg)
+        if not all(np.isfinite(values).all() for values in self.metrics.values()):
+            msg = "a sample's metric is not finite"
+            raise ValueError(msg)
+        if len(counts) != n or (counts < 1).any():
+            msg = f"sequence_counts {counts[:8].tolist()} must give each of {n} samples at least one sequence"
+            raise ValueError(msg)
+        if int(counts.sum(dtype=np.int64)) != len(lengths) or (lengths < 0).any():
+            msg = f"{n} samples have {int(counts.sum(dtype=np.int64))} sequences, but there are {len(lengths)} lengths"
+            raise ValueError(msg)
+        shared = self.shared
+        if len(shared) != len(lengths) or (shared < 0).any() or (shared > len(self.prompt_tokens)).any():
+            msg = f"shared_lengths {shared[:8].tolist()} do not give each sequence 0 to all prompt tokens"
+            raise ValueError(msg)
+
+    def _check_tokens(self) -> None:
+        total, mask = int(self.lengths.sum(dtype=np.int64)), self.loss_mask
+        found = {len(self.token_ids), len(self.logprobs), len(self.versions), total if mask is None else len(mask)}
+        if found != {total}:
+            masks = "" if mask is None else f", {len(mask)} loss_mask"
+            msg = (
+                f"arrays of {len(self.token_ids)} token_ids, {len(self.logprobs)} logprobs, {len(self.versions)} "
+                f"versions{masks} do not hold {total} tokens"
+            )
+            raise ValueError(msg)
+        if not total or (mask is not None and not mask.any()):
+            msg = "no token of the trajectory is trained; set loss_mask where the policy sampled"
+            raise ValueError(msg)
+        foreign = self.versions < 0
+        if (foreign if mask is None else foreign & mask).any():
+            msg = "loss_mask is true for a token that no policy sampled (version -1)"
+            raise ValueError(msg)
+        if mask is not None and self.logprobs[foreign].any():
+            msg = "a token that no policy sampled (version -1) has a log-prob other than 0"
+            raise ValueError(msg)
+        if self.shared_lengths is not None or not len(self.prompt_tokens):
+            begins = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+            if self.trained[begins[(self.shared == 0) & (self.lengths > 0)]].any():
+                msg = "loss_mask is true for the first token of a sequence, which has no token before it"
+                raise ValueError(msg)
+
+    def _check_spans(self) -> None:
+        spans = self.spans
+        if spans is None:
+            return
+        if spans.ndim != 2 or spans.shape[1:] != (2,) or spans.dtype.kind not in "iu":  # noqa: PLR2004
+            msg = f"spans of a trajectory are {spans.dtype}{list(spans.shape)}, not [spans, 2] integers"
+            raise ValueError(msg)
+        flat = spans.reshape(-1)
+        if len(flat) and ((np.diff(flat) < 0).any() or flat[0] < 0 or flat[-1] > len(self.token_ids)):
+            msg = "spans of a trajectory overlap, are out of order or reach beyond its tokens"
+            raise ValueError(msg)
+
+    def _check_experts(self) -> None:
+        """Raise ValueError unless both arrays of experts are there and fit the tokens, or neither is."""
+        prompt, routed = self.prompt_experts, self.routed_experts
+        if prompt is None and routed is None:
+            return
+        if prompt is None or routed is None or {prompt.dtype, routed.dtype} - {np.dtype("u1"), np.dtype("i2")}:
+            msg = "a trajectory has prompt_experts and routed_experts, of uint8 or int16, or neither"
+            raise ValueError(msg)
+        before = max(0, len(self.prompt_tokens) - 1)
+        shapes = [(rows, before, *routed.shape[1:]) for rows in (1, len(self.lengths))]
+        if routed.ndim != 3 or len(routed) != len(self.token_ids) or prompt.shape not in shapes:  # noqa: PLR2004
+            msg = (
+                f"experts {list(prompt.shape)} and {list(routed.shape)} do not fit {len(self.token_ids)} tokens of "
+                f"{len(self.lengths)} sequences"
+            )
+            raise ValueError(msg)
+
+
+def _shared(prompt: Array, sequence: TokenSequence) -> int:
+    """Leading tokens that a sequence shares with the prompt; none of them is sampled."""
+    sampled = np.flatnonzero(sequence.sampled)
+    most = min(len(prompt), int(sampled[0]) if len(sampled) else len(sequence.token_ids))
+    others = np.flatnonzero(np.asarray(prompt[:most]) != sequence.token_ids[:most])
+    return int(others[0]) if len(others) else most
+
+
+def _unless_all(values: Sequence[int], usual: int) -> Array | None:
+    return None if all(value == usual for value in values) else np.array(values, np.int32)
+
+
+def _stored_spans(own: Sequence[tuple[TokenSequence, int]]) -> Array | None:
+    """Spans among all own tokens; None where each run of sampled tokens is one span anyway."""
+    found, usual, at = [], True, 0
+    for sequence, shared in own:
+        implied = runs(sequence.sampled[shared:]) + at
+        given = implied if sequence.spans is None else sequence.spans - shared + at
+        usual = usual and np.array_equal(given, implied)
+        found.append(given)
+        at += len(sequence.token_ids) - shared
+    return None if usual else np.concatenate(found).astype(np.int32)
+
+
+def _stored_experts(own: Sequence[tuple[TokenSequence, int]], prompt: int) -> tuple[Array | None, Array | None]:
+    """Experts as the wire has them, with the prompt's part once if all sequences agree on it."""
+    recorded = [(s.routed_experts, k) for s, k in own]
+    arrays = [experts for experts, _ in recorded if experts is not None]
+    if len(arrays) < len(recorded) or not arrays:
+        return None, None
+    before, shape = max(0, prompt - 1), arrays[0].shape[1:]
+    heads = np.full((len(arrays), before, *shape), -1, np.int16)
+    tails = []
+    for i, (experts, (_, shared)) in enumerate(zip(arrays, own, strict=True)):
+        known = max(0, shared - 1)
+        heads[i, :known] = experts[:known]
+        tails += [np.full((1, *shape), -1, np.int16)] * (shared == 0) + [experts[known:]]
+    alike = all(np.array_equal(head, heads[0]) for head in heads[1:])
+    return compact(heads[:1] if alike else heads), compact(np.concatenate(tails))
+
+
+def _joined_experts(experts: tuple[Array, Array], i: int, shared: int, part: slice) -> Array:
+    """Experts of a sequence's tokens but the last, `[len - 1, moe_layers, experts_per_token] int16`."""
+    prompts, routed = experts
+    own = routed[part] if shared else routed[part][1:]
+    return np.concatenate([prompts[min(i, len(prompts) - 1)][: max(0, shared - 1)], own])

@@ -1,0 +1,72 @@
+"""Cells of a row turned into the sequences that engines train on or score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from broker.codec import Array
+from relax_actors.engines.protocols import TrainSample
+from relax_actors.messages import Advantage, Trajectory
+
+PROXIMAL, REFERENCE = "actor_fwd", "reference"
+"""Columns of log-probs, `[total] float32`: of the proximal policy and of the KL's reference model."""
+_FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs"}
+
+
+def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
+    """Advantages of a row's tokens, `[total] float32`."""
+    values = np.asarray(advantage.values, np.float32)
+    return values if len(values) == len(trajectory.token_ids) else np.repeat(values, trajectory.sample_lengths)
+
+
+def samples_of(
+    row: int,
+    trajectory: Trajectory,
+    advantage: Advantage | None = None,
+    scores: Mapping[str, Array] | None = None,
+    *,
+    replays: bool = False,
+) -> list[TrainSample]:
+    """Sequences of a row that have trained tokens, as engines take them.
+
+    Args:
+        row: index of the row within its step.
+        trajectory: samples of the row.
+        advantage: advantages and returns of the row, where it is trained.
+        scores: columns of log-probs, each `[total] float32`.
+        replays: whether engines compute with the recorded experts.
+    """
+    flat = {_FIELDS[name]: array for name, array in (scores or {}).items()}
+    if advantage is not None:
+        flat["advantages"] = token_advantages(advantage, trajectory)
+        if advantage.returns is not None:
+            flat["returns"] = advantage.returns
+    bounds = np.concatenate([[0], np.cumsum(trajectory.trained)])
+    ends = np.concatenate([[0], np.cumsum(trajectory.sample_lengths)])
+    trained = np.repeat(np.diff(bounds[ends]), trajectory.counts).tolist()
+    found, begin = [], 0
+    for sequence, own, tokens in zip(trajectory.sequences, trajectory.lengths.tolist(), trained, strict=True):
+        part, shared = slice(begin, begin + own), len(sequence.token_ids) - own
+        begin += own
+        if not sequence.loss_mask.any():
+            continue
+        found.append(
+            TrainSample(
+                sequence.token_ids,
+                sequence.loss_mask,
+                sequence.logprobs,
+                sequence.versions,
+                **{name: _after(shared, array[part]) for name, array in flat.items()},
+                routed_experts=sequence.routed_experts if replays else None,
+                row=row,
+                sample_tokens=tokens,
+            )
+        )
+    return found
+
+
+def _after(shared: int, own: Array) -> Array:
+    """An array of own tokens as one of the whole sequence, 0 where the prompt is."""
+    return np.concatenate([np.zeros(shared, own.dtype), own])

@@ -1,0 +1,82 @@
+"""Checks that a row's data can be true, so that malformed rows are quarantined and never reach an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from broker.codec import Array
+from relax_actors.config import Config
+from relax_actors.data.model_folder import measure
+from relax_actors.messages import Advantage, Prompt, Trajectory
+from relax_actors.messages.experts import expanded, flaw
+
+MAX_ADVANTAGE = 1e6
+MAX_LOGPROB = 0.1
+
+
+class RowValidator:
+    """Checks rows against what the model and the run allow; every method returns the reason, or an empty string.
+
+    Args:
+        config: settings of the run.
+    """
+
+    def __init__(self, config: Config) -> None:
+        facts = measure(config.model_path)
+        self._vocabulary = facts.vocabulary
+        self._context, self._budget = facts.context_length, config.trainer.max_tokens_per_microbatch
+        self._max_tokens, self._steps = config.rollout.max_tokens, config.run.steps
+        self._moe = facts.moe if config.trainer.router_replay else None
+
+    def of_prompt(self, prompt: Prompt) -> str:
+        """Why no sample can be generated from a prompt."""
+        length, room = len(prompt.tokens), self._context - self._max_tokens
+        if not 0 < length <= room:
+            return f"the prompt has {length} tokens; the model's context leaves 1 to {room}"
+        if prompt.min_version > self._steps:
+            return f"the prompt wants weights {prompt.min_version}, the run has {self._steps} steps"
+        return self._outside_vocabulary(prompt.tokens, "the prompt's tokens")
+
+    def of_row(self, trajectory: Trajectory, advantage: Advantage, step: int) -> str:
+        """Why a row cannot be trained in a step."""
+        n, total = len(trajectory.texts), len(trajectory.token_ids)
+        if len(advantage.values) not in (n, total):
+            return f"there are {len(advantage.values)} advantages for {n} samples of {total} tokens"
+        if advantage.returns is not None and len(advantage.returns) != total:
+            return f"there are {len(advantage.returns)} returns for {total} tokens"
+        if np.abs(advantage.values).max(initial=0) > MAX_ADVANTAGE:
+            return f"an advantage is over {MAX_ADVANTAGE:g}; scale the rewards"
+        return self.of_trajectory(trajectory, step)
+
+    def of_trajectory(self, trajectory: Trajectory, step: int) -> str:
+        """Why a row of a step cannot be passed through the model."""
+        if int(trajectory.lengths.min()) < 1 or not len(trajectory.prompt_tokens):
+            return "the prompt or a sequence has no tokens"
+        if (longest := max(trajectory.sequence_lengths)) > min(self._context, self._budget):
+            return f"a sequence has {longest} tokens, more than the context or trainer.max_tokens_per_microbatch"
+        return self._of_tokens(trajectory, step) or self._of_experts(trajectory)
+
+    def _of_tokens(self, trajectory: Trajectory, step: int) -> str:
+        logprobs, versions = trajectory.logprobs, trajectory.versions
+        if not (logprobs <= MAX_LOGPROB).all() or not (logprobs > np.finfo(np.float32).min).all():
+            return "a log-prob is positive or not finite"
+        if versions.min() < -1 or int(versions.max()) > step:
+            return f"a token is said to be of a version that is not from 0 to {step}"
+        return self._outside_vocabulary(trajectory.prompt_tokens, "the prompt's tokens") or self._outside_vocabulary(
+            trajectory.token_ids, "the samples' tokens"
+        )
+
+    def _of_experts(self, trajectory: Trajectory) -> str:
+        moe, prompt, routed = self._moe, trajectory.prompt_experts, trajectory.routed_experts
+        if moe is None:
+            return ""
+        if prompt is None or routed is None:
+            return "its rollout has not recorded experts, which trainer.router_replay replays"
+        if routed.shape[1:] != (moe.layers, moe.experts_of_token):
+            return f"experts are {list(routed.shape)}, not of {moe.layers} layers and {moe.experts_of_token} a token"
+        return next((why for part in (prompt, routed) if (why := flaw(expanded(part), moe.experts))), "")
+
+    def _outside_vocabulary(self, tokens: Array, what: str) -> str:
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocabulary:
+            return f"{what} are not all in the model's vocabulary of {self._vocabulary}"
+        return ""

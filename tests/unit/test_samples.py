@@ -1,0 +1,221 @@
+"""Samples of several sequences: stored flat, restored exactly, checked, and turned into what engines train on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.codec import decode, encode
+from broker.errors import CodecError
+from relax_actors.algorithms.advantages import group_advantages, token_advantages
+from relax_actors.algorithms.step_statistics import normalise_step
+from relax_actors.engines.protocols import TrainSample
+from relax_actors.messages import Advantage, Reward, Sample, TokenSequence, Trajectory
+from relax_actors.training.samples import samples_of
+from relax_actors.training.step_rows import StepRows
+
+PROMPT = np.array([1, 2, 3], np.int32)
+
+
+def sequence(tokens: list[int], sampled: list[int], *, masked: tuple[int, ...] = (), version: int = 4) -> TokenSequence:
+    """Build a sequence whose tokens at `sampled` the policy wrote; all of them but `masked` are trained."""
+    wrote = np.isin(np.arange(len(tokens)), sampled)
+    return TokenSequence(
+        np.array(tokens, np.int32),
+        wrote & ~np.isin(np.arange(len(tokens)), masked),
+        np.where(wrote, -0.25 * np.arange(len(tokens)), 0).astype(np.float32),
+        np.where(wrote, version, -1).astype(np.int32),
+    )
+
+
+def episode() -> Trajectory:
+    """Two samples: one of two turns and a branch, and one plain completion."""
+    turns = sequence([1, 2, 3, 7, 8, 50, 51, 9], [3, 4, 7])
+    branch = sequence([1, 2, 40, 5, 6], [3, 4], masked=(4,))
+    plain = sequence([1, 2, 3, 6, 7], [3, 4])
+    samples = [Sample((turns, branch), "ab", "stop", {"turns": 3.0}), Sample((plain,), "c", "length", {"turns": 1.0})]
+    return Trajectory.of(PROMPT, samples, "f")
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    prompt = np.array(draw(st.lists(st.integers(0, 3), min_size=1, max_size=4)), np.int32)
+    samples = []
+    for _ in range(draw(st.integers(1, 3))):
+        sequences = []
+        for _ in range(draw(st.integers(1, 3))):
+            shared = draw(st.integers(1, len(prompt)))
+            own = draw(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=5))
+            tokens = [*prompt[:shared].tolist(), *(token for token, _, _ in own)]
+            wrote = [shared + i for i, (_, by_policy, _) in enumerate(own) if by_policy] or [shared]
+            masked = [shared + i for i, (_, _, untrained) in enumerate(own) if untrained and shared + i != wrote[0]]
+            sequences.append(sequence(tokens, wrote, masked=tuple(masked)))
+        samples.append(Sample(tuple(sequences), "x", "stop"))
+    return Trajectory.of(prompt, samples)
+
+
+@given(trajectories())
+def test_samples_come_back_as_they_were_and_the_prompt_is_stored_once(trajectory: Trajectory) -> None:
+    again = Trajectory.of(trajectory.prompt_tokens, trajectory.samples, trajectory.fingerprint)
+    stored = decode(encode(trajectory, "rollout.0#1"), Trajectory)
+    for other in (again, stored):
+        assert other.counts.tolist() == trajectory.counts.tolist()
+        for ours, theirs in zip(trajectory.sequences, other.sequences, strict=True):
+            for name in ("token_ids", "loss_mask", "logprobs", "versions", "spans"):
+                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    assert len(trajectory.token_ids) == sum(len(s.token_ids) for s in trajectory.sequences) - trajectory.shared.sum()
+
+
+def test_an_episode_is_kept_flat_and_read_as_samples() -> None:
+    trajectory = episode()
+    assert trajectory.prompt_tokens.tolist() == [1, 2, 3]
+    assert trajectory.lengths.tolist() == [5, 3, 2]
+    assert trajectory.shared.tolist() == [3, 2, 3]
+    assert trajectory.counts.tolist() == [2, 1]
+    assert trajectory.sample_lengths.tolist() == [8, 2]
+    assert trajectory.sequence_lengths == [8, 5, 5]
+    first, second = trajectory.samples
+    assert first.tokens.tolist() == [7, 8, 9, 5, 6]
+    assert [s.spans.tolist() for s in first.sequences if s.spans is not None] == [[[3, 5], [7, 8]], [[3, 5]]]
+    assert (first.metrics, second.metrics) == ({"turns": 3.0}, {"turns": 1.0})
+    assert second.versions.tolist() == [4, 4]
+
+
+def test_adjacent_turns_keep_their_spans() -> None:
+    one = sequence([1, 2, 3, 7, 8, 9], [3, 4, 5])
+    two = TokenSequence(one.token_ids, one.loss_mask, one.logprobs, one.versions, np.array([[3, 4], [4, 6]], np.int32))
+    trajectory = Trajectory.of(PROMPT, [Sample((one,)), Sample((two,))])
+    assert [s.spans.tolist() for s in trajectory.sequences if s.spans is not None] == [[[3, 6]], [[3, 4], [4, 6]]]
+
+
+def test_a_completion_costs_no_field_of_an_episode() -> None:
+    trajectory = Trajectory.of(PROMPT, [Sample((sequence([1, 2, 3, 6, 7], [3, 4]),), "c")])
+    for name in ("loss_mask", "sequence_counts", "shared_lengths", "spans"):
+        assert getattr(trajectory, name) is None
+        assert name.encode() not in encode(trajectory, "rollout.0#1")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"loss_mask": np.ones(9, np.bool_)}, "9 loss_mask do not hold 10 tokens"),
+        ({"loss_mask": np.zeros(10, np.bool_)}, "no token of the trajectory is trained"),
+        ({"loss_mask": np.ones(10, np.bool_)}, "true for a token that no policy sampled"),
+        ({"loss_mask": np.ones(10, np.int32)}, "loss_mask of a trajectory is int32"),
+        ({"logprobs": np.full(10, -1.0, np.float32)}, "has a log-prob other than 0"),
+        ({"sequence_counts": np.array([3, 0], np.int32)}, "at least one sequence"),
+        ({"sequence_counts": np.array([1, 1], np.int32)}, "2 sequences, but there are 3 lengths"),
+        ({"shared_lengths": np.array([3, 2, 4], np.int32)}, "0 to all prompt tokens"),
+        ({"shared_lengths": np.array([3, 2, 0], np.int32)}, "first token of a sequence"),
+        ({"spans": np.array([[0, 3], [2, 4]], np.int32)}, "overlap, are out of order"),
+        ({"spans": np.array([[0, 11]], np.int32)}, "reach beyond its tokens"),
+        ({"metrics": {"turns": [1.0]}}, "metrics differ in number"),
+        ({"metrics": {"turns": [1.0, float("nan")]}}, "metric is not finite"),
+        ({"finish_reasons": ["stop", "bored"]}, "unknown finish reasons"),
+    ],
+)
+def test_a_trajectory_that_cannot_be_true_is_refused(change: dict[str, Any], why: str) -> None:
+    good = episode()
+    fields = {name: getattr(good, name) for name in Trajectory.__dataclass_fields__}
+    with pytest.raises(ValueError, match=why):
+        Trajectory(**(fields | change))
+
+
+def test_samples_that_do_not_fit_are_refused_with_the_place() -> None:
+    with pytest.raises(ValueError, match="sample 1 has no sequence"):
+        Trajectory.of(PROMPT, [Sample((sequence([1, 2, 3, 4], [3]),)), Sample(())])
+    with pytest.raises(ValueError, match="sample 1 has no metric 'turns'"):
+        Trajectory.of(PROMPT, [Sample((sequence([1, 2, 3, 4], [3]),), metrics=m) for m in ({"turns": 1.0}, {})])
+    with pytest.raises(ValueError, match="4 token_ids, 3 loss_mask"):
+        TokenSequence(np.zeros(4, np.int32), np.zeros(3, np.bool_), np.zeros(4, np.float32), np.zeros(4, np.int32))
+    with pytest.raises(ValueError, match="first token of a sequence"):
+        TrainSample(np.zeros(2, np.int32), np.ones(2, np.bool_))
+    with pytest.raises(ValueError, match=r"advantages of a sequence has shape \[1\]; it has 2 tokens"):
+        TrainSample(np.zeros(2, np.int32), np.array([False, True]), advantages=np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"components": {"a": np.zeros(3, np.float32)}},
+        {"token_values": np.zeros(3, np.float32)},
+        {"token_values": np.array([0, np.nan, 0], np.float32), "lengths": np.array([1, 2], np.int32)},
+        {"token_values": np.zeros(3, np.float32), "lengths": np.array([1, 3], np.int32)},
+        {"components": {"a": np.array([0, np.inf], np.float32)}},
+    ],
+)
+def test_a_reward_that_cannot_be_true_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"reward|token_values"):
+        Reward(np.zeros(2, np.float32), **fields)
+
+
+def test_a_reward_of_nan_is_refused_on_the_wire() -> None:
+    good = Reward(np.zeros(2, np.float32), {}, np.full(3, 0.5, np.float32), np.array([1, 2], np.int32))
+    data = encode(good, "reward.0#1")
+    bad = data.replace(np.full(3, 0.5, np.float32).tobytes(), np.full(3, np.nan, np.float32).tobytes())
+    assert bad != data
+    with pytest.raises(CodecError, match="token_values of a reward is not finite"):
+        decode(bad, Reward)
+
+
+def test_engines_get_one_sample_for_each_trained_sequence() -> None:
+    trajectory = episode()
+    advantage = Advantage(np.array([2.0, -1.0], np.float32), 0.5, returns=np.arange(10, dtype=np.float32))
+    scores = {"actor_fwd": np.arange(10, dtype=np.float32), "reference": -np.arange(10, dtype=np.float32)}
+    found = samples_of(7, trajectory, advantage, scores)
+    assert [s.masked("token_ids").tolist() for s in found] == [[7, 8, 9], [5], [6, 7]]
+    assert [s.masked("advantages").tolist() for s in found] == [[2, 2, 2], [2], [-1, -1]]
+    assert [s.masked("proximal_logprobs").tolist() for s in found] == [[0, 1, 4], [6], [8, 9]]
+    assert [s.masked("reference_logprobs").tolist() for s in found] == [[0, -1, -4], [-6], [-8, -9]]
+    assert [s.masked("returns").tolist() for s in found] == [[0, 1, 4], [6], [8, 9]]
+    assert [s.sample_tokens for s in found] == [4, 4, 2]
+    assert [s.share for s in found] == [0.75, 0.25, 1.0]
+    assert {s.row for s in found} == {7}
+
+
+def test_a_sample_that_is_masked_out_is_not_passed_to_engines() -> None:
+    trained, untrained = sequence([1, 2, 3, 6], [3]), sequence([1, 2, 3, 7], [3], masked=(3,))
+    trajectory = Trajectory.of(PROMPT, [Sample((trained,)), Sample((untrained,))])
+    advantage = Advantage(np.array([1.0, -1.0], np.float32), 0.0)
+    assert [s.masked("advantages").tolist() for s in samples_of(0, trajectory, advantage)] == [[1.0]]
+
+
+def test_token_rewards_of_zero_give_the_groups_advantages() -> None:
+    rewards, lengths = np.array([1.0, 0.0, 0.5], np.float32), np.array([2, 1, 3], np.int32)
+    found = token_advantages(rewards, np.zeros(6, np.float32), lengths, normalise="std")
+    np.testing.assert_array_equal(found, np.repeat(group_advantages(rewards, normalise="std"), lengths))
+
+
+def test_token_advantages_are_returns_minus_the_mean_return_of_the_group() -> None:
+    # Returns: 1 + 0.5 + 0.25 and 1 + 0.25 in sample 0, 0 - 1 in sample 1. Whole samples: 1.75 and -1.
+    found = token_advantages(
+        np.array([1.0, 0.0], np.float32), np.array([0.5, 0.25, -1.0], np.float32), np.array([2, 1]), normalise="none"
+    )
+    np.testing.assert_allclose(found, [1.75 - 0.375, 1.25 - 0.375, -1.375], rtol=1e-6)
+
+
+@given(st.lists(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_whitened_steps_have_mean_0_and_deviation_1(values: list[list[float]]) -> None:
+    rows = [np.array(row, np.float32) for row in values]
+    whitened = normalise_step(rows, kind="whiten")
+    flat = np.concatenate(rows)
+    assert [len(row) for row in whitened] == [len(row) for row in rows]
+    if flat.min() == flat.max():
+        assert not np.concatenate(whitened).any()
+    elif flat.std(ddof=1) > 1e-3:
+        assert np.concatenate(whitened).mean() == pytest.approx(0, abs=1e-4)
+        assert np.concatenate(whitened).std(ddof=1) == pytest.approx(1, rel=1e-3)
+
+
+def test_step_statistics_cover_trained_tokens_where_advantages_are_of_tokens() -> None:
+    values = np.array([1, 2, 99, 99, 3, 4, 99, 99, 5, 6], np.float32)
+    rows = StepRows([0], [episode()], [Advantage(values, 0.0)])
+    found = rows.normalised("whiten").samples()
+    flat = np.concatenate([s.masked("advantages") for s in found])
+    trained = values[episode().trained]
+    np.testing.assert_allclose(flat, (trained - trained.mean()) / (trained.std(ddof=1) + 1e-8), rtol=1e-6)
+    assert rows.normalised("none") is rows
