@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relax_actors.engines.megatron import presence
+from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Trajectory
 from relax_actors.messages.experts import flaw
@@ -23,7 +23,7 @@ ALGORITHM = ("algorithm.proximal=actor_fwd", "algorithm.kl_coefficient=0.01")
 def skip_without(backend: str) -> None:
     if backend == "megatron":
         try:
-            presence.require()
+            installation.require()
         except ConfigError as error:
             pytest.skip(str(error))
 

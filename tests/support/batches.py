@@ -77,18 +77,6 @@ def with_advantages(batch: Sequence[TrainSample], value: float) -> list[TrainSam
     return [sample.with_advantages(np.full(len(sample), value, np.float32)) for sample in batch]
 
 
-def with_longer_completions(batch: Sequence[TrainSample], times: int) -> list[TrainSample]:
-    """Repeat every trained token."""
-    return [
-        TrainSample.of_completion(
-            sample.token_ids[~sample.loss_mask],
-            sample.masked("token_ids").repeat(times),
-            **{name: sample.masked(name).repeat(times) for name in ("logprobs", "advantages")},
-        )
-        for sample in batch
-    ]
-
-
 def with_noise_outside_the_mask(batch: Sequence[TrainSample], seed: int) -> list[TrainSample]:
     """Draw other log-probs and advantages for the tokens that are not trained."""
     random = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relax_actors.config import Config
-from relax_actors.engines.megatron import presence
+from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from tests.support import models
 from tests.support.models import QWEN3, qwen3_moe
@@ -21,7 +21,7 @@ MOE = qwen3_moe(DENSE)
 def skip_if_missing() -> None:
     """Skip a module's tests where Megatron-Core is not installed."""
     try:
-        presence.require()
+        installation.require()
     except ConfigError as error:
         pytest.skip(str(error), allow_module_level=True)
 

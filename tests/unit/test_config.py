@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from relax_actors.cli.check import examine
 from relax_actors.config import Config, load_config, validate
-from relax_actors.engines.megatron import presence
+from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec, make_role, replicas, role_class, role_names, section_of
@@ -408,7 +408,7 @@ def test_a_scoring_role_with_megatron_needs_it_installed() -> None:
     overrides = ["roles.reference.backend=megatron", "algorithm.kl_coefficient=0.1"]
     errors = examine(load_config(DEMO, overrides)).errors
     try:
-        presence.require()
+        installation.require()
     except ConfigError:
         (error,) = errors
         assert error.startswith('roles.reference.backend = "megatron" needs megatron.core')

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from relax_actors.engines.megatron import presence
+from relax_actors.engines.megatron import installation
 from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of
+from tests.support.batches import batch_of
+from tests.support.tiny_megatron import DENSE, MOE, config_of
 
 PATTERNS = ["model.embed_tokens.*", "model.layers.[01].*", "*.gate.weight", "*_layernorm.weight"]
 
@@ -27,7 +28,7 @@ def engine_of(backend: str, tmp_path: Path, architecture: dict[str, Any], **trai
     if backend == "torch":
         return TorchEngine(config)
     try:
-        presence.require()
+        installation.require()
     except ConfigError as error:
         pytest.skip(str(error))
     from relax_actors.engines.megatron.mcore.engine import MegatronEngine
@@ -91,5 +92,5 @@ def test_a_pattern_that_means_nothing_is_refused(tmp_path: Path, backend: str) -
 
 
 def test_a_part_of_what_megatron_core_keeps_as_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"q_proj\.weight'\], which Megatron-Core keeps as one parameter with"):
+    with pytest.raises(ConfigError, match=r"q_proj\.weight'\], which Megatron-Core stores in one parameter with"):
         engine_of("megatron", tmp_path, DENSE, freeze=["*.q_proj.weight"])

@@ -1,4 +1,4 @@
-"""Weights from Hugging Face to megatron-core and back: exact, whoever holds which piece."""
+"""Conversion between Hugging Face and megatron-core weights is exact for any number of shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from relax_actors.engines.megatron.architecture import Architecture
-from relax_actors.engines.megatron.conversion import Conversion, Stored, axis_of, joined, piece_of
+from relax_actors.engines.megatron.conversion import Conversion, SafetensorsReader, merge_shards, shard_axis, shard_of
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of
@@ -27,36 +27,36 @@ MODELS = {
 def start(tmp_path: Path, model: dict[str, Any], ranks: int) -> tuple[Conversion, dict[str, torch.Tensor]]:
     folder = config_of(tmp_path, model).model_path
     architecture = Architecture.of(folder)
-    rows = -(-architecture.vocabulary // ranks) * ranks
+    rows = -(-architecture.vocab_size // ranks) * ranks
     return Conversion(architecture, rows), tensors_of(build(folder, seed=1))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
-def test_there_in_pieces_and_back_again_is_the_same(tmp_path: Path, model: dict[str, Any], ranks: int) -> None:
+def test_conversion_to_shards_and_back_is_exact(tmp_path: Path, model: dict[str, Any], ranks: int) -> None:
     conversion, tensors = start(tmp_path, model, ranks)
     found: dict[str, torch.Tensor] = {}
     for keys in conversion.entries():
         wholes = []
         for key in keys:
             whole = conversion.from_hugging_face(key, tensors)
-            pieces = [piece_of(key, whole, ranks, i) for i in range(ranks)]
-            if ranks > 1 and axis_of(key) is not None:
-                assert sum(piece.numel() for piece in pieces) == whole.numel()
-            wholes.append(joined(key, pieces))
+            shards = [shard_of(key, whole, ranks, i) for i in range(ranks)]
+            if ranks > 1 and shard_axis(key) is not None:
+                assert sum(shard.numel() for shard in shards) == whole.numel()
+            wholes.append(merge_shards(key, shards))
         found |= dict(conversion.to_hugging_face(keys, wholes))
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(found[name], tensor), name
 
 
-def test_experts_are_taken_as_they_lie_on_disk_too(tmp_path: Path) -> None:
+def test_separately_stored_experts_are_converted(tmp_path: Path) -> None:
     conversion, tensors = start(tmp_path, MOE, 1)
     folder = tmp_path / "saved"
     model = build(config_of(tmp_path, MOE).model_path, seed=1)
     model.save_pretrained(folder)
-    stored = Stored(sorted(folder.glob("*.safetensors")))
-    assert "model.layers.0.mlp.experts.0.gate_proj.weight" in stored  # one by one, as on the hub
+    stored = SafetensorsReader(sorted(folder.glob("*.safetensors")))
+    assert "model.layers.0.mlp.experts.0.gate_proj.weight" in stored  # each expert separately, as on the hub
     assert AutoModelForCausalLM.from_pretrained(folder) is not None
     for keys in conversion.entries():
         for key in keys:
@@ -65,11 +65,11 @@ def test_experts_are_taken_as_they_lie_on_disk_too(tmp_path: Path) -> None:
             )
 
 
-def test_what_is_missing_or_of_another_shape_is_named(tmp_path: Path) -> None:
+def test_missing_tensor_or_unexpected_shape_is_named(tmp_path: Path) -> None:
     conversion, tensors = start(tmp_path, DENSE, 1)
     name = "model.layers.1.self_attn.k_proj.weight"
     key = "layers.1.self_attention.linear_qkv.weight"
-    with pytest.raises(ConfigError, match=f"{name} is \\[3, 32\\], by config.json it is \\[32, 32\\]"):
+    with pytest.raises(ConfigError, match=f"{name} has shape \\[3, 32\\], config.json implies \\[32, 32\\]"):
         conversion.from_hugging_face(key, tensors | {name: torch.zeros(3, 32)})
     del tensors[name]
     with pytest.raises(ConfigError, match=f"no tensor {name}"):

@@ -1,4 +1,4 @@
-"""The Megatron engine with one rank: the torch engine's numbers, and exact resumption."""
+"""Megatron engine with one rank: same numbers as the torch engine, and exact resumption from checkpoints."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from relax_actors.config import Config
-from relax_actors.engines.protocols import TrainBatch, train
+from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from tests.support.tiny_megatron import DENSE, LLAMA, MOE, batch_of, config_of, skip_if_missing
+from tests.support.batches import batch_of, with_advantages
+from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of, skip_if_missing
 
 skip_if_missing()
 
-from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
+from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 after the check
 
 
 def nothing() -> None:
@@ -36,7 +37,7 @@ def weights_of(engine: MegatronEngine | TorchEngine, path: Path) -> dict[str, to
     return weights.load([path])
 
 
-def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+def max_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
@@ -50,7 +51,7 @@ def both(config: Config) -> tuple[MegatronEngine, TorchEngine]:
 
 
 @pytest.mark.parametrize("architecture", [DENSE, LLAMA, MOE], ids=["qwen3", "llama", "qwen3_moe"])
-def test_five_steps_are_those_of_the_torch_engine(tmp_path: Path, architecture: dict[str, Any]) -> None:
+def test_five_steps_match_torch_engine(tmp_path: Path, architecture: dict[str, Any]) -> None:
     algorithm = {"kl_coefficient": 0.1, "reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
     settings = {"learning_rate": 1e-3, "weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 2}
     config = config_of(tmp_path, architecture, algorithm=algorithm, trainer=settings, rollout={"temperature": 0.7})
@@ -64,7 +65,7 @@ def test_five_steps_are_those_of_the_torch_engine(tmp_path: Path, architecture: 
         for name in theirs:
             assert ours[name] == pytest.approx(theirs[name], abs=1e-5 if name != "gradient_norm" else 1e-4), name
     assert ours["rejected"] > 0
-    assert furthest(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
+    assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
 
 
 def started(config: Config) -> MegatronEngine:
@@ -74,9 +75,9 @@ def started(config: Config) -> MegatronEngine:
     return engine
 
 
-@pytest.mark.parametrize("steps", [0, 2], ids=["of version 0", "in the middle"])
+@pytest.mark.parametrize("steps", [0, 2], ids=["at version 0", "after two steps"])
 @pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
-def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, architecture: dict[str, Any], steps: int) -> None:
+def test_training_resumes_exactly_from_checkpoint(tmp_path: Path, architecture: dict[str, Any], steps: int) -> None:
     config = config_of(tmp_path, architecture, algorithm={"kl_coefficient": 0.1})
     one = started(config)
     for step in range(steps):
@@ -85,7 +86,7 @@ def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, architecture
     folder.mkdir()
     one.save(folder)
     assert multiprocessing.active_children() == []
-    one.save(folder)  # as after a full disk
+    one.save(folder)  # again, as after a full disk
     other = MegatronEngine(config)
     other.load(folder)
     assert other.fingerprint() == one.fingerprint()
@@ -100,9 +101,7 @@ def test_training_goes_on_from_a_checkpoint_exactly(tmp_path: Path, architecture
 
 
 @pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
-def test_a_checkpoint_that_is_written_meanwhile_is_of_the_moment_at_which_it_was_begun(
-    tmp_path: Path, architecture: dict[str, Any]
-) -> None:
+def test_background_checkpoint_holds_state_at_its_start(tmp_path: Path, architecture: dict[str, Any]) -> None:
     config = config_of(tmp_path, architecture, algorithm={"kl_coefficient": 0.1})
     one = started(config)
     train(one, batch_of(0), 0, nothing)
@@ -119,7 +118,7 @@ def test_a_checkpoint_that_is_written_meanwhile_is_of_the_moment_at_which_it_was
     assert other.fingerprint() == one.fingerprint()
 
 
-def test_a_checkpoint_of_several_buckets_is_taken_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_with_several_buckets_loads_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     from relax_actors.engines.megatron.mcore import optimizer
@@ -128,7 +127,7 @@ def test_a_checkpoint_of_several_buckets_is_taken_exactly(tmp_path: Path, monkey
     monkeypatch.setattr(optimizer, "DistributedDataParallelConfig", small)
     config = config_of(tmp_path, DENSE, trainer={"max_tokens_per_microbatch": 10_000})
 
-    def goes_on(folder: Path) -> bool:
+    def resumes_exactly(folder: Path) -> bool:
         one = started(config)
         (buffer,) = one._optimizer.models[0].buffers
         assert len(buffer.buckets) > 3
@@ -143,13 +142,13 @@ def test_a_checkpoint_of_several_buckets_is_taken_exactly(tmp_path: Path, monkey
             train(other, batch_of(step), step, nothing)
         return one.fingerprint() == other.fingerprint()
 
-    assert goes_on(tmp_path / "mended")
+    assert resumes_exactly(tmp_path / "patched")
     name = "sharded_param_state_fully_reshardable"
     monkeypatch.setattr(DistributedOptimizer, name, getattr(DistributedOptimizer, name).__wrapped__)
-    assert not goes_on(tmp_path / "as it is")
+    assert not resumes_exactly(tmp_path / "unpatched")
 
 
-def test_a_checkpoint_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_on_full_disk_raises_enospc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = started(config_of(tmp_path, DENSE))
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -172,7 +171,7 @@ def test_a_checkpoint_without_room_says_so(tmp_path: Path, monkeypatch: pytest.M
     engine.load(folder)
 
 
-def test_activations_that_are_computed_again_change_nothing(tmp_path: Path) -> None:
+def test_recomputation_does_not_change_weights(tmp_path: Path) -> None:
     found = []
     for recompute in ("none", "selective", "full"):
         engine = started(config_of(tmp_path, MOE, trainer={"megatron": {"recompute": recompute}}))
@@ -182,7 +181,7 @@ def test_activations_that_are_computed_again_change_nothing(tmp_path: Path) -> N
     assert found[0] == found[1] == found[2]
 
 
-def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
+def test_micro_batch_size_changes_only_rounding(tmp_path: Path) -> None:
     found = []
     for budget in (20, 10_000):
         engine = started(config_of(tmp_path, DENSE, trainer={"max_tokens_per_microbatch": budget}))
@@ -191,7 +190,7 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 
-def test_half_precision_is_published_as_deltas_and_kept_in_float32(tmp_path: Path) -> None:
+def test_bfloat16_weights_are_published_as_deltas_and_kept_in_float32(tmp_path: Path) -> None:
     trainer = {"precision": "bfloat16", "learning_rate": 1e-6}
     config = config_of(tmp_path, DENSE, trainer=trainer)
     engine = started(config)
@@ -206,7 +205,7 @@ def test_half_precision_is_published_as_deltas_and_kept_in_float32(tmp_path: Pat
     assert write(tmp_path / "delta") == engine.fingerprint() == engine.publish(tmp_path / "whole")
     deltas.apply(before, weights.load([tmp_path / "delta"]))
     assert weights.fingerprint(before.items()) == engine.fingerprint()
-    # Steps of 1e-6 vanish in bfloat16; they are kept in the optimizer's own float32.
+    # Steps of 1e-6 vanish in bfloat16; the optimizer's float32 copy keeps them.
     main = [group["params"] for part in engine._optimizer.parts for group in part.optimizer.param_groups]
     assert {tensor.dtype for group in main for tensor in group} == {torch.float32}
     folder = tmp_path / "checkpoint"
@@ -219,22 +218,20 @@ def test_half_precision_is_published_as_deltas_and_kept_in_float32(tmp_path: Pat
     assert engine.fingerprint() == other.fingerprint()
 
 
-def test_warm_start_is_that_of_the_torch_engine(tmp_path: Path) -> None:
+def test_warm_start_matches_torch_engine(tmp_path: Path) -> None:
     found = []
     for engine in both(config_of(tmp_path, DENSE)):
         engine.initialise(5)
-        losses = [engine.warm_start(batch_of(1).sequences, 1e-2, nothing).metrics["loss"] for _ in range(10)]
+        losses = [engine.warm_start(batch_of(1), 1e-2, nothing).metrics["loss"] for _ in range(10)]
         engine.finish_warm_start()
         found.append((losses, weights_of(engine, tmp_path / type(engine).__name__)))
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4)
     assert found[0][0][-1] < found[0][0][0] - 0.5
-    assert furthest(found[0][1], found[1][1]) < 5e-4
+    assert max_difference(found[0][1], found[1][1]) < 5e-4
 
 
 @pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
-def test_the_exported_folder_holds_the_weights_that_were_published(
-    tmp_path: Path, architecture: dict[str, Any]
-) -> None:
+def test_exported_folder_holds_published_weights(tmp_path: Path, architecture: dict[str, Any]) -> None:
     engine = started(config_of(tmp_path, architecture))
     train(engine, batch_of(0), 0, nothing)
     engine.export(tmp_path / "model")
@@ -242,7 +239,7 @@ def test_the_exported_folder_holds_the_weights_that_were_published(
     assert weights.fingerprint(tensors_of(loaded).items()) == engine.fingerprint()
 
 
-def test_a_folders_own_weights_are_taken(tmp_path: Path) -> None:
+def test_weights_of_model_folder_are_loaded(tmp_path: Path) -> None:
     config = config_of(tmp_path, MOE)
     build(config.model_path, seed=77).save_pretrained(config.model_path)
     megatron, beside = MegatronEngine(config), build(config.model_path, seed=77)
@@ -250,15 +247,13 @@ def test_a_folders_own_weights_are_taken(tmp_path: Path) -> None:
     assert megatron.fingerprint() == weights.fingerprint(tensors_of(beside).items())
 
 
-def test_a_loss_that_diverged_is_no_step(tmp_path: Path) -> None:
+def test_diverged_loss_raises_instead_of_stepping(tmp_path: Path) -> None:
     engine = started(config_of(tmp_path, DENSE))
-    batch = batch_of(0)
-    wild = TrainBatch(batch.sequences, batch.old_logprobs, np.full_like(batch.advantages, np.inf))
     with pytest.raises(FloatingPointError, match="the loss diverged"):
-        train(engine, wild, 0, nothing)
+        train(engine, with_advantages(batch_of(0), np.inf), 0, nothing)
 
 
-def test_experts_without_transformer_engine_have_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_lets_router_run_without_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core.transformer.moe import moe_utils
 
     arguments = torch.ones(2, 3), torch.ones(4, 3), None, torch.float32
@@ -268,15 +263,15 @@ def test_experts_without_transformer_engine_have_a_router(monkeypatch: pytest.Mo
         moe_utils.router_gating_linear(*arguments)
 
 
-def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no CUDA here"):
+def test_missing_device_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="CUDA is not available"):
         MegatronEngine(config_of(tmp_path, DENSE, trainer={"device": "cuda"}))
 
 
-def test_split_sizes_are_numbers(tmp_path: Path) -> None:
+def test_patch_converts_split_sizes_to_ints(tmp_path: Path) -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
-    MegatronEngine(config_of(tmp_path, DENSE))  # one rank is a group, too
+    MegatronEngine(config_of(tmp_path, DENSE))  # creates the process group
     sizes = token_dispatcher.maybe_move_tensor_to_cpu(torch.tensor([3]), as_numpy=True)
     found = torch.zeros(3)
     torch.distributed.all_to_all_single(found, torch.ones(3), sizes, sizes)
@@ -286,7 +281,7 @@ def test_split_sizes_are_numbers(tmp_path: Path) -> None:
     assert token_dispatcher.maybe_move_tensor_to_cpu(same) is same
 
 
-def test_the_state_of_random_numbers_is_taken_and_set() -> None:
+def test_patch_reads_and_sets_cpu_random_state() -> None:
     from megatron.core.tensor_parallel import random
 
     state = random._get_cuda_rng_state()

@@ -1,4 +1,4 @@
-"""Router replay in Megatron-Core: the experts of the torch engine's replay, in forward, recomputation and backward."""
+"""Router replay in Megatron-Core matches the torch engine in forward, recomputation and backward."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_actors.engines.protocols import TrainBatch, train
+from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.tiny_megatron import DENSE, MOE, batch_of, config_of, routed, skip_if_missing
+from tests.support.batches import batch_of, routed
+from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 
 skip_if_missing()
 
-from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
+from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 after the check
 
 
 def nothing() -> None:
     pass
 
 
-def begun(engine: Any) -> Any:
+def started(engine: Any) -> Any:
     engine.initialise(5)
     engine.finish_warm_start()
     return engine
@@ -32,19 +33,19 @@ def begun(engine: Any) -> Any:
 
 def engine_of(tmp_path: Path, architecture: dict[str, Any] = MOE, **trainer: Any) -> MegatronEngine:
     settings = {"learning_rate": 1e-3, "router_replay": True, **trainer}
-    return begun(MegatronEngine(config_of(tmp_path, architecture, trainer=settings)))
+    return started(MegatronEngine(config_of(tmp_path, architecture, trainer=settings)))
 
 
 @pytest.mark.parametrize("renormalised", [True, False])
-def test_five_replayed_steps_are_those_of_the_torch_engine(tmp_path: Path, *, renormalised: bool) -> None:
+def test_five_replayed_steps_match_torch_engine(tmp_path: Path, *, renormalised: bool) -> None:
     architecture = MOE | {"norm_topk_prob": renormalised}
-    algorithm = {"kl_coefficient": 0.1}  # of a reference, whose experts are its own
+    algorithm = {"kl_coefficient": 0.1}  # the reference chooses its own experts
     settings = {"learning_rate": 1e-3, "router_replay": True}
     config = config_of(tmp_path, architecture, trainer=settings, algorithm=algorithm)
-    megatron, beside = begun(MegatronEngine(config)), begun(TorchEngine(config))
-    plain = begun(MegatronEngine(config))
+    megatron, beside = started(MegatronEngine(config)), started(TorchEngine(config))
+    plain = started(MegatronEngine(config))
     for step in range(5):
-        batch = routed(batch_of(step), step)
+        batch = routed(batch_of(step), step, MOE)
         ours, theirs = train(megatron, batch, step, nothing).metrics, train(beside, batch, step, nothing).metrics
         train(plain, batch_of(step), step, nothing)
         for name in theirs:
@@ -52,8 +53,8 @@ def test_five_replayed_steps_are_those_of_the_torch_engine(tmp_path: Path, *, re
         assert {"unreplayed_abs_delta", "unreplayed_k3", "unreplayed_rerouted"} <= ours.keys() or step > 0
         assert ours["rerouted"] > 0.5
     found = [weights_of(engine, tmp_path / str(n)) for n, engine in enumerate((megatron, beside, plain))]
-    assert furthest(found[0], found[1]) < 5e-5
-    assert furthest(found[0], found[2]) > 1e-3
+    assert max_difference(found[0], found[1]) < 5e-5
+    assert max_difference(found[0], found[2]) > 1e-3
 
 
 def weights_of(engine: Any, path: Path) -> dict[str, Any]:
@@ -61,28 +62,29 @@ def weights_of(engine: Any, path: Path) -> dict[str, Any]:
     return weights.load([path])
 
 
-def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
+def max_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
 @pytest.mark.parametrize("token_budget", [20, 10_000])
-def test_activations_that_are_computed_again_get_the_same_experts(tmp_path: Path, token_budget: int) -> None:
+def test_recomputed_activations_use_same_experts(tmp_path: Path, token_budget: int) -> None:
     found = []
     for recompute in ("none", "selective", "full"):
         engine = engine_of(tmp_path, max_tokens_per_microbatch=token_budget, megatron={"recompute": recompute})
         for step in range(2):
-            measured = train(engine, routed(batch_of(step), step), step, nothing).metrics
+            measured = train(engine, routed(batch_of(step), step, MOE), step, nothing).metrics
         found.append((engine.fingerprint(), measured["rerouted"]))
     assert found[0] == found[1] == found[2]
 
 
-def test_only_the_replayed_experts_learn_and_the_router_does_too(tmp_path: Path) -> None:
+def test_only_replayed_experts_and_router_are_trained(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     before = weights_of(engine, tmp_path / "before")
     batch = batch_of(0)
-    chosen = [np.broadcast_to(np.array([3, 1], np.int16), (n, 4, 2)).copy() for n in batch.sequences.lengths]
-    # Nothing is trained of a sequence's last token, whose experts are its own.
-    train(engine, replace(batch, sequences=replace(batch.sequences, experts=[c[:-1] for c in chosen])), 0, nothing)
+    # The last token of a sequence has no recorded experts, and no loss depends on it.
+    chosen = [np.broadcast_to(np.array([3, 1], np.int16), (len(sample) - 1, 4, 2)).copy() for sample in batch]
+    forced = [replace(sample, routed_experts=experts) for sample, experts in zip(batch, chosen, strict=True)]
+    train(engine, forced, 0, nothing)
     after = weights_of(engine, tmp_path / "after")
     for layer in range(4):
         experts = f"model.layers.{layer}.mlp.experts.down_proj"
@@ -92,17 +94,17 @@ def test_only_the_replayed_experts_learn_and_the_router_does_too(tmp_path: Path)
         assert bool((after[gate] != before[gate]).any())
 
 
-def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
+def test_model_without_experts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="router_replay = true, but the model has no experts"):
         engine_of(tmp_path, DENSE)
 
 
-def test_experts_that_are_the_routers_own_change_nothing(tmp_path: Path) -> None:
-    """A batch without recorded experts, one with none known, and a run without replay make the same steps."""
+def test_missing_recorded_experts_change_nothing(tmp_path: Path) -> None:
+    """No recorded experts, only missing experts, and no replay at all give the same weights."""
     found = []
     for replays, missing in ((True, None), (True, 1.0), (False, None)):
         engine = engine_of(tmp_path, router_replay=replays)
-        batch: TrainBatch = batch_of(0) if missing is None else routed(batch_of(0), 0, missing)
+        batch = batch_of(0) if missing is None else routed(batch_of(0), 0, MOE, missing)
         measured = train(engine, batch, 0, nothing).metrics
         assert "rerouted" not in measured
         found.append(engine.fingerprint())

@@ -1,4 +1,4 @@
-"""Training with Megatron-Core: one rank in this process, or a group of ranks behind one engine.
+"""Training with Megatron-Core: one rank in this process, or a group of rank processes behind one engine.
 
-`mcore` is all that imports megatron-core. `presence`, `layout` and `group` cost neither it nor torch.
+Only the package `mcore` imports megatron-core. `installation`, `layout` and `group` import neither it nor torch.
 """

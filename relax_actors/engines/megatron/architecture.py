@@ -1,4 +1,4 @@
-"""A Hugging Face config in the words of megatron-core: derived from config.json, nothing typed a second time."""
+"""megatron-core settings derived from a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from relax_actors.errors import ConfigError
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
-_WANTED: dict[str, tuple[Any, ...]] = {
-    # What megatron-core would silently do otherwise, and the values with which it does not.
+_SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
+    # megatron-core would silently ignore any other value of these settings and compute a different model.
     "hidden_act": ("silu",),
     "attention_bias": (None, False),
     "mlp_bias": (None, False),
@@ -24,91 +24,91 @@ _WANTED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder of the Llama family: RMSNorm, rotary positions, grouped queries, gated MLP or experts."""
+    """Decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, gated MLP or experts."""
 
     layers: int
-    hidden: int
+    hidden_size: int
     heads: int
-    groups: int
-    head_width: int
-    mlp_width: int
-    vocabulary: int
+    query_groups: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
     context_length: int
-    epsilon: float
+    norm_epsilon: float
     rotary_base: float
-    tied: bool
-    norms_of_heads: bool
+    tied_embeddings: bool
+    qk_layernorm: bool
     """Whether queries and keys are normalised."""
     experts: int
-    experts_of_token: int
-    expert_width: int
-    weights_renormalised: bool
-    """Whether the weights of a token's experts add up to 1."""
+    experts_per_token: int
+    expert_ffn_size: int
+    normalises_top_k: bool
+    """Whether the router weights of a token's experts are normalised to sum to 1."""
 
     @classmethod
     def of(cls, folder: Path) -> Architecture:
-        """The architecture of a model folder.
+        """Read the architecture of a model folder.
 
         Raises:
-            ConfigError: transformers does not know it, or megatron-core would compute something else.
+            ConfigError: transformers cannot read config.json, or megatron-core would compute a different model.
         """
-        from transformers import AutoConfig  # noqa: PLC0415 `check` costs no torch
+        from transformers import AutoConfig  # noqa: PLC0415 `relax check` does not import torch
 
         try:
-            found = AutoConfig.from_pretrained(folder)
+            config = AutoConfig.from_pretrained(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            msg = f"model.path {folder} holds no config that transformers reads: {error}"
+            msg = f"model.path {folder} has no config.json that transformers can read: {error}"
             raise ConfigError(msg) from error
-        fields: dict[str, Any] = found.to_dict()
-        fields |= {name: fields[own] for name, own in found.attribute_map.items() if own in fields}
+        fields: dict[str, Any] = config.to_dict()
+        fields |= {name: fields[own] for name, own in config.attribute_map.items() if own in fields}
         check(fields)
         heads = int(fields["num_attention_heads"])
         is_moe = fields["model_type"] == "qwen3_moe"
         return cls(
             layers=int(fields["num_hidden_layers"]),
-            hidden=int(fields["hidden_size"]),
+            hidden_size=int(fields["hidden_size"]),
             heads=heads,
-            groups=int(fields.get("num_key_value_heads") or heads),
-            head_width=int(fields.get("head_dim") or fields["hidden_size"] // heads),
-            mlp_width=int(fields["intermediate_size"]),
-            vocabulary=int(fields["vocab_size"]),
+            query_groups=int(fields.get("num_key_value_heads") or heads),
+            head_dim=int(fields.get("head_dim") or fields["hidden_size"] // heads),
+            ffn_size=int(fields["intermediate_size"]),
+            vocab_size=int(fields["vocab_size"]),
             context_length=int(fields["max_position_embeddings"]),
-            epsilon=float(fields["rms_norm_eps"]),
+            norm_epsilon=float(fields["rms_norm_eps"]),
             rotary_base=float(_rotary(fields)["rope_theta"]),
-            tied=bool(fields["tie_word_embeddings"]),
-            norms_of_heads=fields["model_type"].startswith("qwen3"),
+            tied_embeddings=bool(fields["tie_word_embeddings"]),
+            qk_layernorm=fields["model_type"].startswith("qwen3"),
             experts=int(fields["num_experts"]) if is_moe else 0,
-            experts_of_token=int(fields["num_experts_per_tok"]) if is_moe else 0,
-            expert_width=int(fields["moe_intermediate_size"]) if is_moe else 0,
-            weights_renormalised=bool(fields["norm_topk_prob"]) if is_moe else False,
+            experts_per_token=int(fields["num_experts_per_tok"]) if is_moe else 0,
+            expert_ffn_size=int(fields["moe_intermediate_size"]) if is_moe else 0,
+            normalises_top_k=bool(fields["norm_topk_prob"]) if is_moe else False,
         )
 
-    def in_megatron(self) -> dict[str, Any]:
-        """Arguments of megatron-core's TransformerConfig."""
+    def transformer_config_arguments(self) -> dict[str, Any]:
+        """Keyword arguments for megatron-core's TransformerConfig."""
         dense = {
             "num_layers": self.layers,
-            "hidden_size": self.hidden,
+            "hidden_size": self.hidden_size,
             "num_attention_heads": self.heads,
-            "num_query_groups": self.groups,
-            "kv_channels": self.head_width,
-            "ffn_hidden_size": self.mlp_width,
+            "num_query_groups": self.query_groups,
+            "kv_channels": self.head_dim,
+            "ffn_hidden_size": self.ffn_size,
             "normalization": "RMSNorm",
-            "layernorm_epsilon": self.epsilon,
+            "layernorm_epsilon": self.norm_epsilon,
             "gated_linear_unit": True,
-            "qk_layernorm": self.norms_of_heads,
+            "qk_layernorm": self.qk_layernorm,
             "add_bias_linear": False,
             "add_qkv_bias": False,
-            # Asked of a model without experts, too, where micro-batches differ in length.
+            # With variable_seq_lengths megatron-core requires this setting of dense models as well.
             "moe_token_dispatcher_type": "alltoall",
         }
         if not self.experts:
             return dense
         return dense | {
             "num_moe_experts": self.experts,
-            "moe_router_topk": self.experts_of_token,
-            "moe_ffn_hidden_size": self.expert_width,
-            # The router's softmax over all experts, or over those chosen, which is the same as renormalising.
-            "moe_router_pre_softmax": not self.weights_renormalised,
+            "moe_router_topk": self.experts_per_token,
+            "moe_ffn_hidden_size": self.expert_ffn_size,
+            # A softmax over the chosen experts only equals a softmax over all experts that is then normalised.
+            "moe_router_pre_softmax": not self.normalises_top_k,
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
             "moe_router_dtype": "fp32",
@@ -118,27 +118,27 @@ class Architecture:
 
 
 def check(fields: Mapping[str, Any]) -> None:
-    """Refuse a config.json that megatron-core would take for another model.
+    """Refuse a config.json that megatron-core would compute differently.
 
     Raises:
-        ConfigError: one line a reason.
+        ConfigError: lists every unsupported setting, one a line.
     """
-    found = []
+    problems = []
     family = fields.get("model_type")
     if family not in FAMILIES:
-        found.append(f"model_type is {family!r}, known are {', '.join(FAMILIES)}")
-    for name, wanted in _WANTED.items():
-        value = fields.get(name, wanted[0])
-        if value not in wanted:
-            found.append(f"{name} = {value!r} is not supported, only {wanted[-1]!r}")
+        problems.append(f"model_type is {family!r}, supported are {', '.join(FAMILIES)}")
+    for name, supported in _SUPPORTED_VALUES.items():
+        value = fields.get(name, supported[0])
+        if value not in supported:
+            problems.append(f"{name} = {value!r} is not supported, only {supported[-1]!r}")
     if (kind := _rotary(fields).get("rope_type", "default")) != "default":
-        found.append(f"rope_type = {kind!r} is not supported, only 'default'")
-    if found:
-        raise ConfigError("\n".join(f'trainer.backend = "megatron": the model\'s {text}' for text in found))
+        problems.append(f"rope_type = {kind!r} is not supported, only 'default'")
+    if problems:
+        raise ConfigError("\n".join(f'trainer.backend = "megatron": the model\'s {text}' for text in problems))
 
 
 def _rotary(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings of the rotary positions, where transformers 5 has them or where 4 had them."""
+    """Rotary position settings, in the form of transformers 5 or of transformers 4."""
     old = fields.get("rope_scaling") or {}
     kind = old.get("rope_type") or old.get("type") or "default"
     return {"rope_type": kind, "rope_theta": fields.get("rope_theta")} | (fields.get("rope_parameters") or {})

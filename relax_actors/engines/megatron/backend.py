@@ -9,7 +9,7 @@ from typing import Any
 
 from relax_actors.config import Config
 from relax_actors.engines.backends import refuse_options
-from relax_actors.engines.megatron import architecture, layout, presence
+from relax_actors.engines.megatron import architecture, installation, layout
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
@@ -34,7 +34,7 @@ class MegatronTrainingBackend:
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
         refuse_options(config, "trainer")
-        presence.require()
+        installation.require()
         fields = _fields(model)
         architecture.check(fields)
         found = layout.Layout.of(config.trainer.megatron)
@@ -65,7 +65,7 @@ class MegatronScoringBackend:
     def check(self, config: Config, model: Path, setting: str) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently."""
         del config
-        presence.require(setting.removesuffix(".backend"))
+        installation.require(setting.removesuffix(".backend"))
         architecture.check(_fields(model))
         yield from ()
 

@@ -1,9 +1,9 @@
-"""Weights from Hugging Face to megatron-core and back, exactly, at any parallel layout.
+"""Exact conversion of weights between Hugging Face and megatron-core, for any parallel layout.
 
-A parameter has a key, which is its name in the whole model: `layers.3.self_attention.linear_qkv.weight`,
-`layers.3.mlp.experts.7.linear_fc1.weight`. From Hugging Face each rank makes the whole tensor of a key and takes its
-piece; the other way rank 0 receives the pieces of a key from the ranks that have them, and joins them. So neither
-needs the whole model on any device. Names are those of transformers' modules; experts may come one by one.
+A parameter's key is its name in the whole model: `layers.3.self_attention.linear_qkv.weight`,
+`layers.3.mlp.experts.7.linear_fc1.weight`. To load, each rank builds the whole tensor of a key and keeps its shard. To
+publish, rank 0 receives the shards of a key from their ranks and merges them. Neither direction needs the whole model
+on one device. Hugging Face names are the names of transformers' modules; experts may be stored separately.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from relax_actors.errors import ConfigError
 
 EMBEDDING, FINAL_NORM, OUTPUT = "embedding.word_embeddings.weight", "final_layernorm.weight", "output_layer.weight"
 QKV, FC1, FC2 = "self_attention.linear_qkv.weight", "linear_fc1.weight", "linear_fc2.weight"
-_TOP = {EMBEDDING: "model.embed_tokens.weight", FINAL_NORM: "model.norm.weight", OUTPUT: "lm_head.weight"}
-_SAME = {
+_TOP_LEVEL = {EMBEDDING: "model.embed_tokens.weight", FINAL_NORM: "model.norm.weight", OUTPUT: "lm_head.weight"}
+_RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
@@ -37,190 +37,195 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(linear_fc[12]\.weight)")
 
 
-def axis_of(key: str) -> int | None:
-    """Along which axis the tensor ranks share a parameter; None if each has the whole."""
+def shard_axis(key: str) -> int | None:
+    """Axis along which tensor parallelism splits a parameter; None if every rank has the whole parameter."""
     if key in (EMBEDDING, OUTPUT) or key.endswith((QKV, FC1)):
         return 0
     return 1 if key.endswith(("linear_proj.weight", FC2)) else None
 
 
-def piece_of(key: str, whole: Tensor, pieces: int, piece: int) -> Tensor:
-    """What one of so many ranks has of a parameter."""
-    axis = axis_of(key)
+def shard_of(key: str, whole: Tensor, shards: int, shard: int) -> Tensor:
+    """Shard number `shard` of `shards` of a whole parameter."""
+    axis = shard_axis(key)
     if axis is None:
         return whole
-    if key.endswith(FC1):  # gate and up lie one above the other in every rank
-        return torch.cat([half.chunk(pieces)[piece] for half in whole.chunk(2)])
-    return whole.chunk(pieces, axis)[piece]
+    if key.endswith(FC1):  # every rank stacks its rows of gate above its rows of up
+        return torch.cat([half.chunk(shards)[shard] for half in whole.chunk(2)])
+    return whole.chunk(shards, axis)[shard]
 
 
-def joined(key: str, pieces: list[Tensor]) -> Tensor:
-    """The parameter of all ranks' pieces; undoes `piece_of`."""
-    axis = axis_of(key)
-    if axis is None or len(pieces) == 1:
-        return pieces[0]
+def merge_shards(key: str, shards: list[Tensor]) -> Tensor:
+    """Whole parameter from the shards of all ranks; the inverse of `shard_of`."""
+    axis = shard_axis(key)
+    if axis is None or len(shards) == 1:
+        return shards[0]
     if key.endswith(FC1):
-        halves = [piece.chunk(2) for piece in pieces]
+        halves = [shard.chunk(2) for shard in shards]
         return torch.cat([*(gate for gate, _ in halves), *(up for _, up in halves)])
-    return torch.cat(pieces, axis)
+    return torch.cat(shards, axis)
 
 
-class Stored(Mapping[str, Tensor]):
-    """The tensors of safetensors shards, each read when it is asked for."""
+class SafetensorsReader(Mapping[str, Tensor]):
+    """Tensors of safetensors files, each read on access."""
 
-    def __init__(self, shards: list[Path]) -> None:
-        self._files = [safetensors.safe_open(shard, framework="pt") for shard in shards]
-        self._where = {name: file for file in self._files for name in file.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118
+    def __init__(self, paths: list[Path]) -> None:
+        files = [safetensors.safe_open(path, framework="pt") for path in paths]
+        self._file_of = {name: file for file in files for name in file.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._where[name].get_tensor(name)  # type: ignore[no-untyped-call]
+        tensor: Tensor = self._file_of[name].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
+        return iter(self._file_of)
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._file_of)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Between the two forms of one model.
+    """Conversion between the two forms of one model.
 
     Args:
         architecture: of the model.
-        rows: of the embeddings in megatron-core, which may be more than the vocabulary.
+        padded_vocab_size: rows of the embeddings in megatron-core; at least the vocabulary size.
     """
 
     architecture: Architecture
-    rows: int
+    padded_vocab_size: int
 
     def entries(self) -> Iterator[tuple[str, ...]]:
-        """The keys of the model in an order of their own; those that make up one Hugging Face tensor together."""
+        """All keys of the model in a fixed order, grouped by the Hugging Face tensor that they form together."""
         model = self.architecture
         yield (EMBEDDING,)
         for layer in range(model.layers):
-            one = f"layers.{layer}."
-            yield (one + "input_layernorm.weight",)
-            yield (one + QKV,)
-            if model.norms_of_heads:
-                yield (one + "self_attention.q_layernorm.weight",)
-                yield (one + "self_attention.k_layernorm.weight",)
-            yield (one + "self_attention.linear_proj.weight",)
-            yield (one + "pre_mlp_layernorm.weight",)
+            prefix = f"layers.{layer}."
+            yield (prefix + "input_layernorm.weight",)
+            yield (prefix + QKV,)
+            if model.qk_layernorm:
+                yield (prefix + "self_attention.q_layernorm.weight",)
+                yield (prefix + "self_attention.k_layernorm.weight",)
+            yield (prefix + "self_attention.linear_proj.weight",)
+            yield (prefix + "pre_mlp_layernorm.weight",)
             if model.experts:
-                yield (one + "mlp.router.weight",)
-                for part in (FC1, FC2):
-                    yield tuple(f"{one}mlp.experts.{expert}.{part}" for expert in range(model.experts))
+                yield (prefix + "mlp.router.weight",)
+                for name in (FC1, FC2):
+                    yield tuple(f"{prefix}mlp.experts.{expert}.{name}" for expert in range(model.experts))
             else:
-                yield (one + "mlp." + FC1,)
-                yield (one + "mlp." + FC2,)
+                yield (prefix + "mlp." + FC1,)
+                yield (prefix + "mlp." + FC2,)
         yield (FINAL_NORM,)
-        if not model.tied:
+        if not model.tied_embeddings:
             yield (OUTPUT,)
 
     def names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of the Hugging Face tensors of one of the `entries`."""
+        """Names of the Hugging Face tensors of an entry of `entries`."""
         key = keys[0]
-        if key in _TOP:
-            return (_TOP[EMBEDDING] if self.architecture.tied and key == OUTPUT else _TOP[key],)
-        layer, part = _parsed(key)
-        one = f"model.layers.{layer}."
-        if part == QKV:
-            return tuple(f"{one}self_attn.{name}_proj.weight" for name in "qkv")
-        if part == "mlp." + FC1:
-            return tuple(f"{one}mlp.{name}_proj.weight" for name in ("gate", "up"))
-        if match := _EXPERT.fullmatch(part):
-            return (f"{one}mlp.experts.{'gate_up' if match[2] == FC1 else 'down'}_proj",)
-        return (one + _SAME[part],)
+        if key in _TOP_LEVEL:
+            return (self._top_level_name(key),)
+        layer, local = _split_key(key)
+        prefix = f"model.layers.{layer}."
+        if local == QKV:
+            return tuple(f"{prefix}self_attn.{name}_proj.weight" for name in "qkv")
+        if local == "mlp." + FC1:
+            return tuple(f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up"))
+        if match := _EXPERT.fullmatch(local):
+            return (f"{prefix}mlp.experts.{'gate_up' if match[2] == FC1 else 'down'}_proj",)
+        return (prefix + _RENAMED[local],)
+
+    def _top_level_name(self, key: str) -> str:
+        return _TOP_LEVEL[EMBEDDING if self.architecture.tied_embeddings and key == OUTPUT else key]
 
     def from_hugging_face(self, key: str, source: Mapping[str, Tensor]) -> Tensor:
-        """The whole tensor of a key.
+        """Whole tensor of a key.
 
         Raises:
-            ConfigError: the source lacks a tensor, or has it in another shape.
+            ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
         """
         model = self.architecture
-        if key in _TOP:
-            name = _TOP[EMBEDDING] if model.tied and key == OUTPUT else _TOP[key]
-            shape = (model.hidden,) if key == FINAL_NORM else (model.vocabulary, model.hidden)
-            whole = _taken(source, name, shape)
-            return whole if key == FINAL_NORM else _padded(whole, self.rows)
-        layer, part = _parsed(key)
-        take = partial(_taken, source)
-        one, hidden, width = f"model.layers.{layer}.", model.hidden, model.head_width
-        if part == QKV:
-            query = take(f"{one}self_attn.q_proj.weight", (model.heads * width, hidden))
-            shape = (model.groups * width, hidden)
-            rest = [take(f"{one}self_attn.{name}_proj.weight", shape) for name in "kv"]
-            groups = [tensor.reshape(model.groups, -1, width, hidden) for tensor in (query, *rest)]
+        if key in _TOP_LEVEL:
+            shape = (model.hidden_size,) if key == FINAL_NORM else (model.vocab_size, model.hidden_size)
+            whole = _checked(source, self._top_level_name(key), shape)
+            return whole if key == FINAL_NORM else _padded(whole, self.padded_vocab_size)
+        layer, local = _split_key(key)
+        read = partial(_checked, source)
+        prefix, hidden, width = f"model.layers.{layer}.", model.hidden_size, model.head_dim
+        if local == QKV:
+            query = read(f"{prefix}self_attn.q_proj.weight", (model.heads * width, hidden))
+            shape = (model.query_groups * width, hidden)
+            key_value = [read(f"{prefix}self_attn.{name}_proj.weight", shape) for name in "kv"]
+            # megatron-core interleaves [queries, key, value] by query group.
+            groups = [tensor.reshape(model.query_groups, -1, width, hidden) for tensor in (query, *key_value)]
             return torch.cat(groups, 1).reshape(-1, hidden)
-        if part == "mlp." + FC1:
-            shape = (model.mlp_width, hidden)
-            return torch.cat([take(f"{one}mlp.{name}_proj.weight", shape) for name in ("gate", "up")])
-        if match := _EXPERT.fullmatch(part):
-            return self._expert(source, f"{one}mlp.experts.", int(match[1]), match[2])
-        return take(one + _SAME[part], self._shape(part))
+        if local == "mlp." + FC1:
+            shape = (model.ffn_size, hidden)
+            return torch.cat([read(f"{prefix}mlp.{name}_proj.weight", shape) for name in ("gate", "up")])
+        if match := _EXPERT.fullmatch(local):
+            return self._expert(source, f"{prefix}mlp.experts.", int(match[1]), match[2])
+        return read(prefix + _RENAMED[local], self._shape(local))
 
-    def _shape(self, part: str) -> tuple[int, ...]:
+    def _shape(self, local: str) -> tuple[int, ...]:
         model = self.architecture
-        if part.endswith("linear_proj.weight"):
-            return model.hidden, model.heads * model.head_width
-        if part.endswith(FC2):
-            return model.hidden, model.mlp_width
-        if part.endswith("router.weight"):
-            return model.experts, model.hidden
-        return (model.head_width if part.startswith("self_attention") else model.hidden,)
+        if local.endswith("linear_proj.weight"):
+            return model.hidden_size, model.heads * model.head_dim
+        if local.endswith(FC2):
+            return model.hidden_size, model.ffn_size
+        if local.endswith("router.weight"):
+            return model.experts, model.hidden_size
+        return (model.head_dim if local.startswith("self_attention") else model.hidden_size,)
 
-    def _expert(self, source: Mapping[str, Tensor], one: str, expert: int, part: str) -> Tensor:
+    def _expert(self, source: Mapping[str, Tensor], prefix: str, expert: int, local: str) -> Tensor:
         model = self.architecture
-        wide, narrow = (model.expert_width, model.hidden), (model.hidden, model.expert_width)
-        if one + "gate_up_proj" in source:  # transformers 5; one by one on disk and in transformers 4
-            if part == FC1:
-                shape = (model.experts, 2 * model.expert_width, model.hidden)
-                return _taken(source, one + "gate_up_proj", shape)[expert]
-            return _taken(source, one + "down_proj", (model.experts, *narrow))[expert]
-        if part == FC1:
-            return torch.cat([_taken(source, f"{one}{expert}.{name}_proj.weight", wide) for name in ("gate", "up")])
-        return _taken(source, f"{one}{expert}.down_proj.weight", narrow)
+        up, down = (model.expert_ffn_size, model.hidden_size), (model.hidden_size, model.expert_ffn_size)
+        # transformers 5 fuses the experts of a layer; files on the hub and transformers 4 store each one separately.
+        if prefix + "gate_up_proj" in source:
+            if local == FC1:
+                shape = (model.experts, 2 * model.expert_ffn_size, model.hidden_size)
+                return _checked(source, prefix + "gate_up_proj", shape)[expert]
+            return _checked(source, prefix + "down_proj", (model.experts, *down))[expert]
+        if local == FC1:
+            return torch.cat([_checked(source, f"{prefix}{expert}.{name}_proj.weight", up) for name in ("gate", "up")])
+        return _checked(source, f"{prefix}{expert}.down_proj.weight", down)
 
     def to_hugging_face(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The Hugging Face tensors of one of the `entries`, by name."""
-        yield from zip(self.names(keys), self._apart(keys, wholes), strict=True)
+        """Hugging Face tensors of an entry of `entries`, with their names."""
+        yield from zip(self.names(keys), self._split(keys, wholes), strict=True)
 
-    def _apart(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[Tensor]:
+    def _split(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[Tensor]:
         model, key, whole = self.architecture, keys[0], wholes[0]
-        part = key if key in _TOP else _parsed(key)[1]
-        if part in (EMBEDDING, OUTPUT):
-            yield whole[: model.vocabulary]
-        elif part == QKV:
-            queries = model.heads // model.groups
-            groups = whole.reshape(model.groups, queries + 2, model.head_width, model.hidden)
+        local = key if key in _TOP_LEVEL else _split_key(key)[1]
+        if local in (EMBEDDING, OUTPUT):
+            yield whole[: model.vocab_size]
+        elif local == QKV:
+            queries = model.heads // model.query_groups
+            groups = whole.reshape(model.query_groups, queries + 2, model.head_dim, model.hidden_size)
             for tensor in torch.split(groups, [queries, 1, 1], 1):
-                yield tensor.reshape(-1, model.hidden)
-        elif part == "mlp." + FC1:
+                yield tensor.reshape(-1, model.hidden_size)
+        elif local == "mlp." + FC1:
             yield from whole.chunk(2)
-        elif _EXPERT.fullmatch(part):
+        elif _EXPERT.fullmatch(local):
             yield torch.stack(wholes)
         else:
             yield whole
 
 
-def _parsed(key: str) -> tuple[int, str]:
+def _split_key(key: str) -> tuple[int, str]:
+    """Layer number and name within the layer."""
     match = _LAYER.fullmatch(key)
     if match is None:
-        msg = f"parameter {key} of megatron-core has no name in Hugging Face"
+        msg = f"megatron-core parameter {key} has no Hugging Face name; the model family is not supported"
         raise LookupError(msg)
     return int(match[1]), match[2]
 
 
-def _taken(source: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+def _checked(source: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
     if name not in source:
-        msg = f"the model's weights have no tensor {name}; there are {sorted(source)[:5]} ..."
+        msg = f"the model's weights have no tensor {name}; the first names are {sorted(source)[:5]}"
         raise ConfigError(msg)
     tensor = source[name]
     if tuple(tensor.shape) != shape:
-        msg = f"the model's weights: {name} is {list(tensor.shape)}, by config.json it is {list(shape)}"
+        msg = f"the model's weights: {name} has shape {list(tensor.shape)}, config.json implies {list(shape)}"
         raise ConfigError(msg)
     return tensor
 

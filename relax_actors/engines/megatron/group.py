@@ -1,8 +1,8 @@
-"""Several ranks behind one engine: processes of their own, told the same things in the same order.
+"""Group of rank processes behind one engine; every call goes to all ranks in the same order.
 
-Invariant: the ranks live and die together, and with the actor. The kernel kills them when the thread that started them
-ends, and when one of them ends the others are killed and the actor's process ends in the same way, so that its
-supervisor starts all of them again and the trainer replays.
+Invariant: the ranks start and end together, and with the actor. The kernel kills them when the thread that started them
+ends. When one rank exits, the others are killed and the actor's process ends by the same signal, so its supervisor
+restarts the whole group and the trainer replays.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
-from relax_actors.engines.megatron.calls import RankError, error_of, plain_batch, plain_sequences
+from relax_actors.engines.megatron.rpc import RankError, pack_samples, unpack_error
 from relax_actors.engines.megatron.wire import Channel
-from relax_actors.engines.protocols.sequences import Sequences
-from relax_actors.engines.protocols.training import StepResult, TrainBatch
+from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.protocols.whole_step import WholeStep
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
 
 MODULE = "relax_actors.engines.megatron.mcore.rank"
-OTHERS_SECONDS = 10.0
-"""How long the other ranks have to finish a call that one of them could not; those that wait for it never will."""
+GRACE_SECONDS = 10.0
+"""Time for the other ranks to finish a call that failed on one rank; ranks that wait for the failed rank never do."""
 
 
-def end_as(rank: int, code: int) -> None:
-    """End this process as a rank ended, so that its supervisor judges it by that.
+def exit_like_rank(rank: int, code: int) -> None:
+    """End this process the way a rank ended, so that its supervisor judges the rank's exit.
 
     Args:
-        rank: that ended.
-        code: of `waitpid`; negative for a signal.
+        rank: number of the rank that exited.
+        code: exit code as `waitpid` gives it; negative for a signal.
     """
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    sys.stderr.write(f"rank {rank} of the trainer has ended: {how}; the group ends with it\n")
+    sys.stderr.write(f"rank {rank} of the trainer exited ({how}); ending the whole group\n")
     sys.stderr.flush()
     if code < 0:
         os.kill(os.getpid(), -code)
@@ -50,18 +50,18 @@ def end_as(rank: int, code: int) -> None:
 
 
 class MegatronGroup(WholeStep):
-    """The training engine of a configuration with more than one rank. Start it from the thread that uses it.
+    """Training engine for more than one rank. Create it in the thread that uses it.
 
     Args:
-        config: the run's.
-        lost: called, in a thread of its own, when a rank has ended that nobody told to: with its number and exit code.
+        config: configuration of the run.
+        on_rank_exit: called in a separate thread with the number and exit code of a rank that exited unexpectedly.
     """
 
-    def __init__(self, config: Config, lost: Callable[[int, int], None] = end_as) -> None:
+    def __init__(self, config: Config, on_rank_exit: Callable[[int, int], None] = exit_like_rank) -> None:
         super().__init__()
-        self._lost, self._closing = lost, threading.Event()
-        # One call at a time: weights are written by another thread than steps.
-        self._calling = threading.Lock()
+        self._on_rank_exit, self._closing = on_rank_exit, threading.Event()
+        # One call at a time: the publisher's thread writes weights while the trainer's thread steps.
+        self._call_lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
         self._watchers: list[threading.Thread] = []
@@ -71,43 +71,43 @@ class MegatronGroup(WholeStep):
         try:
             first, *others = self._channels
             first.send(start)
-            port = self._port(first)
+            port = self._receive_port(first)
             for rank, channel in enumerate(others, 1):
                 channel.send(start | {"rank": rank, "port": port})
-            self._gather()
+            self._gather_results()
         except BaseException:
             self.close()
             raise
 
     @property
     def pids(self) -> list[int]:
-        """The ranks' processes."""
+        """Process ids of the ranks."""
         return [process.pid for process in self._processes]
 
     def _spawn(self, folder: Path) -> None:
-        ours, theirs = socket.socketpair()
+        local, remote = socket.socketpair()
         rank = len(self._processes)
-        # Folder and rank are for whoever looks a process up by its command line.
-        command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(folder), str(rank)]
-        process = spawn(command, log=2, pass_fds=(theirs.fileno(),))
-        theirs.close()
+        # Folder and rank identify the process in `ps`; the process itself does not read them.
+        command = [sys.executable, "-m", MODULE, str(remote.fileno()), str(folder), str(rank)]
+        process = spawn(command, log=2, pass_fds=(remote.fileno(),))
+        remote.close()
         self._processes.append(process)
-        self._channels.append(Channel(ours))
+        self._channels.append(Channel(local))
         watcher = threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True)
         watcher.start()
         self._watchers.append(watcher)
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Wait for a rank's end. One that ends with 0 has said why, and the call that hears it fails."""
+        """Wait until a rank exits. A rank that exits with 0 has sent its error, which fails the call."""
         code = process.wait()
         if code != 0 and not self._closing.is_set():
             self._kill()
-            self._lost(rank, code)
+            self._on_rank_exit(rank, code)
 
-    def _port(self, channel: Channel) -> int:
-        message = self._received(0, channel)
+    def _receive_port(self, channel: Channel) -> int:
+        message = self._receive(0, channel)
         if "error" in message:
-            raise error_of(message["error"], 0)
+            raise unpack_error(message["error"], 0)
         return int(message["port"])
 
     def _kill(self) -> None:
@@ -116,43 +116,44 @@ class MegatronGroup(WholeStep):
             kill_group(process.pid)
 
     def close(self) -> None:
-        """End the ranks."""
+        """Kill the ranks and close their sockets."""
         self._kill()
         for watcher, channel in zip(self._watchers, self._channels, strict=True):
             watcher.join()
             channel.connection.close()
 
-    def _received(self, rank: int, channel: Channel) -> Any:
+    def _receive(self, rank: int, channel: Channel) -> Any:
         try:
             return channel.receive()
         except EOFError:
-            self._gone(rank)
+            self._raise_exited(rank)
 
-    def _gone(self, rank: int) -> NoReturn:
-        """A rank does not answer: `lost` ends this process, or else this call."""
+    def _raise_exited(self, rank: int) -> NoReturn:
+        """Fail the call because a rank exited; normally `on_rank_exit` has ended this process before."""
         self._watchers[rank].join()
         self._kill()
-        msg = f"rank {rank} of the trainer has ended (exit code {self._processes[rank].returncode})"
+        msg = f"rank {rank} of the trainer exited with code {self._processes[rank].returncode}; restart the trainer"
         raise RankError(msg)
 
     def _call(self, name: str, *arguments: Any, progress: Callable[[], None] | None = None) -> Any:
-        """Have all ranks do something; gives what rank 0 gave."""
+        """Call a method on all ranks; returns the result of rank 0."""
         message = {"call": name, "arguments": arguments}
-        with self._calling:
+        with self._call_lock:
             for rank, channel in enumerate(self._channels):
                 try:
                     channel.send(message)
                 except EOFError:
-                    self._gone(rank)
-            return self._gather(progress)
+                    self._raise_exited(rank)
+            return self._gather_results(progress)
 
-    def _gather(self, progress: Callable[[], None] | None = None) -> Any:
-        """Wait until each rank has answered.
+    def _gather_results(self, progress: Callable[[], None] | None = None) -> Any:
+        """Wait for the answers of all ranks; returns that of rank 0.
 
         Raises:
-            Exception: what a rank met. The group goes on if the others could finish, otherwise it is ended.
+            Exception: error of a rank. If the other ranks finish within `GRACE_SECONDS` the group remains usable,
+                otherwise it is killed.
         """
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         errors: dict[int, Mapping[str, Any]] = {}
         deadline: float | None = None
         with selectors.DefaultSelector() as selector:
@@ -164,7 +165,7 @@ class MegatronGroup(WholeStep):
                     self._kill()
                     break
                 for key, _ in ready:
-                    message = self._received(key.data, self._channels[key.data])
+                    message = self._receive(key.data, self._channels[key.data])
                     if "progress" in message:
                         if progress is not None:
                             progress()
@@ -172,55 +173,57 @@ class MegatronGroup(WholeStep):
                     selector.unregister(key.fileobj)
                     if "error" in message:
                         errors[key.data] = message["error"]
-                        deadline = deadline or time.monotonic() + OTHERS_SECONDS
+                        deadline = deadline or time.monotonic() + GRACE_SECONDS
                     else:
-                        found[key.data] = message["done"]
+                        results[key.data] = message["result"]
         if errors:
-            rank = min(errors, key=lambda one: (errors[one]["errno"] is None, one))
-            raise error_of(errors[rank], rank)
-        return found[0]
+            rank = min(errors, key=lambda number: (errors[number]["errno"] is None, number))
+            raise unpack_error(errors[rank], rank)
+        return results[0]
 
     def initialise(self, seed: int) -> None:
-        """Take the folder's weights or random ones; see the protocol."""
+        """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""
         self._call("initialise", seed)
 
-    def warm_start(self, sequences: Sequences, learning_rate: float, progress: Callable[[], None]) -> StepResult:
-        """One supervised step; see the protocol."""
-        return StepResult(self._call("warm_start", plain_sequences(sequences), learning_rate, progress=progress))
+    def warm_start(
+        self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
+    ) -> StepResult:
+        """Take one supervised step; see `TrainingEngine`."""
+        return StepResult(self._call("warm_start", pack_samples(samples), learning_rate, progress=progress))
 
     def finish_warm_start(self) -> None:
-        """A fresh optimizer, and the reference; see the protocol."""
+        """Reset the optimizer and set the reference; see `TrainingEngine`."""
         self._call("finish_warm_start")
 
-    def step_on(self, batch: TrainBatch, step: int, progress: Callable[[], None]) -> StepResult:
-        """One optimizer step; see `WholeStep`."""
-        return StepResult(self._call("step", plain_batch(batch), step, progress=progress))
+    def step_on(self, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]) -> StepResult:
+        """Take one optimizer step; see `WholeStep`."""
+        return StepResult(self._call("step", pack_samples(samples), step, progress=progress))
 
     def publish(self, path: Path) -> str:
-        """Write the weights; see the protocol."""
+        """Write the weights; see `PublishesWeights`."""
         return str(self._call("publish", str(path)))
 
     def remember(self) -> None:
-        """Take the weights for the base of the next delta; see the protocol."""
+        """Keep the weights as the base of the next delta; see `PublishesWeights`."""
         self._call("remember")
 
     def delta(self) -> Callable[[Path], str] | None:
-        """What writes the change since `remember`; see the protocol."""
+        """Writer of the change since `remember`; see `PublishesWeights`."""
         return partial(self._write_delta) if self._call("delta") else None
 
     def _write_delta(self, path: Path) -> str:
         return str(self._call("write_delta", str(path)))
 
     def fingerprint(self) -> str:
-        """Fingerprint of the weights; see the protocol."""
+        """Fingerprint of the weights; see `PublishesWeights`."""
         return str(self._call("fingerprint"))
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint; see the protocol."""
+        """Write a checkpoint; see `TrainingEngine`."""
         self._call("save", str(folder))
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
-        """Have each rank write its part meanwhile; see `SavesMeanwhile`."""
+        """Write a checkpoint in the background, each rank its part; see `SavesMeanwhile`."""
         self._call("begin_save", str(folder))
         return self._finish_save
 
@@ -228,9 +231,9 @@ class MegatronGroup(WholeStep):
         self._call("finish_save")
 
     def load(self, folder: Path) -> None:
-        """Take a checkpoint; see the protocol."""
+        """Load a checkpoint; see `TrainingEngine`."""
         self._call("load", str(folder))
 
     def export(self, folder: Path) -> None:
-        """Write a model folder; see the protocol."""
+        """Write a model folder; see `PublishesWeights`."""
         self._call("export", str(folder))

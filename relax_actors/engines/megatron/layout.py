@@ -1,4 +1,4 @@
-"""How the ranks of a trainer share a model, and which layouts cannot work: told before anything starts."""
+"""Parallel layout of a trainer's ranks, and the checks that refuse an impossible layout before anything starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relax_actors.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of the groups; `ranks = data x tensor x pipeline x context`, and ranks differ in tensor fastest."""
+    """Sizes of the parallel groups: `ranks = data x tensor x pipeline x context`; the tensor rank varies fastest."""
 
     ranks: int
     tensor: int
@@ -25,7 +25,7 @@ class Layout:
 
     @classmethod
     def of(cls, section: MegatronSection) -> Layout:
-        """The layout of a configuration; see `check` for what cannot work."""
+        """Layout of a configuration, unchecked; see `check`."""
         return cls(
             ranks=section.ranks,
             tensor=section.tensor_parallel,
@@ -39,11 +39,11 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Ranks that train different samples of a step."""
+        """Data-parallel size: ranks that train different sequences of a step."""
         return self.ranks // (self.tensor * self.pipeline * self.context)
 
     def groups(self) -> dict[str, int]:
-        """Sizes of the groups by the names of their kinds of parallelism."""
+        """Group sizes by kind of parallelism."""
         return {
             "data": self.data,
             "tensor": self.tensor,
@@ -53,8 +53,8 @@ class Layout:
         }
 
     @property
-    def multiple(self) -> int:
-        """What the length of a micro-batch must be a multiple of."""
+    def length_multiple(self) -> int:
+        """Number that the length of every micro-batch must be a multiple of."""
         return (2 * self.context if self.context > 1 else 1) * (self.tensor if self.sequence else 1)
 
 
@@ -63,38 +63,42 @@ def check(layout: Layout, model: Mapping[str, Any]) -> None:
 
     Args:
         layout: of the trainer.
-        model: its config.json.
+        model: fields of the model's config.json.
 
     Raises:
-        ConfigError: one line a reason.
+        ConfigError: lists every problem, one a line.
     """
     experts = int(model.get("num_experts") or model.get("num_local_experts") or 0)
-    found = [*_groups(layout), *_dense(layout, model), *_experts(layout, model, experts)]
-    if found:
-        raise ConfigError("\n".join(f"trainer.megatron: {text}" for text in found))
+    problems = [
+        *_group_problems(layout),
+        *_dense_problems(layout, model),
+        *_expert_problems(layout, model, experts),
+    ]
+    if problems:
+        raise ConfigError("\n".join(f"trainer.megatron: {text}" for text in problems))
 
 
-def _groups(layout: Layout) -> Iterator[str]:
-    ranks, inner = layout.ranks, layout.tensor * layout.pipeline * layout.context
-    if ranks % inner:
+def _group_problems(layout: Layout) -> Iterator[str]:
+    ranks, model_parallel = layout.ranks, layout.tensor * layout.pipeline * layout.context
+    if ranks % model_parallel:
         yield (
-            f"ranks = {ranks} is no multiple of tensor_parallel x pipeline_parallel x context_parallel = {inner}; "
-            f"set ranks = {inner} or a multiple"
+            f"ranks = {ranks} is not a multiple of tensor_parallel x pipeline_parallel x context_parallel = "
+            f"{model_parallel}; set ranks to {model_parallel} or a multiple"
         )
     if layout.virtual > 1 and layout.pipeline == 1:
-        yield f"virtual_pipeline = {layout.virtual} cuts the stages of a pipeline, and pipeline_parallel is 1"
+        yield f"virtual_pipeline = {layout.virtual} needs pipeline_parallel > 1, which is 1; leave it out"
     if layout.sequence and layout.tensor == 1:
-        yield "sequence_parallel shares the sequence between the ranks of tensor_parallel, which is 1; leave it out"
+        yield "sequence_parallel needs tensor_parallel > 1, which is 1; leave it out"
 
 
-def _dense(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
+def _dense_problems(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
     heads = int(model["num_attention_heads"])
-    shared = {
+    sizes = {
         "num_attention_heads": heads,
         "num_key_value_heads": int(model.get("num_key_value_heads") or heads),
         "intermediate_size": int(model["intermediate_size"]),
     }
-    for name, size in shared.items():
+    for name, size in sizes.items():
         if size % layout.tensor:
             yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}"
     layers, stages = int(model["num_hidden_layers"]), layout.pipeline * layout.virtual
@@ -104,18 +108,18 @@ def _dense(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _experts(layout: Layout, model: Mapping[str, Any], experts: int) -> Iterator[str]:
+def _expert_problems(layout: Layout, model: Mapping[str, Any], experts: int) -> Iterator[str]:
     if not experts:
         if layout.expert > 1:
-            yield f"expert_parallel = {layout.expert}, but the model has no experts"
+            yield f"expert_parallel = {layout.expert}, but the model has no experts; leave it out"
         if layout.expert_tensor != layout.tensor:
             yield f"expert_tensor_parallel = {layout.expert_tensor}, but the model has no experts; leave it out"
         return
-    inner = layout.expert * layout.expert_tensor * layout.pipeline
-    if layout.ranks % inner:
+    expert_group = layout.expert * layout.expert_tensor * layout.pipeline
+    if layout.ranks % expert_group:
         yield (
-            f"ranks = {layout.ranks} is no multiple of expert_parallel x expert_tensor_parallel x pipeline_parallel = "
-            f"{inner}; set ranks = {inner} or a multiple"
+            f"ranks = {layout.ranks} is not a multiple of expert_parallel x expert_tensor_parallel x "
+            f"pipeline_parallel = {expert_group}; set ranks to {expert_group} or a multiple"
         )
     if experts % layout.expert:
         yield f"expert_parallel = {layout.expert} does not divide the model's num_experts = {experts}"
@@ -130,6 +134,6 @@ def _experts(layout: Layout, model: Mapping[str, Any], experts: int) -> Iterator
     if layout.expert == 1 and layout.expert_tensor != layout.tensor:
         yield (
             f"expert_tensor_parallel = {layout.expert_tensor} with tensor_parallel = {layout.tensor} and "
-            "expert_parallel = 1 trains wrong weights without a sign of it: megatron-core does not add up the "
-            "gradients of the experts over the tensor ranks; leave it out, or set expert_parallel"
+            "expert_parallel = 1 silently trains wrong weights: megatron-core does not sum the gradients of the "
+            "experts over the tensor-parallel ranks; leave it out, or set expert_parallel"
         )

@@ -1,4 +1,4 @@
-"""Messages between an engine and its ranks, and among these: plain data and arrays in msgpack, never pickled."""
+"""Messages between an engine and its ranks, and between ranks: plain data and arrays in msgpack, never pickle."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ _LENGTH = struct.Struct("<Q")
 
 
 def encode(message: Any) -> bytes:
-    """A message as bytes.
+    """Encode a message.
 
     Raises:
-        TypeError: it holds something that is neither plain data nor an array.
+        TypeError: a value is neither plain data nor an array.
     """
-    data: bytes = msgpack.packb(message, default=_packed, use_bin_type=True)
+    data: bytes = msgpack.packb(message, default=_pack, use_bin_type=True)
     return data
 
 
 def decode(data: bytes) -> Any:
-    """The message of such bytes; tuples come as lists."""
-    return msgpack.unpackb(data, ext_hook=_unpacked, raw=False, strict_map_key=False, max_ext_len=len(data) or 1)
+    """Decode a message; tuples come back as lists."""
+    return msgpack.unpackb(data, ext_hook=_unpack, raw=False, strict_map_key=False, max_ext_len=len(data) or 1)
 
 
 class Channel:
-    """One end of a stream socket, on which each message has its length before it.
-
-    A message is whole or the other end is gone: EOFError.
-    """
+    """One end of a stream socket that carries length-prefixed messages."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -42,7 +39,7 @@ class Channel:
         """Send a message.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the peer has closed the connection.
         """
         data = encode(message)
         try:
@@ -51,15 +48,15 @@ class Channel:
             raise EOFError(str(error)) from error
 
     def receive(self) -> Any:
-        """The next message, waited for.
+        """Wait for the next message.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the peer has closed the connection; a partial message is discarded.
         """
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return decode(self._exactly(length))
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return decode(self._read(length))
 
-    def _exactly(self, length: int) -> bytes:
+    def _read(self, length: int) -> bytes:
         data = bytearray(length)
         view = memoryview(data)
         while view:
@@ -68,25 +65,25 @@ class Channel:
             except OSError as error:
                 raise EOFError(str(error)) from error
             if count == 0:
-                msg = "the other end has closed the connection"
+                msg = "the peer has closed the connection"
                 raise EOFError(msg)
             view = view[count:]
         return bytes(data)
 
 
-def _packed(value: Any) -> Any:
+def _pack(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         header = msgpack.packb([value.dtype.str, list(value.shape)])
         return msgpack.ExtType(_ARRAY, header + np.ascontiguousarray(value).tobytes())
     if isinstance(value, np.generic):
         return value.item()
-    msg = f"a {type(value).__name__} cannot be sent"
+    msg = f"a value of type {type(value).__name__} cannot be sent to a rank; send plain data or NumPy arrays"
     raise TypeError(msg)
 
 
-def _unpacked(code: int, data: bytes) -> NDArray[Any]:
+def _unpack(code: int, data: bytes) -> NDArray[Any]:
     if code != _ARRAY:
-        msg = f"extension type {code} is not known"
+        msg = f"unknown msgpack extension type {code}; engine and ranks must run the same version"
         raise ValueError(msg)
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)

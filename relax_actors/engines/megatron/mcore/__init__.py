@@ -1,4 +1,4 @@
-"""All that imports megatron-core. Whoever imports a module of this package has it behind the hook, and mended.
+"""The only package that imports megatron-core; importing it installs the CPU import hook and the patches first.
 
 Raises:
     ConfigError: megatron-core is not installed.
@@ -6,14 +6,14 @@ Raises:
 
 import warnings
 
-from relax_actors.engines.megatron import hook, presence
+from relax_actors.engines.megatron import cpu_import_hook, installation
 
-presence.require()
+installation.require()
 
-ON_CPU = hook.install()
-"""Whether megatron-core was fitted to a machine without CUDA."""
+ON_CPU = cpu_import_hook.install()
+"""Whether megatron-core computes on the CPU because CUDA is not available."""
 
-# Of its own settings, of what it takes in place of TransformerEngine, and of torch's newer names for what it calls.
+# megatron-core warns of its own settings, of its replacements for TransformerEngine, and of deprecated torch functions.
 warnings.filterwarnings("ignore", module=r"megatron\.core(\.|$)")
 warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
 warnings.filterwarnings("ignore", message=r".torch\.distributed\..* is deprecated", category=FutureWarning)
@@ -23,8 +23,8 @@ with warnings.catch_warnings():
     import megatron.core.distributed
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer
-    import megatron.core.pipeline_parallel  # noqa: F401 what others of this package import comes with these
+    import megatron.core.pipeline_parallel  # noqa: F401 imports everything that this package uses, without warnings
 
-    from relax_actors.engines.megatron.mcore import fixes
+    from relax_actors.engines.megatron.mcore import patches
 
-    fixes.apply(on_cpu=ON_CPU)
+    patches.apply(on_cpu=ON_CPU)

@@ -1,6 +1,7 @@
-"""Attention by torch, for packed sequences and context parallelism: megatron-core has these with TransformerEngine.
+"""Attention with torch's SDPA, for packed sequences and context parallelism.
 
-Its own local attention holds `[heads, seq, seq]` and is twice as slow on a CPU.
+megatron-core supports both with TransformerEngine only. Its local attention materialises `[heads, seq, seq]` and is
+twice as slow on a CPU.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from torch.nn.attention.varlen import varlen_attn
 
 from relax_actors.engines.torch.packing import Packing
 
-_FLASH = (torch.float16, torch.bfloat16)
+_VARLEN_DTYPES = (torch.float16, torch.bfloat16)
 
 
-class Packed(PackedSeqParams):  # type: ignore[misc]
-    """Where packed sequences lie, handed through megatron-core to attention and to the rotary positions.
+class PackedParams(PackedSeqParams):  # type: ignore[misc]
+    """Packing of a micro-batch, passed through megatron-core to attention and rotary embeddings.
 
-    To megatron-core it is one sequence: `qkv_format` stays unset, or it would turn the positions of each by itself.
+    `qkv_format` stays unset: otherwise megatron-core would apply the rotary embedding to each sequence itself.
     """
 
     def __init__(self, packing: Packing) -> None:
@@ -32,18 +33,18 @@ class Packed(PackedSeqParams):  # type: ignore[misc]
         self.packing = packing
 
 
-class Rotary(RotaryEmbedding):  # type: ignore[misc]
-    """Rotary positions that begin anew with each packed sequence."""
+class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
+    """Rotary embedding whose positions restart at 0 in each packed sequence."""
 
     def get_rotary_seq_len(
-        self, context: Any, transformer: Any, given: Any, config: Any, packed: Packed | None = None, **_: Any
+        self, context: Any, transformer: Any, tensor: Any, config: Any, packed: PackedParams | None = None, **_: Any
     ) -> Any:
-        """What `forward` makes angles of: the packed sequences, or the length of rows."""
-        return packed or super().get_rotary_seq_len(context, transformer, given, config)
+        """Argument for `forward`: the packing, or the length of the rows."""
+        return packed or super().get_rotary_seq_len(context, transformer, tensor, config)
 
     def forward(self, length: Any, **settings: Any) -> Any:
-        """Angles `[seq, 1, 1, width] float32`."""
-        if not isinstance(length, Packed):
+        """Rotation angles, `[seq, 1, 1, head_dim] float32`."""
+        if not isinstance(length, PackedParams):
             return super().forward(length, **settings)
         packing = length.packing
         return self.get_emb(packing.longest)[packing.positions[0]]
@@ -52,8 +53,8 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
 class SdpaAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention within each sequence.
 
-    Sequences are packed (`packed_seq_params` is a `Packed`), or padded on the right, so that no mask is needed. With
-    context parallelism a rank has chunks r and 2n-1-r of each, and takes the keys and values of all.
+    Sequences are packed (`packed_seq_params` is a `PackedParams`), or padded on the right, which needs no mask. With
+    context parallelism rank r of n has chunks r and 2n-1-r of each sequence, and gathers keys and values of all ranks.
     """
 
     def __init__(
@@ -74,24 +75,31 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         *_: Any,
-        packed_seq_params: Packed | None = None,
+        packed_seq_params: PackedParams | None = None,
         **__: Any,
     ) -> Tensor:
-        """`query [seq, batch, heads, width]`, keys and values with their own number of heads; `[seq, batch, -1]`."""
+        """Attention output, `[seq, batch, heads * head_dim]`.
+
+        Args:
+            query: `[seq, batch, heads, head_dim]`.
+            key: the same, with the number of query groups for heads.
+            value: as `key`.
+            packed_seq_params: packing of the micro-batch, if it is packed; `batch` is then 1.
+        """
         if packed_seq_params is not None:
             packing = packed_seq_params.packing
-            attend = self._by_lengths if query.is_cuda and query.dtype in _FLASH else self._spread_out
+            attend = self._attend_varlen if query.is_cuda and query.dtype in _VARLEN_DTYPES else self._attend_padded
             return attend(query, key, value, packing).flatten(1)[:, None]
         ranks, mask = self._group.size(), None
         if ranks > 1:
-            key, value = self._whole(key), self._whole(value)
-            here = chunk_positions(key.shape[0], ranks, self._group.rank(), query.device)
-            mask = here[:, None] >= torch.arange(key.shape[0], device=query.device)[None]
+            key, value = self._gather_sequence(key), self._gather_sequence(value)
+            positions = chunk_positions(key.shape[0], ranks, self._group.rank(), query.device)
+            mask = positions[:, None] >= torch.arange(key.shape[0], device=query.device)[None]
         attended = self._attend(query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3), mask)
         return attended.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Of `[batch, heads, seq, width]`; causal if there is no mask."""
+        """SDPA of `[batch, heads, seq, head_dim]`; causal if `mask` is None."""
         return functional.scaled_dot_product_attention(
             query,
             key,
@@ -102,15 +110,15 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
-    def _spread_out(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
-        """Packed sequences, laid out as rows that are padded on the right: `[total, heads, width]`."""
-        spread = [packing.spread(one.permute(1, 2, 0, 3)) for one in (query, key, value)]
+    def _attend_padded(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
+        """Attention of packed sequences as right-padded rows, `[total, heads, head_dim]`."""
+        spread = [packing.spread(tensor.permute(1, 2, 0, 3)) for tensor in (query, key, value)]
         return packing.gather(self._attend(spread[0], spread[1], spread[2]).transpose(1, 2))[0]
 
-    def _by_lengths(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
-        """Packed sequences as they are, by a kernel of CUDA's for half precision; not yet run on a GPU."""
+    def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
+        """Attention of packed sequences by torch's varlen kernel for half precision; not yet run on a GPU."""
         ends, longest = packing.ends, packing.longest
-        found = varlen_attn(
+        output = varlen_attn(
             query[:, 0],
             key[:, 0],
             value[:, 0],
@@ -122,17 +130,20 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
             window_size=(-1, 0),
             enable_gqa=query.shape[2] != key.shape[2],
         )
-        return found if isinstance(found, Tensor) else found[0]
+        return output if isinstance(output, Tensor) else output[0]
 
-    def _whole(self, tensor: Tensor) -> Tensor:
-        """All ranks' chunks in the order of the sequence; its gradient is added up over the ranks."""
+    def _gather_sequence(self, tensor: Tensor) -> Tensor:
+        """Chunks of all ranks in sequence order; gradients are summed over the ranks."""
         ranks = self._group.size()
         chunks = gather_from_sequence_parallel_region(tensor.contiguous(), group=self._group).chunk(2 * ranks)
         return torch.cat([*chunks[0::2], *reversed(chunks[1::2])])
 
 
 def chunk_positions(length: int, ranks: int, rank: int, device: torch.device) -> Tensor:
-    """Positions of a sequence that a rank of context parallelism has: chunks `rank` and `2 ranks - 1 - rank`."""
+    """Positions of a sequence that a context-parallel rank holds: chunks `rank` and `2 * ranks - 1 - rank`.
+
+    The pairing of an early with a late chunk (zig-zag) gives all ranks the same amount of causal attention.
+    """
     width = length // (2 * ranks)
-    one = torch.arange(width, device=device)
-    return torch.cat([rank * width + one, (2 * ranks - 1 - rank) * width + one])
+    offsets = torch.arange(width, device=device)
+    return torch.cat([rank * width + offsets, (2 * ranks - 1 - rank) * width + offsets])

@@ -1,4 +1,4 @@
-"""Checkpoints by megatron-core's dist_checkpointing: each rank writes its part, any layout reads them."""
+"""Checkpoints by megatron-core's dist_checkpointing: each rank writes its shards, any layout can load them."""
 
 from __future__ import annotations
 
@@ -18,39 +18,42 @@ from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 
 from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
-from relax_actors.engines.megatron.mcore.transformer import Chunks
 from relax_actors.engines.torch.background import meanwhile
 from relax_actors.errors import ConfigError
 
-STATE, ABOUT = "state", "engine.json"
+STATE, METADATA = "state", "engine.json"
 REFERENCE = "reference."
-"""Before the names of the reference's tensors, which are the model's own."""
+"""Prefix of the reference's tensor names, which would otherwise equal the model's."""
 
 
-def save(folder: Path, layout: Layout, optimizer: Optimizer, reference: Chunks | None) -> None:
-    """Write weights, optimizer and reference below a folder; all ranks call it.
+def save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> None:
+    """Write weights, optimizer state and reference to a folder. Collective: every rank must call it.
 
     Raises:
-        OSError: it cannot be written; with errno ENOSPC if there is no space.
+        OSError: writing failed; errno is ENOSPC if the disk is full.
     """
-    state = _prepared(folder, layout, reference)
-    with _told(state):
+    state = _prepare(folder, layout, reference)
+    with _as_os_error(state):
         dist_checkpointing.save(_sharded(optimizer, reference, is_loading=False), str(state))
 
 
-def begin(folder: Path, layout: Layout, optimizer: Optimizer, reference: Chunks | None) -> Callable[[], None]:
-    """As `save`, from a copy, by a thread of its own; what is given waits for that. All ranks call both.
+def begin_save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> Callable[[], None]:
+    """Copy the state and write it in a background thread. Collective, as is the returned function.
+
+    Returns:
+        Function that waits for the writer and completes the checkpoint.
 
     Raises:
-        OSError: as `save`; so does what is given.
+        OSError: as in `save`; also raised by the returned function.
     """
-    state = _prepared(folder, layout, reference)
-    with _told(state):
+    state = _prepare(folder, layout, reference)
+    with _as_os_error(state):
         request = dist_checkpointing.save(
             _sharded(optimizer, reference, is_loading=False), str(state), async_sharded_save=True
         )
-        # As AsyncRequest.execute_sync, whose tensors may be those that the next step changes.
+        # As in AsyncRequest.execute_sync, but with copied tensors: the next step changes the originals.
         arguments = list(request.async_fn_args)
         if request.preload_fn is not None:
             arguments[1] = [
@@ -61,71 +64,72 @@ def begin(folder: Path, layout: Layout, optimizer: Optimizer, reference: Chunks 
     written = meanwhile(partial(write, *arguments, **request.async_fn_kwargs))
 
     def finish() -> None:
-        with _told(state):
+        with _as_os_error(state):
             written()
             distributed.barrier()
-            for last in request.finalize_fns:
-                last()
+            for finalize in request.finalize_fns:
+                finalize()
 
     return finish
 
 
-def _prepared(folder: Path, layout: Layout, reference: Chunks | None) -> Path:
+def _prepare(folder: Path, layout: Layout, reference: ModelChunks | None) -> Path:
     state = folder / STATE
     if distributed.get_rank() == 0:
         shutil.rmtree(state, ignore_errors=True)
         state.mkdir(parents=True)
-        about = {"engine": "megatron", "layout": asdict(layout), "reference": reference is not None}
-        (folder / ABOUT).write_text(json.dumps(about))
+        metadata = {"engine": "megatron", "layout": asdict(layout), "reference": reference is not None}
+        (folder / METADATA).write_text(json.dumps(metadata))
     distributed.barrier()
     return state
 
 
 @contextmanager
-def _told(state: Path) -> Iterator[None]:
+def _as_os_error(state: Path) -> Iterator[None]:
     try:
         yield
-    except (Exception, CheckpointException) as error:  # torch's own is no Exception
+    except (Exception, CheckpointException) as error:  # torch's CheckpointException is not an Exception
         full = f"[Errno {errno.ENOSPC}]" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(state)) from error
 
 
 def has_reference(folder: Path) -> bool:
-    """Whether a checkpoint holds the reference of the KL."""
-    return bool(_about(folder)["reference"])
+    """Whether a checkpoint contains the reference model of the KL penalty."""
+    return bool(_metadata(folder)["reference"])
 
 
-def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: Chunks | None) -> None:
-    """Take what `save` wrote, with any layout; all ranks call it.
+def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> None:
+    """Load what `save` wrote, with any layout. Collective: every rank must call it.
 
     Raises:
-        ConfigError: it cannot be taken by this layout.
-        RuntimeError: it cannot be read.
+        ConfigError: this layout cannot load the checkpoint.
+        RuntimeError: the checkpoint cannot be read.
     """
-    written = int(_about(folder)["layout"]["expert"])
+    written = int(_metadata(folder)["layout"]["expert"])
     if (written > 1) != (layout.expert > 1):
         msg = (
             f"checkpoint {folder} was written with expert_parallel = {written} and cannot be read with "
-            f"{layout.expert}: the optimizer keeps experts apart only where they are shared; go on with {written}"
+            f"{layout.expert}: only with expert_parallel > 1 the optimizer state of the experts is separate; "
+            f"set expert_parallel = {written}"
         )
         raise ConfigError(msg)
     try:
-        found = dist_checkpointing.load(_sharded(optimizer, reference, is_loading=True), str(folder / STATE))
+        state = dist_checkpointing.load(_sharded(optimizer, reference, is_loading=True), str(folder / STATE))
     except (CheckpointingException, CheckpointException) as error:
         raise RuntimeError(str(error)) from error
     for number, model in enumerate(optimizer.models):
-        model.module.load_state_dict(found[f"model{number}"])
+        model.module.load_state_dict(state[f"model{number}"])
     for number, model in enumerate(reference.wrapped if reference is not None else []):
-        model.load_state_dict({k.removeprefix(REFERENCE): v for k, v in found[f"reference{number}"].items()})
-    optimizer.inner.load_state_dict(found["optimizer"])
+        model.load_state_dict({k.removeprefix(REFERENCE): v for k, v in state[f"reference{number}"].items()})
+    optimizer.inner.load_state_dict(state["optimizer"])
 
 
-def _about(folder: Path) -> Any:
-    return json.loads((folder / ABOUT).read_text())
+def _metadata(folder: Path) -> Any:
+    return json.loads((folder / METADATA).read_text())
 
 
-def _sharded(optimizer: Optimizer, reference: Chunks | None, *, is_loading: bool) -> dict[str, Any]:
-    """All tensors of this rank with their places in the whole."""
+def _sharded(optimizer: Optimizer, reference: ModelChunks | None, *, is_loading: bool) -> dict[str, Any]:
+    """Tensors of this rank with their positions in the whole model."""
     metadata = {
         "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,

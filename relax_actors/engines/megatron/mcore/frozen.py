@@ -1,4 +1,4 @@
-"""Weights that are not trained: a parameter of megatron-core may hold several of Hugging Face's."""
+"""Freezing of weights by Hugging Face name; one megatron-core parameter may hold several of them."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from relax_actors.errors import ConfigError
 def freeze(
     models: Sequence[Any], parameters: Mapping[str, Tensor], conversion: Conversion, patterns: Sequence[str]
 ) -> None:
-    """Take gradients from the parameters that patterns match; before the optimizer is made.
+    """Disable gradients of the parameters that match a pattern; call it before the optimizer is created.
 
     Args:
-        models: the stages of this rank.
-        parameters: of these, by key.
-        conversion: between keys and names.
-        patterns: of Hugging Face names.
+        models: model chunks of this rank.
+        parameters: their parameters by key.
+        conversion: between keys and Hugging Face names.
+        patterns: shell-style patterns of Hugging Face names.
 
     Raises:
-        ConfigError: a pattern matches nothing, or a part of a parameter, or nothing is left to train here.
+        ConfigError: a pattern matches no weight or only part of a parameter, or this stage has nothing left to train.
     """
     if not patterns:
         return
-    found = frozen_names({name for keys in conversion.entries() for name in conversion.names(keys)}, patterns)
+    frozen = frozen_names({name for keys in conversion.entries() for name in conversion.names(keys)}, patterns)
     for key, parameter in parameters.items():
         names = set(conversion.names((key,)))
-        if names <= found:
+        if names <= frozen:
             parameter.requires_grad_(False)
-        elif names & found:
+        elif names & frozen:
             msg = (
-                f"trainer.freeze matches {sorted(names & found)}, which Megatron-Core keeps as one parameter with "
-                f"{sorted(names - found)}; match all of them or none"
+                f"trainer.freeze matches {sorted(names & frozen)}, which Megatron-Core stores in one parameter with "
+                f"{sorted(names - frozen)}; match all of them or none of them"
             )
             raise ConfigError(msg)
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        msg = "trainer.freeze leaves a stage of the pipeline nothing to train; lower pipeline_parallel, or freeze less"
+        msg = "trainer.freeze leaves nothing to train in a pipeline stage; lower pipeline_parallel, or freeze less"
         raise ConfigError(msg)
     if EMBEDDING in parameters and not parameters[EMBEDDING].requires_grad:
         for model in models:
             if model.pre_process:
-                # Activations that are computed again in backward get gradients only if what goes in has some.
-                model.embedding.register_forward_hook(_with_gradient)
+                # Recomputed activations get gradients only if the input of the recomputed block requires a gradient.
+                model.embedding.register_forward_hook(_require_gradient)
 
 
-def _with_gradient(_: Any, __: Any, embedded: Tensor) -> Tensor:
+def _require_gradient(_: Any, __: Any, embedded: Tensor) -> Tensor:
     return embedded.requires_grad_()

@@ -1,4 +1,4 @@
-"""Log-probs of a micro-batch's completions from the logits of the ranks that share vocabulary and sequence."""
+"""Log-probs of trained tokens from logits that are split over tensor- and context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_ent
 from torch import Tensor, distributed
 
 from relax_actors.engines.megatron.mcore.attention import chunk_positions
-from relax_actors.engines.megatron.mcore.parts import PartTensors
+from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
 
 
-class _Added(torch.autograd.Function):
-    """The sum over the ranks of a group, each of which goes on with its own part of the gradient."""
+class _ContextParallelSum(torch.autograd.Function):
+    """Sum over the ranks of a group; backward passes the gradient on, as each rank uses its own summand only."""
 
     @staticmethod
     def forward(_: Any, tensor: Tensor, group: Any) -> Tensor:
-        whole = tensor.clone()
-        distributed.all_reduce(whole, group=group)
-        return whole
+        total = tensor.clone()
+        distributed.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     def backward(_: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
 
 
-def here(tensor: Tensor) -> Tensor:
-    """Of `[rows, length]` what this rank of context parallelism has."""
+def context_parallel_slice(tensor: Tensor) -> Tensor:
+    """Columns of `[rows, length, ...]` that this context-parallel rank holds."""
     ranks = parallel_state.get_context_parallel_world_size()
     return tensor if ranks == 1 else tensor[:, _positions(tensor.shape[1], tensor.device)]
 
@@ -39,59 +39,59 @@ def _positions(length: int, device: torch.device) -> Tensor:
     return chunk_positions(length, ranks, rank, device)
 
 
-def only_scored(model: Any) -> None:
-    """Have a stage compute logits of the tokens that `wants` names, and of no others.
+def limit_logits_to_scored(model: Any) -> None:
+    """Make the last pipeline stage compute logits only of the tokens that `set_scored_tokens` selects.
 
-    Where tensor ranks share the sequence none has all of these, and the logits are those of all tokens.
+    With sequence parallelism no rank holds all of these tokens, so the stage computes the logits of all tokens.
     """
     if model.post_process and not model.config.sequence_parallel:
-        model.output_layer.register_forward_pre_hook(partial(_cut, model))
+        model.output_layer.register_forward_pre_hook(partial(_select_scored, model))
 
 
-def wants(model: Any, scored: Tensor) -> None:
-    """Say which tokens of the micro-batch that comes next are scored, `[rows, seq] bool`; the model may be wrapped."""
+def set_scored_tokens(model: Any, scored: Tensor) -> None:
+    """Select the tokens of the next micro-batch to compute logits of, `[rows, seq] bool`; `model` may be wrapped."""
     while hasattr(model, "module"):
         model = model.module
     model.scored_tokens = scored
 
 
-def _cut(model: Any, _: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
-    """Of `[seq, rows, hidden]` those that are scored, `[scored, 1, hidden]`; one if there is none."""
+def _select_scored(model: Any, _: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
+    """Scored tokens of `[seq, rows, hidden]` as `[scored, 1, hidden]`; the first token if none is scored."""
     hidden = arguments[0].transpose(0, 1)
-    cut = hidden[model.scored_tokens]
-    return ((cut if len(cut) else hidden[0, :1])[:, None],)
+    selected = hidden[model.scored_tokens]
+    return ((selected if len(selected) else hidden[0, :1])[:, None],)
 
 
-def completion_logprobs(logits: Tensor, part: PartTensors, temperature: float, vocabulary: int) -> Tensor:
-    """Log-probs of the completions' tokens, `[sequences, width] float32`, the same on all ranks that share them.
+def trained_logprobs(logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int) -> Tensor:
+    """Log-probs of the trained tokens, `[sequences, width] float32`, the same on all ranks that share them.
 
     Args:
-        logits: of this rank's positions and piece of the vocabulary, `[rows, length / context, rows / tensor]`, or of
-            the tokens that are scored alone, `[1, scored, rows / tensor]`.
-        part: the micro-batch.
-        temperature: by which logits are divided.
-        vocabulary: tokens that there are; pieces of the vocabulary may have rows beyond.
+        logits: of this rank's positions and shard of the vocabulary, `[rows, length / context, vocab / tensor]`, or of
+            the scored tokens alone, `[1, scored, vocab / tensor]`.
+        batch: the micro-batch.
+        temperature: divisor of the logits.
+        vocab_size: number of tokens; shards of the vocabulary may have padding rows after it.
     """
-    scored = here(part.scored)
-    targets = here(part.targets)[scored]
-    known = logits[scored] if logits.shape[:2] == scored.shape else logits[0, : len(targets)]
-    chosen = _within(known.float() / temperature, vocabulary)
+    scored = context_parallel_slice(batch.scored)
+    targets = context_parallel_slice(batch.targets)[scored]
+    selected = logits[scored] if logits.shape[:2] == scored.shape else logits[0, : len(targets)]
+    masked = _mask_padding(selected.float() / temperature, vocab_size)
     found = logits.new_zeros(scored.shape, dtype=torch.float32)
-    if len(chosen):
-        found = found.masked_scatter(scored, -vocab_parallel_cross_entropy(chosen, targets))
-    else:  # nothing but padding; its gradient is 0, but backward must go through
+    if len(masked):
+        found = found.masked_scatter(scored, -vocab_parallel_cross_entropy(masked, targets))
+    else:  # only padding: the gradient is 0, but backward must reach the collectives of the model
         found = found + 0.0 * logits.float().sum()
     if parallel_state.get_context_parallel_world_size() > 1:
-        whole = found.new_zeros(part.tokens.shape)
+        whole = found.new_zeros(batch.tokens.shape)
         whole = whole.index_copy(1, _positions(whole.shape[1], whole.device), found)
-        found = _Added.apply(whole, parallel_state.get_context_parallel_group())  # type: ignore[no-untyped-call]
-    return found.flatten()[part.places]
+        found = _ContextParallelSum.apply(whole, parallel_state.get_context_parallel_group())  # type: ignore[no-untyped-call]
+    return found.flatten()[batch.positions]
 
 
-def _within(logits: Tensor, vocabulary: int) -> Tensor:
-    """Without a chance for the rows of this rank's piece that are beyond the vocabulary."""
+def _mask_padding(logits: Tensor, vocab_size: int) -> Tensor:
+    """Set the logits of vocabulary padding in this rank's shard to -inf."""
     first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
-    if first + logits.shape[-1] <= vocabulary:
+    if first + logits.shape[-1] <= vocab_size:
         return logits
-    beyond = torch.arange(first, first + logits.shape[-1], device=logits.device) >= vocabulary
-    return logits.masked_fill(beyond, float("-inf"))
+    padding = torch.arange(first, first + logits.shape[-1], device=logits.device) >= vocab_size
+    return logits.masked_fill(padding, float("-inf"))

@@ -1,4 +1,4 @@
-"""AdamW of megatron-core over the stages of a rank: gradients in float32, state shared between ranks of data."""
+"""AdamW of megatron-core: gradients in float32, optimizer state sharded over the data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from relax_actors.config.schema import Config
-from relax_actors.engines.megatron.mcore.transformer import Chunks
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 
 
 class Optimizer:
-    """The optimizer of one model.
+    """Optimizer of one model.
 
     Args:
-        config: the run's.
-        chunks: the stages of this rank; they are trained through `models`, which add gradients up over ranks.
+        config: configuration of the run.
+        chunks: model chunks of this rank. Train through `models`, which wrap them and sum gradients over ranks.
     """
 
-    def __init__(self, config: Config, chunks: Chunks) -> None:
+    def __init__(self, config: Config, chunks: ModelChunks) -> None:
         settings = config.trainer
-        shared = settings.megatron.distributed_optimizer
-        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=shared)
+        sharded = settings.megatron.distributed_optimizer
+        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=sharded)
         self.models: Sequence[Any] = [DistributedDataParallel(chunks.config, ddp, model) for model in chunks.wrapped]
         self.inner: Any = get_megatron_optimizer(
             OptimizerConfig(
@@ -35,40 +35,48 @@ class Optimizer:
                 adam_eps=settings.epsilon,
                 weight_decay=settings.weight_decay,
                 clip_grad=settings.max_grad_norm,
-                use_distributed_optimizer=shared,
+                use_distributed_optimizer=sharded,
                 params_dtype=chunks.config.params_dtype,
                 bf16=chunks.config.bf16,
             ),
             self.models,
-            config_overrides={},  # one rate and one decay for all parameters, as in torch
+            config_overrides={},  # one learning rate and weight decay for all parameters, as in the torch engine
         )
         chunks.config.finalize_model_grads_func = self._finalize
 
     @staticmethod
     def _finalize(models: Sequence[Any], _: Any = None, **settings: Any) -> None:
-        """Add gradients up over ranks. What the step's loss is divided by is in the loss already."""
+        """Sum gradients over ranks, without the number of tokens: `step` divides by that of the whole step."""
         finalize_model_grads(models, None, **settings)
 
-    def begin(self) -> None:
-        """A fresh state, and the models' weights as they are now."""
+    def reset(self) -> None:
+        """Clear the optimizer state and copy the models' current weights."""
         for part in self.parts:
             part.optimizer.state.clear()
         self.inner.reload_model_params()
 
     @property
     def parts(self) -> Sequence[Any]:
-        """The optimizers of dense parameters and of experts, where these are apart."""
+        """The chained optimizers: one, or one for dense parameters and one for experts."""
         parts: Sequence[Any] = getattr(self.inner, "chained_optimizers", [self.inner])
         return parts
 
-    def clear(self) -> None:
-        """Gradients are 0."""
+    def zero_grad(self) -> None:
+        """Set all gradients to 0."""
         for model in self.models:
             model.zero_grad_buffer()
         self.inner.zero_grad()
 
     def step(self, rate: float, factor: float) -> float:
-        """Multiply the gradients with a factor, clip, step; gives their norm before it was clipped."""
+        """Scale the gradients, clip them, and take a step.
+
+        Args:
+            rate: learning rate.
+            factor: multiplied with the gradients.
+
+        Returns:
+            Norm of the scaled gradients before clipping.
+        """
         if factor != 1.0:
             for model in self.models:
                 model.scale_gradients(factor)
@@ -78,10 +86,10 @@ class Optimizer:
         return float(norm)
 
     def rate(self) -> float:
-        """The learning rate as it was last set."""
+        """Current learning rate."""
         return float(next(group["lr"] for group in self.inner.param_groups))
 
     @torch.no_grad()
     def values(self) -> list[torch.Tensor]:
-        """The tensors of its state."""
+        """Tensors of the optimizer state."""
         return [value for part in self.parts for state in part.optimizer.state.values() for value in state.values()]

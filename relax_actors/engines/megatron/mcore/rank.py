@@ -1,6 +1,6 @@
-"""The process of one rank: an engine that does what it is told, until the socket that it is told through closes.
+"""Process of one rank: executes the calls that arrive on a socket until the socket closes.
 
-Started by `group` as `python -m relax_actors.engines.megatron.mcore.rank <descriptor of a socket> <folder> <rank>`.
+Started by `group` as `python -m relax_actors.engines.megatron.mcore.rank <socket descriptor> <folder> <rank>`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
 from relax_actors.config.load import validate
-from relax_actors.engines.megatron.calls import batch_of, plain_error
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine
+from relax_actors.engines.megatron.rpc import pack_error, unpack_samples
 from relax_actors.engines.megatron.wire import Channel
-from relax_actors.engines.protocols.sequences import Sequences
 
-MEETING = timedelta(seconds=120)
-"""How long a rank waits for the others to come."""
+RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
+"""How long a rank waits for the other ranks to start."""
 
 
-class _Delta:
-    """The two halves of `delta`, which are two messages: whether there is one, and where to write it."""
+class _DeltaCalls:
+    """`delta` as two calls: whether there is a delta, and the path to write it to."""
 
     def __init__(self, engine: MegatronEngine) -> None:
         self._engine = engine
@@ -42,8 +41,8 @@ class _Delta:
         return self._write(Path(path)) if self._write is not None else ""
 
 
-class _Saving:
-    """The two halves of `begin_save`, which are two messages."""
+class _SaveCalls:
+    """`begin_save` as two calls: begin, and finish."""
 
     def __init__(self, engine: MegatronEngine) -> None:
         self._engine = engine
@@ -53,19 +52,19 @@ class _Saving:
         self._finish = self._engine.begin_save(Path(folder))
 
     def finish(self) -> None:
-        # It holds the copy.
+        # Drop the reference: the function holds the copied state.
         finish, self._finish = self._finish, lambda: None
         finish()
 
 
-def _calls(engine: MegatronEngine, progress: Callable[[], None]) -> dict[str, Callable[..., Any]]:
-    """What a rank can be told, by name: each takes what a message holds and gives what one can."""
-    delta, saving = _Delta(engine), _Saving(engine)
+def _methods(engine: MegatronEngine, progress: Callable[[], None]) -> dict[str, Callable[..., Any]]:
+    """Methods by the name in a call; arguments and results are plain data."""
+    delta, saving = _DeltaCalls(engine), _SaveCalls(engine)
     return {
         "initialise": engine.initialise,
-        "warm_start": lambda sequences, rate: dict(engine.warm_start(Sequences(**sequences), rate, progress).metrics),
+        "warm_start": lambda samples, rate: dict(engine.warm_start(unpack_samples(samples), rate, progress).metrics),
         "finish_warm_start": engine.finish_warm_start,
-        "step": lambda batch, step: dict(engine.step_on(batch_of(batch), step, progress).metrics),
+        "step": lambda samples, step: dict(engine.step_on(unpack_samples(samples), step, progress).metrics),
         "publish": lambda path: engine.publish(Path(path)),
         "remember": engine.remember,
         "delta": delta.find,
@@ -80,16 +79,16 @@ def _calls(engine: MegatronEngine, progress: Callable[[], None]) -> dict[str, Ca
 
 
 def _store(channel: Channel, rank: int, ranks: int, port: int | None) -> Store:
-    """Where the ranks meet: rank 0 opens a port of this machine and tells it."""
+    """Rendezvous of the ranks: rank 0 opens a port on loopback and reports its number."""
     if rank != 0:
-        return TCPStore("127.0.0.1", port or 0, ranks, is_master=False, timeout=MEETING)
-    store = TCPStore("127.0.0.1", 0, ranks, is_master=True, timeout=MEETING, wait_for_workers=False)
+        return TCPStore("127.0.0.1", port or 0, ranks, is_master=False, timeout=RENDEZVOUS_TIMEOUT)
+    store = TCPStore("127.0.0.1", 0, ranks, is_master=True, timeout=RENDEZVOUS_TIMEOUT, wait_for_workers=False)
     channel.send({"port": store.port})
     return store
 
 
 def main() -> None:
-    """Entry point of a rank's process."""
+    """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
@@ -98,24 +97,24 @@ def main() -> None:
         torch.set_num_threads(config.run.threads)
         store = _store(channel, start["rank"], config.trainer.megatron.ranks, start["port"])
         engine = MegatronEngine(config, start["rank"], store)
-        calls = _calls(engine, lambda: channel.send({"progress": True}))
-        channel.send({"done": None})
+        methods = _methods(engine, lambda: channel.send({"progress": True}))
+        channel.send({"result": None})
         while True:
             message = channel.receive()
             try:
-                done = calls[message["call"]](*message["arguments"])
+                result = methods[message["call"]](*message["arguments"])
             except EOFError:
                 raise
-            except Exception as error:  # noqa: BLE001 told to the engine, which decides
-                channel.send({"error": plain_error(error)})
+            except Exception as error:  # noqa: BLE001 sent to the engine, which raises it
+                channel.send({"error": pack_error(error)})
             else:
-                channel.send({"done": done})
+                channel.send({"result": result})
     except EOFError:
-        pass  # the engine is gone
+        pass  # the process of the engine has exited
     except BaseException as error:  # noqa: BLE001 the process ends here
-        channel.send({"error": plain_error(error)})
+        channel.send({"error": pack_error(error)})
     sys.stderr.flush()
-    # Collectives leave threads behind, and their other ranks may be gone.
+    # Exit without cleanup: threads of collectives may wait for ranks that have exited.
     os._exit(0)
 
 

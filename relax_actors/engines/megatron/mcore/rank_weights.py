@@ -1,4 +1,4 @@
-"""The weights of a rank group in Hugging Face names: each rank takes its pieces, rank 0 receives all."""
+"""Weights of a rank group under Hugging Face names: each rank loads its shards, rank 0 gathers all of them."""
 
 from __future__ import annotations
 
@@ -11,119 +11,120 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor, distributed
 
-from relax_actors.engines.megatron.conversion import Conversion, axis_of, joined, piece_of
-from relax_actors.engines.megatron.mcore.process import told_by_all
+from relax_actors.engines.megatron.conversion import Conversion, merge_shards, shard_axis, shard_of
+from relax_actors.engines.megatron.mcore.process_groups import all_gather_messages
 
 _LOCAL_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _LOCAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A parameter of this rank: piece number `piece` of `pieces`."""
+class LocalShard:
+    """Parameter of this rank: shard number `shard` of `shards`."""
 
     parameter: Tensor
-    pieces: int
-    piece: int
+    shards: int
+    shard: int
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece that some rank has."""
+class ShardOwner:
+    """Rank that sends a shard, and the shard's shape."""
 
     rank: int
     shape: tuple[int, ...]
 
 
-def places_of(models: Sequence[Any]) -> dict[str, Place]:
-    """The parameters of this rank's stages by their keys."""
+def local_shards(models: Sequence[Any]) -> dict[str, LocalShard]:
+    """Parameters of this rank's model chunks by key."""
     tensor = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
     expert = parallel_state.get_expert_tensor_parallel_world_size(), parallel_state.get_expert_tensor_parallel_rank()
-    found: dict[str, Place] = {}
+    found: dict[str, LocalShard] = {}
     for model in models:
         for name, parameter in model.named_parameters():
             key = _key(model, name)
-            pieces, piece = expert if ".experts." in key else tensor
-            found[key] = Place(parameter, pieces, piece) if axis_of(key) is not None else Place(parameter, 1, 0)
+            shards, shard = expert if ".experts." in key else tensor
+            split = shard_axis(key) is not None
+            found[key] = LocalShard(parameter, shards, shard) if split else LocalShard(parameter, 1, 0)
     return found
 
 
 def _key(model: Any, name: str) -> str:
-    """The name of a parameter in the whole model."""
+    """Name of a parameter in the whole model; see `conversion`."""
     match = _LOCAL_LAYER.fullmatch(name)
     if match is None:
         return name.removeprefix("decoder.")
-    layer, part = model.decoder.layers[int(match[1])], match[2]
-    if expert := _LOCAL_EXPERT.fullmatch(part):
+    layer, local = model.decoder.layers[int(match[1])], match[2]
+    if expert := _LOCAL_EXPERT.fullmatch(local):
         first = parallel_state.get_expert_model_parallel_rank() * layer.mlp.num_local_experts
-        part = f"mlp.experts.{first + int(expert[1])}.{expert[2]}"
-    return f"layers.{layer.layer_number - 1}.{part}"
+        local = f"mlp.experts.{first + int(expert[1])}.{expert[2]}"
+    return f"layers.{layer.layer_number - 1}.{local}"
 
 
 class RankWeights:
-    """This rank's part of the weights. All ranks call the same methods in the same order.
+    """Weights of this rank. Methods are collective: all ranks must call them in the same order.
 
     Args:
-        models: the stages of this rank.
-        conversion: between the two forms.
+        models: model chunks of this rank.
+        conversion: between megatron-core and Hugging Face.
     """
 
     def __init__(self, models: Sequence[Any], conversion: Conversion) -> None:
-        self._places, self._conversion = places_of(models), conversion
-        here = {key: (place.piece, tuple(place.parameter.shape)) for key, place in self._places.items()}
-        # The lowest rank that has a piece stands for those that have it too.
-        self._pieces: dict[str, dict[int, Piece]] = {}
-        for rank, held in enumerate(told_by_all(here)):
-            for key, (piece, shape) in held.items():
-                self._pieces.setdefault(key, {}).setdefault(piece, Piece(rank, tuple(shape)))
+        self._shards, self._conversion = local_shards(models), conversion
+        held = {key: (local.shard, tuple(local.parameter.shape)) for key, local in self._shards.items()}
+        # Replicated shards are sent by the lowest rank that holds them.
+        self._owners: dict[str, dict[int, ShardOwner]] = {}
+        for rank, message in enumerate(all_gather_messages(held)):
+            for key, (shard, shape) in message.items():
+                self._owners.setdefault(key, {}).setdefault(shard, ShardOwner(rank, tuple(shape)))
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
-        """This rank's parameters by their keys."""
-        return {key: place.parameter for key, place in self._places.items()}
+        """Parameters of this rank by key."""
+        return {key: local.parameter for key, local in self._shards.items()}
 
-    def pieces(self, source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """What this rank's parameters hold by Hugging Face weights, one after the other.
+    def shards(self, source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Shards of this rank from whole Hugging Face weights, one key at a time.
 
         Raises:
-            ConfigError: the source lacks a tensor, or has it in another shape.
+            ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
         """
-        for key, place in self._places.items():
+        for key, local in self._shards.items():
             whole = self._conversion.from_hugging_face(key, source)
-            yield key, piece_of(key, whole, place.pieces, place.piece)
+            yield key, shard_of(key, whole, local.shards, local.shard)
 
     @torch.no_grad()
-    def take(self, source: Mapping[str, Tensor]) -> None:
-        """Fill this rank's parameters from Hugging Face weights."""
-        for key, piece in self.pieces(source):
-            self._places[key].parameter.copy_(piece)
+    def load(self, source: Mapping[str, Tensor]) -> None:
+        """Copy Hugging Face weights into this rank's parameters."""
+        for key, shard in self.shards(source):
+            self._shards[key].parameter.copy_(shard)
 
     @torch.no_grad()
-    def give(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights by their Hugging Face names, copies on the device: on rank 0; nothing on the others."""
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """Copies of all weights on the device, by Hugging Face name, on rank 0; nothing on other ranks."""
         for keys in self._conversion.entries():
-            wholes = [self._whole(key) for key in keys]
+            wholes = [self._gather_key(key) for key in keys]
             if distributed.get_rank() == 0:
-                found = [whole for whole in wholes if whole is not None]
-                for name, tensor in self._conversion.to_hugging_face(keys, found):
+                merged = [whole for whole in wholes if whole is not None]
+                for name, tensor in self._conversion.to_hugging_face(keys, merged):
                     yield name, tensor.clone(memory_format=torch.contiguous_format)
 
-    def _whole(self, key: str) -> Tensor | None:
-        """A parameter on rank 0, and None on the others, which send what they have of it."""
-        rank, pieces = distributed.get_rank(), self._pieces[key]
+    def _gather_key(self, key: str) -> Tensor | None:
+        """Whole parameter on rank 0; other ranks send the shards that they own and return None."""
+        rank, owners = distributed.get_rank(), self._owners[key]
         if rank != 0:
-            for piece in pieces.values():
-                if piece.rank == rank:
-                    distributed.send(self._places[key].parameter.detach().contiguous(), 0)
+            for owner in owners.values():
+                if owner.rank == rank:
+                    distributed.send(self._shards[key].parameter.detach().contiguous(), 0)
             return None
-        found = []
-        for number in sorted(pieces):
-            piece = pieces[number]
-            if piece.rank == 0:
-                found.append(self._places[key].parameter.detach())
+        shards = []
+        for number in sorted(owners):
+            owner = owners[number]
+            if owner.rank == 0:
+                shards.append(self._shards[key].parameter.detach())
             else:
-                like = next(iter(self._places.values())).parameter
-                tensor = torch.empty(piece.shape, dtype=like.dtype, device=like.device)
-                distributed.recv(tensor, piece.rank)
-                found.append(tensor)
-        return joined(key, found)
+                like = next(iter(self._shards.values())).parameter
+                tensor = torch.empty(owner.shape, dtype=like.dtype, device=like.device)
+                distributed.recv(tensor, owner.rank)
+                shards.append(tensor)
+        return merge_shards(key, shards)

@@ -1,7 +1,7 @@
-"""The experts that a rollout recorded, in the places of those that the routers of this rank would choose (R3).
+"""Router replay (R3): the routers of this rank use the experts that the rollout recorded.
 
-megatron-core has a replay of its own, whose state is one list a process for all models in it, and which ends where no
-expert was recorded; here each router has its own object, which megatron-core asks in the same way.
+megatron-core's own replay keeps one list of routers a process, shared by trained model and reference, and fails on
+tokens without recorded experts. Here each router has its own object behind the same interface.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ TopK = Callable[..., tuple[Tensor, Tensor]]
 
 
 class _Router:
-    """What one router asks for its experts.
+    """Replay of one router, called by megatron-core in place of its top-k.
 
-    Where activations are computed again in backward, the router is asked twice a micro-batch: in forward, which then
-    keeps no gradient, and again with it. Backward takes a stage's micro-batches in the order of forward.
+    With full activation recomputation the router runs twice a micro-batch: in forward, without gradients, and again in
+    backward. Backward takes the micro-batches of a chunk in the order of forward, so a queue keeps their experts.
     """
 
     def __init__(self, choices: Choices, *, recomputed: bool) -> None:
         self._choices, self._recomputed = choices, recomputed
         self.recorded: Tensor | None = None
-        self.uses = self.trains = True
-        self._later: deque[Tensor | None] = deque()
+        self.replays = self.trains = True
+        self._awaiting_backward: deque[Tensor | None] = deque()
 
     def get_replay_topk(
         self,
@@ -41,46 +41,46 @@ class _Router:
         group_topk: int | None = None,
         default_compute_topk: TopK | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Scores and numbers of the experts, `[tokens, topk]` each; called by megatron-core with its own top-k."""
+        """Scores and indices of the experts, `[tokens, topk]` each; see megatron-core's `RouterReplay`."""
         if default_compute_topk is None:
-            msg = "megatron-core's router has not said how it chooses; its version is not the one that is supported"
+            msg = "megatron-core's router passed no top-k function; install the supported version of megatron-core"
             raise TypeError(msg)
         values, own = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
-        recorded, again = self.recorded, False
+        recorded, is_recomputed = self.recorded, False
         if self._recomputed and self.trains:
             if torch.is_grad_enabled():
-                recorded, again = self._later.popleft(), True
+                recorded, is_recomputed = self._awaiting_backward.popleft(), True
             else:
-                self._later.append(recorded)
+                self._awaiting_backward.append(recorded)
         if recorded is None:
             return values, own
-        chosen = (Choices() if again else self._choices).replace(own, recorded)
-        return (scores.gather(1, chosen), chosen) if self.uses else (values, own)
+        chosen = (Choices() if is_recomputed else self._choices).replace(own, recorded)
+        return (scores.gather(1, chosen), chosen) if self.replays else (values, own)
 
     def clear(self) -> None:
-        """Forget a step that was broken off."""
+        """Discard the state of an interrupted step."""
         self.recorded = None
-        self._later.clear()
+        self._awaiting_backward.clear()
 
 
 class Replay:
-    """The routers of this rank's stages.
+    """Replay of all routers of this rank's model chunks.
 
     Args:
-        models: the stages.
-        recomputed: whether all activations are computed again in backward.
-        sequence: whether the ranks of tensor parallelism share the sequence.
+        models: model chunks of this rank.
+        recomputed: whether backward recomputes all activations.
+        sequence_parallel: whether tensor-parallel ranks share the sequence.
 
     Raises:
         ConfigError: the model has no experts.
     """
 
-    def __init__(self, models: Sequence[Any], *, recomputed: bool, sequence: bool) -> None:
+    def __init__(self, models: Sequence[Any], *, recomputed: bool, sequence_parallel: bool) -> None:
         if not all(hasattr(layer.mlp, "router") for model in models for layer in _layers(model)):
             msg = "trainer.router_replay = true, but the model has no experts; leave it out"
             raise ConfigError(msg)
         self.choices = Choices()
-        self._sequence = sequence
+        self._sequence_parallel = sequence_parallel
         self._routers: list[dict[int, _Router]] = []
         for model in models:
             routers = {layer.layer_number - 1: _Router(self.choices, recomputed=recomputed) for layer in _layers(model)}
@@ -88,39 +88,39 @@ class Replay:
                 layer.mlp.router.router_replay = routers[layer.layer_number - 1]
             self._routers.append(routers)
 
-    def begin(self, *, uses: bool, trains: bool) -> None:
-        """Begin to pass micro-batches through.
+    def begin(self, *, replays: bool, trains: bool) -> None:
+        """Prepare for the micro-batches of a pass.
 
         Args:
-            uses: whether the recorded experts are used, or only compared with the routers' own.
-            trains: whether backward follows.
+            replays: use the recorded experts, instead of only comparing them with the routers' own choice.
+            trains: whether a backward pass follows.
         """
         for routers in self._routers:
             for router in routers.values():
                 router.clear()
-                router.uses, router.trains = uses, trains
+                router.replays, router.trains = replays, trains
 
-    def set(self, stage: int, recorded: Tensor | None) -> None:
-        """The experts of the micro-batch that comes next through a stage.
+    def set(self, chunk: int, recorded: Tensor | None) -> None:
+        """Set the experts of the next micro-batch of a model chunk.
 
         Args:
-            stage: of this rank's.
-            recorded: of the positions that this rank of context parallelism has, `[rows, seq, layers,
-                experts_of_token] int64`, -1 for the router's own.
+            chunk: number of the model chunk of this rank.
+            recorded: experts at the positions of this context-parallel rank, `[rows, seq, layers, experts_per_token]
+                int64`, -1 for the router's own choice; None if none were recorded.
         """
-        by_layer = None if recorded is None else self._as_routers_have_them(recorded)
-        for layer, router in self._routers[stage].items():
+        by_layer = None if recorded is None else self._by_layer(recorded)
+        for layer, router in self._routers[chunk].items():
             router.recorded = None if by_layer is None else by_layer[layer]
 
-    def _as_routers_have_them(self, recorded: Tensor) -> Tensor:
-        """`[layers, tokens, experts_of_token]`: tokens in the order of position first, and of these this rank's."""
+    def _by_layer(self, recorded: Tensor) -> Tensor:
+        """This rank's part as `[layers, tokens, experts_per_token]`, tokens ordered by position, then row."""
         ordered = recorded.transpose(0, 1)
-        if self._sequence:
+        if self._sequence_parallel:
             ranks = parallel_state.get_tensor_model_parallel_world_size()
             ordered = ordered.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()]
         return ordered.flatten(0, 1).transpose(0, 1).contiguous()
 
 
 def _layers(model: Any) -> Any:
-    """The layers of a stage; each knows its number in the whole model, from 1."""
+    """Layers of a model chunk; their `layer_number` counts from 1 in the whole model."""
     return model.decoder.layers

@@ -1,8 +1,8 @@
-"""Scoring in this process with Megatron-Core: the forward pass of the trainer's engine with published weights."""
+"""Scoring in this process with Megatron-Core: the trainer's forward pass with published weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,56 +15,56 @@ from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import Conversion
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.mcore import process
-from relax_actors.engines.megatron.mcore.passes import Passes
+from relax_actors.engines.megatron.mcore import process_groups
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, padded_vocabulary
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
-from relax_actors.engines.megatron.mcore.transformer import Chunks, padded_vocabulary
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.megatron.mcore.schedule import Schedule
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.hosted_model import Served
 
 
 class MegatronScorer(Served):
-    """A whole model in one rank, whatever the layout of the trainer.
+    """Scoring engine with the whole model in one rank, independent of the trainer's layout.
 
     Args:
-        config: the run's.
+        config: configuration of the run.
         device: torch device, or "auto".
-        follows: whether further versions are to come.
+        follows: whether further weight versions will be loaded.
     """
 
     def __init__(self, config: Config, device: str = "auto", *, follows: bool = True) -> None:
         super().__init__(follows=follows)
         layout, architecture = Layout.of(MegatronSection()), Architecture.of(config.model_path)
-        process.check_device(device, "the device of a role that scores")
-        process.begin(layout, 0, HashStore())
-        self._chunks = Chunks(config, architecture, layout)
+        process_groups.check_device(device, "device of the scoring role")
+        process_groups.initialise(layout, 0, HashStore())
+        self._chunks = ModelChunks(config, architecture, layout)
         for model in self._chunks.wrapped:
             model.train(mode=False)
             model.requires_grad_(False)
         self._replay = None
         if config.trainer.router_replay:
-            self._replay = Replay(self._chunks.bare, recomputed=False, sequence=False)
+            self._replay = Replay(self._chunks.bare, recomputed=False, sequence_parallel=False)
         conversion = Conversion(architecture, padded_vocabulary(architecture, layout))
         self._weights = RankWeights(self._chunks.bare, conversion)
-        self._passes = Passes(config, architecture, layout)
+        self._schedule = Schedule(config, architecture, layout)
 
     def _parameters(self) -> Mapping[str, Tensor]:
         return self._weights.parameters
 
     def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:  # noqa: ARG002
-        return self._weights.pieces(tensors)
+        return self._weights.shards(tensors)
 
-    def score(self, sequences: Sequences, progress: Callable[[], None]) -> list[NDArray[Any]]:
-        """Log-probs of each completion; see the protocol."""
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Log-probs of each sequence; see `ScoringEngine`."""
         self.require_weights()
-        parts = self._passes.parts(sequences)
+        batches = self._schedule.micro_batches(samples)
         if self._replay is not None:
-            self._replay.begin(uses=True, trains=False)
-        found: list[NDArray[Any]] = [np.zeros(0, np.float32)] * len(sequences)
-        scored = self._passes.score(self._chunks.wrapped, parts, sequences, progress, self._replay)
-        for number, (_, logprobs) in scored.items():
+            self._replay.begin(replays=True, trains=False)
+        found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
+        scored = self._schedule.score(self._chunks.wrapped, batches, samples, progress, self._replay)
+        for number, logprobs in scored.items():
             rows = logprobs.cpu().numpy()
-            for row, index in enumerate(parts[number].indices):
-                found[index] = rows[row, : len(sequences.completions[index])].copy()
+            for row, index in enumerate(batches[number].indices):
+                found[index][samples[index].loss_mask] = rows[row, : samples[index].trained]
         return found

@@ -1,8 +1,8 @@
-"""Lets megatron-core run on a machine without CUDA: an import hook that touches the modules of `megatron.core` only.
+"""Import hook that lets megatron-core run without CUDA; it rewrites the modules of `megatron.core` only.
 
-megatron-core says `torch.cuda` and `device="cuda"` in some 270 places. Where there is no CUDA the hook rewrites the
-syntax tree of its modules as they are imported, so that these places say `_accelerator` (the CPU) instead. torch and
-every other library stay as they are, and where there is CUDA nothing is done at all.
+megatron-core uses `torch.cuda` and `device="cuda"` in about 270 places. Without CUDA the hook rewrites the syntax tree
+of its modules on import, so that these places use `_accelerator` (the CPU). torch and all other libraries stay
+unpatched, and with CUDA the hook is not installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CPU = torch.device("cpu")
 
 
 class _Stream:
-    """Stands in for a CUDA stream or event: on a CPU everything has happened when the call returns."""
+    """Replacement for a CUDA stream or event: on the CPU all work is done when the call returns."""
 
     cuda_stream = 0
 
@@ -45,16 +45,16 @@ class _Stream:
 
     def __getattr__(self, name: str) -> Any:
         if name in {"wait_stream", "wait_event", "record", "wait", "synchronize"}:
-            return _nothing
+            return _no_op
         raise AttributeError(name)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """What a CPU need not do."""
+def _no_op(*_: Any, **__: Any) -> None:
+    """Replacement for calls that the CPU does not need."""
 
 
 def _accelerator() -> types.ModuleType:
-    """The CPU in the words of `torch.cuda`; whatever is not said here is torch.cuda's own."""
+    """Replacement for the module `torch.cuda` that computes on the CPU; other attributes come from torch.cuda."""
     stream = _Stream()
     random = {
         "get_rng_state": lambda *_, **__: torch.get_rng_state(),
@@ -73,13 +73,13 @@ def _accelerator() -> types.ModuleType:
         stream=lambda _: contextlib.nullcontext(),
         Stream=_Stream,
         Event=_Stream,
-        synchronize=_nothing,
-        set_device=_nothing,
-        empty_cache=_nothing,
-        manual_seed=lambda seed: _nothing(torch.manual_seed(seed)),
+        synchronize=_no_op,
+        set_device=_no_op,
+        empty_cache=_no_op,
+        manual_seed=lambda seed: _no_op(torch.manual_seed(seed)),
         random=types.SimpleNamespace(**random),
         nvtx=types.SimpleNamespace(
-            range_push=_nothing, range_pop=_nothing, range=lambda *_, **__: contextlib.nullcontext()
+            range_push=_no_op, range_pop=_no_op, range=lambda *_, **__: contextlib.nullcontext()
         ),
         __getattr__=lambda name: getattr(torch.cuda, name),
     )
@@ -91,8 +91,8 @@ def _is_cuda(node: ast.AST) -> bool:
     return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
 
 
-class _OnCpu(ast.NodeTransformer):
-    """`torch.cuda.X` -> `_accelerator.X`, `device="cuda"`, `.cuda()`, names of CUDA tensor types, pinned memory."""
+class _CpuRewriter(ast.NodeTransformer):
+    """Rewrites `torch.cuda.X`, `device="cuda"`, `.cuda()`, names of CUDA tensor types, and pinned memory."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
@@ -132,42 +132,42 @@ def _device(node: ast.expr) -> ast.expr:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles a module from its rewritten tree; its bytecode has a name that no other loader looks for."""
+    """Compiles a module from its rewritten tree; caches the bytecode under a name that other loaders ignore."""
 
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)
-        kept_at = Path(importlib.util.cache_from_source(path, optimization=_MODULE.replace("_", "")))
-        about = Path(path).stat()
-        key = xxhash.xxh3_128_digest(f"{_own_source()}|{about.st_mtime_ns}|{about.st_size}".encode())
+        cache_path = Path(importlib.util.cache_from_source(path, optimization=_MODULE.replace("_", "")))
+        source = Path(path).stat()
+        key = xxhash.xxh3_128_digest(f"{_hook_version()}|{source.st_mtime_ns}|{source.st_size}".encode())
         with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
-            data = kept_at.read_bytes()
+            data = cache_path.read_bytes()
             if data.startswith(key):
-                kept: types.CodeType = marshal.loads(data[len(key) :])  # noqa: S302 as Python's own caches
-                return kept
-        tree = _OnCpu().visit(ast.parse(self.get_data(path), path))
+                cached: types.CodeType = marshal.loads(data[len(key) :])  # noqa: S302 same trust as Python's own bytecode caches
+                return cached
+        tree = _CpuRewriter().visit(ast.parse(self.get_data(path), path))
         tree.body.insert(_first_statement(tree.body), ast.Import([ast.alias(_MODULE, _NAME)]))
         ast.fix_missing_locations(tree)
         code: types.CodeType = compile(tree, path, "exec", dont_inherit=True)
         if not sys.dont_write_bytecode:
             with contextlib.suppress(OSError):
-                self.set_data(str(kept_at), key + marshal.dumps(code))
+                self.set_data(str(cache_path), key + marshal.dumps(code))
         return code
 
     def exec_module(self, module: types.ModuleType) -> None:
         super().exec_module(module)
         if module.__name__ == f"{PACKAGE}.jit":
-            # Its fused functions are torch.compile: on a CPU the first step would wait for a C++ compiler.
+            # jit_fuser is torch.compile: on a CPU the first step would spend seconds in a C++ compiler.
             module.disable_jit_fuser()
 
 
 @cache
-def _own_source() -> str:
-    """What rewrites: code that an older one compiled is compiled anew."""
+def _hook_version() -> str:
+    """Source of this hook, part of the cache key: a changed hook recompiles all modules."""
     return f"{sys.version}|{Path(__file__).read_text()}"
 
 
 def _first_statement(body: Sequence[ast.stmt]) -> int:
-    """Where the first statement stands behind the docstring and `from __future__`."""
+    """Index of the first statement after the docstring and the `from __future__` imports."""
     for i, node in enumerate(body):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if not (is_text or (isinstance(node, ast.ImportFrom) and node.module == "__future__")):
@@ -188,17 +188,21 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> bool:
-    """Have megatron-core imported for the CPU from now on, where there is no CUDA; tells whether that is so.
+    """Install the hook if CUDA is not available.
+
+    Returns:
+        Whether megatron-core computes on the CPU.
 
     Raises:
-        RuntimeError: megatron-core has been imported already.
+        RuntimeError: megatron-core was imported before.
     """
     if torch.cuda.is_available():
         return False
     if _MODULE not in sys.modules:
         if PACKAGE in sys.modules:
             msg = (
-                f"{PACKAGE} was imported before the hook that fits it to a CPU; import relax_actors' core module first"
+                f"{PACKAGE} was imported before the import hook that adapts it to the CPU; "
+                "import relax_actors.engines.megatron.mcore first"
             )
             raise RuntimeError(msg)
         sys.modules[_MODULE] = _accelerator()

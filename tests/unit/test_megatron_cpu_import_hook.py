@@ -1,4 +1,4 @@
-"""megatron-core on a machine without CUDA: the hook keeps to it, and each of its errors is mended."""
+"""CPU import hook: it rewrites megatron-core only, and only without CUDA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ skip_if_missing()
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints; a fix is shown by what happens without it, and imports happen once."""
+    """Output of a fresh interpreter, as modules are imported only once a process."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
@@ -21,7 +21,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_only_modules_of_megatron_core_are_touched() -> None:
+def test_only_megatron_core_modules_are_rewritten() -> None:
     found = run("""
 import torch, json
 before = {name: getattr(torch.cuda, name) for name in dir(torch.cuda)}
@@ -35,30 +35,30 @@ import megatron.core, transformers.utils
 print(type(clip_grads.__loader__).__module__, type(transformers.utils.__loader__).__module__)
 print(megatron.core.jit.jit_fuser is megatron.core.jit.noop_decorator)
 """)
-    assert found.split() == ["relax_actors.engines.megatron.hook", "_frozen_importlib_external", "True"]
+    assert found.split() == ["relax_actors.engines.megatron.cpu_import_hook", "_frozen_importlib_external", "True"]
 
 
-def test_with_cuda_nothing_is_done() -> None:
+def test_hook_is_not_installed_with_cuda() -> None:
     found = run("""
 import sys, torch
 torch.cuda.is_available = lambda: True
-from relax_actors.engines.megatron import hook
+from relax_actors.engines.megatron import cpu_import_hook
 finders = list(sys.meta_path)
-print(hook.install(), sys.meta_path == finders)
+print(cpu_import_hook.install(), sys.meta_path == finders)
 """)
     assert found.split() == ["False", "True"]
 
 
-def test_an_import_that_came_before_the_hook_is_an_error() -> None:
+def test_installing_after_megatron_core_was_imported_raises() -> None:
     found = run("""
 import megatron.core
-from relax_actors.engines.megatron import hook
+from relax_actors.engines.megatron import cpu_import_hook
 try:
-    hook.install()
+    cpu_import_hook.install()
 except RuntimeError as error:
     print(error)
 """)
-    assert "imported before the hook" in found
+    assert "imported before the import hook" in found
 
 
 REWRITTEN = {
@@ -75,26 +75,26 @@ REWRITTEN = {
 
 
 @pytest.mark.parametrize("code", REWRITTEN)
-def test_what_is_rewritten(code: str) -> None:
+def test_source_is_rewritten(code: str) -> None:
     import ast
 
-    from relax_actors.engines.megatron.hook import _OnCpu
+    from relax_actors.engines.megatron.cpu_import_hook import _CpuRewriter
 
-    tree = ast.fix_missing_locations(_OnCpu().visit(ast.parse(code)))
+    tree = ast.fix_missing_locations(_CpuRewriter().visit(ast.parse(code)))
     assert ast.unparse(tree) == REWRITTEN[code]
 
 
-def test_bytecode_is_kept_where_no_other_loader_looks_for_it() -> None:
+def test_bytecode_is_cached_apart_from_other_loaders() -> None:
     found = run("""
 import time, sys, importlib.util
 from pathlib import Path
-from relax_actors.engines.megatron import hook
-hook.install()
+from relax_actors.engines.megatron import cpu_import_hook
+cpu_import_hook.install()
 import megatron.core.utils as utils
 import relax_actors_cpu_accelerator as accelerator
-kept = Path(importlib.util.cache_from_source(utils.__file__, optimization="relaxactorscpuaccelerator"))
+cached = Path(importlib.util.cache_from_source(utils.__file__, optimization="relaxactorscpuaccelerator"))
 common = Path(importlib.util.cache_from_source(utils.__file__))
-print(kept.exists() or sys.dont_write_bytecode, utils._accelerator is accelerator)
+print(cached.exists() or sys.dont_write_bytecode, utils._accelerator is accelerator)
 print(not common.exists() or b"relax_actors" not in common.read_bytes())
 """)
     assert found.split() == ["True", "True", "True"]

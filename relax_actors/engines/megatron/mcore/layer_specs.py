@@ -1,4 +1,4 @@
-"""The layers of a model, with ours where megatron-core needs TransformerEngine. The same code on CPU and CUDA."""
+"""Layer specs with torch modules in place of TransformerEngine's; the same on CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relax_actors.engines.megatron.mcore.attention import SdpaAttention
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, whose gradient is added up over the tensor ranks where they share the sequence."""
+    """torch's RMSNorm; with sequence parallelism megatron-core sums its gradient over the tensor-parallel ranks."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps)
@@ -20,7 +20,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def block_spec(config: Any, stage: int | None) -> Any:
-    """megatron-core's own layers with ours in their places, for a virtual stage of this rank."""
+    """Spec of the layers of one virtual stage of this rank."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts,
         moe_grouped_gemm=config.moe_grouped_gemm,
@@ -33,5 +33,5 @@ def block_spec(config: Any, stage: int | None) -> Any:
     attention.core_attention = SdpaAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    here = get_num_layers_to_build(config, vp_stage=stage)
-    return TransformerBlockSubmodules(layer_specs=[spec] * here, layer_norm=RMSNorm)
+    layers = get_num_layers_to_build(config, vp_stage=stage)
+    return TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=RMSNorm)

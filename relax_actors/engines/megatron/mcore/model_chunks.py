@@ -1,4 +1,4 @@
-"""The model of this rank: megatron-core's GPTModel by the architecture of a Hugging Face folder and a layout."""
+"""Model chunks of this rank: megatron-core GPTModels built from an architecture and a parallel layout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import nn
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.mcore import ON_CPU, layers
-from relax_actors.engines.megatron.mcore.attention import Rotary
-from relax_actors.engines.megatron.mcore.logprobs import only_scored
-from relax_actors.engines.megatron.mcore.process import device
+from relax_actors.engines.megatron.mcore import ON_CPU, layer_specs
+from relax_actors.engines.megatron.mcore.attention import PackedRotaryEmbedding
+from relax_actors.engines.megatron.mcore.logprobs import limit_logits_to_scored
+from relax_actors.engines.megatron.mcore.process_groups import device
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -27,10 +27,10 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 
 
 def transformer_config(config: Config, architecture: Architecture, layout: Layout) -> Any:
-    """megatron-core's TransformerConfig."""
+    """TransformerConfig of megatron-core for a run."""
     dtype = getattr(torch, config.trainer.precision)
     return TransformerConfig(
-        **architecture.in_megatron(),
+        **architecture.transformer_config_arguments(),
         activation_func=nn.functional.silu,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -42,16 +42,16 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
         sequence_parallel=layout.sequence,
-        # Stages tell each other the shapes that they send; with virtual stages those messages would cross where two
-        # ranks are each other's next and previous, so micro-batches have one shape there.
+        # Pipeline stages exchange the shapes of their activations. With virtual stages and two ranks these messages
+        # would cross, as each rank is the other's next and previous; there all micro-batches have one shape.
         variable_seq_lengths=layout.pipeline > 1 and layout.virtual == 1,
         batch_p2p_comm=layout.virtual == 1,
-        # Losses are divided by what the whole step has; gradients are added up over ranks, not averaged.
+        # Sum gradients over ranks instead of averaging: the loss is normalised by the whole step.
         calculate_per_token_loss=True,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=ON_CPU,
-        # Fused kernels of Apex, TransformerEngine or compiled code.
+        # These need fused kernels of Apex or TransformerEngine, or compiled code.
         persist_layer_norm=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
@@ -63,10 +63,10 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
     )
 
 
-class Chunks:
-    """The stages of the model that this rank has: one, or one a virtual stage.
+class ModelChunks:
+    """Model chunks of this rank, one for each virtual pipeline stage.
 
-    `bare` are the GPTModels; `wrapped` have the conversion to half precision around them, if there is one.
+    `bare` are the GPTModels; `wrapped` are the same in a Float16Module where the precision is bfloat16.
     """
 
     def __init__(self, config: Config, architecture: Architecture, layout: Layout) -> None:
@@ -77,31 +77,31 @@ class Chunks:
 
     def _build(self, architecture: Architecture, layout: Layout, stage: int) -> Any:
         virtual = stage if layout.virtual > 1 else None
-        where = {"ignore_virtual": False, "vp_stage": virtual}
+        stage_arguments = {"ignore_virtual": False, "vp_stage": virtual}
         model = GPTModel(
             self.config,
-            layers.block_spec(self.config, virtual),
+            layer_specs.block_spec(self.config, virtual),
             vocab_size=padded_vocabulary(architecture, layout),
             max_sequence_length=architecture.context_length,
-            pre_process=parallel_state.is_pipeline_first_stage(**where),
-            post_process=parallel_state.is_pipeline_last_stage(**where),
+            pre_process=parallel_state.is_pipeline_first_stage(**stage_arguments),
+            post_process=parallel_state.is_pipeline_last_stage(**stage_arguments),
             parallel_output=True,
-            share_embeddings_and_output_weights=architecture.tied,
+            share_embeddings_and_output_weights=architecture.tied_embeddings,
             position_embedding_type="rope",
             rotary_base=architecture.rotary_base,
             vp_stage=virtual,
         )
-        model.rotary_pos_emb = Rotary(
+        model.rotary_pos_emb = PackedRotaryEmbedding(
             self.config.kv_channels,
             rotary_percent=1.0,
             rotary_base=architecture.rotary_base,
             use_cpu_initialization=ON_CPU,
             cp_group=parallel_state.get_context_parallel_group(),
         )
-        only_scored(model)
+        limit_logits_to_scored(model)
         return model.to(device())
 
 
 def padded_vocabulary(architecture: Architecture, layout: Layout) -> int:
-    """Rows of the embeddings, a multiple of the tensor ranks; those beyond the vocabulary are never a token."""
-    return -(-architecture.vocabulary // layout.tensor) * layout.tensor
+    """Rows of the embeddings: the vocabulary size rounded up to a multiple of the tensor-parallel size."""
+    return -(-architecture.vocab_size // layout.tensor) * layout.tensor

@@ -1,7 +1,7 @@
-"""Errors of megatron-core 0.16 that are met here, each mended by one function, and each with a test that shows it.
+"""Patches for bugs of megatron-core 0.16, one function a bug, each covered by a test that fails without it.
 
-All but the last two hit GPUs too: MoE and torch's AdamW where there is no TransformerEngine, and checkpoints anywhere.
-Those two belong to the CPU. A newer megatron-core that has its own remedy is left alone.
+All but the last two also apply on GPUs: MoE and torch's AdamW without TransformerEngine, and checkpoints everywhere.
+The last two apply on the CPU only. A newer megatron-core with its own fix stays unpatched.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import random
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
-_DONE = "_relax_actors_mended"
+_PATCHED = "_relax_actors_patched"
 
 
 def apply(*, on_cpu: bool) -> None:
-    """Mend all of it; a second call changes nothing."""
-    name_of_missing_gemm()
-    if not getattr(DistributedOptimizer, _DONE, False):
-        state_before_the_first_step()
-        step_of_resharded_state()
-        step_of_each_parameter()
-        state_of_padded_buckets()
-        setattr(DistributedOptimizer, _DONE, True)
-    write_without_processes()
+    """Apply all patches; idempotent."""
+    define_te_general_gemm()
+    if not getattr(DistributedOptimizer, _PATCHED, False):
+        initialise_adamw_state_before_saving()
+        restore_step_when_resharding()
+        separate_steps_after_loading()
+        save_padding_between_buckets()
+        setattr(DistributedOptimizer, _PATCHED, True)
+    write_checkpoints_in_process()
     if on_cpu:
-        splits_as_numbers()
-        generator_of_the_cpu()
+        convert_split_sizes_to_ints()
+        use_cpu_generator()
 
 
-def name_of_missing_gemm() -> None:
-    """Every MoE without TransformerEngine ends in NameError: the router asks for a name that only that import sets."""
+def define_te_general_gemm() -> None:
+    """MoE without TransformerEngine raises NameError: the router uses a name that only that import defines."""
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
 
 
-def state_before_the_first_step() -> None:
-    """`DistributedOptimizer.state_dict` asserts that torch's AdamW has made a step already: begin its state at step 0.
+def initialise_adamw_state_before_saving() -> None:
+    """`DistributedOptimizer.state_dict` asserts that torch's AdamW has taken a step; create its state at step 0.
 
-    A checkpoint is also written of version 0.
+    Version 0 is checkpointed before the first step.
     """
     original = DistributedOptimizer.state_dict
 
@@ -63,40 +63,40 @@ def state_before_the_first_step() -> None:
     DistributedOptimizer.state_dict = state_dict
 
 
-def step_of_resharded_state() -> None:
-    """Loading a fully reshardable checkpoint into torch's AdamW ends in KeyError 'step', which lies elsewhere."""
+def restore_step_when_resharding() -> None:
+    """Loading a fully reshardable checkpoint into torch's AdamW raises KeyError 'step', which is stored elsewhere."""
     original = DistributedOptimizer._set_main_param_and_optimizer_states  # noqa: SLF001
 
     def set_states(self: Any, parameter: Any, tensors: dict[str, Any]) -> Any:
-        group, place = self.model_param_group_index_map[parameter]
-        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][place]]
+        group, index = self.model_param_group_index_map[parameter]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][index]]
         return original(self, parameter, {"step": state["step"], **tensors} if "step" in state else tensors)
 
     DistributedOptimizer._set_main_param_and_optimizer_states = set_states  # noqa: SLF001
 
 
-def step_of_each_parameter() -> None:
-    """Loading gives all parameters one and the same `step`, so that each later step counts once a parameter.
+def separate_steps_after_loading() -> None:
+    """Loading gives all parameters one shared `step` tensor, so each later step increments it once a parameter.
 
-    Silent: the run goes on with a bias correction that is wrong.
+    Silent: the run continues with a wrong bias correction.
     """
     original = DistributedOptimizer.load_state_dict
 
     def load_state_dict(self: Any, state_dict: Any) -> Any:
-        found = original(self, state_dict)
+        result = original(self, state_dict)
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].clone()
-        return found
+        return result
 
     DistributedOptimizer.load_state_dict = load_state_dict
 
 
-def state_of_padded_buckets() -> None:
-    """A fully reshardable checkpoint leaves out the padding between buckets, yet counts it in the parameters' places.
+def save_padding_between_buckets() -> None:
+    """A fully reshardable checkpoint omits the padding between buckets, but counts it in the parameters' offsets.
 
-    Silent but for a warning: all parameters behind the first bucket get a part of their neighbours' weights and state.
-    There is more than one bucket where tied embeddings are on two stages of a pipeline.
+    Silent but for a warning: all parameters after the first bucket load a part of their neighbours' weights and state.
+    There is more than one bucket if tied embeddings are on two pipeline stages.
     """
     original = DistributedOptimizer.sharded_param_state_fully_reshardable
 
@@ -104,70 +104,70 @@ def state_of_padded_buckets() -> None:
     def sharded(self: Any, *arguments: Any, **settings: Any) -> Any:
         sizes = [(buffer, buffer.numel) for buffer in self.buffers]
         sizes += [(bucket, bucket.grad_data.numel()) for buffer in self.buffers for bucket in buffer.buckets]
-        kept = [holder.numel_unpadded for holder, _ in sizes]
+        unpadded = [holder.numel_unpadded for holder, _ in sizes]
         for holder, size in sizes:
             holder.numel_unpadded = size
         try:
             return original(self, *arguments, **settings)
         finally:
-            for (holder, _), size in zip(sizes, kept, strict=True):
+            for (holder, _), size in zip(sizes, unpadded, strict=True):
                 holder.numel_unpadded = size
 
     DistributedOptimizer.sharded_param_state_fully_reshardable = sharded
 
 
-def write_without_processes() -> None:
-    """A synchronous save starts one process to hold a queue and forks another to write; here the caller writes.
+def write_checkpoints_in_process() -> None:
+    """A save starts one process to hold a queue and forks another to write; with this patch the caller writes.
 
-    The fork of a process with threads and collectives may hang, and does for ever if psutil is missing.
+    Forking a process that has threads and collectives may hang, and always hangs if psutil is missing.
     """
     filesystem_async._results_queue = queue.Queue()  # noqa: SLF001
     writer = filesystem_async.FileSystemWriterAsync
 
     def write(transforms: Any, _: Any, rank: int, buckets: list[Any], results: queue.Queue[Any]) -> None:  # noqa: ARG001
-        found: dict[int, Any] = {}
-        while not results.empty():  # of a save that was broken off
+        outcomes: dict[int, Any] = {}
+        while not results.empty():  # left over from an interrupted save
             results.get_nowait()
         for i, bucket in enumerate(buckets):
             written: queue.Queue[Any] = queue.Queue()
-            open_ones: queue.Queue[Any] = queue.Queue()
-            open_ones.put(i)
+            pending: queue.Queue[Any] = queue.Queue()
+            pending.put(i)
             writer.write_preloaded_data(
                 transforms,
                 local_proc_idx=i,
                 write_bucket=bucket,
                 results_queue=written,
-                count_queue=open_ones,
+                count_queue=pending,
                 use_fsync=True,
             )
             _, outcome = written.get_nowait()
             if isinstance(outcome, Exception):
                 results.put(outcome)
                 return
-            found[i] = outcome
-        results.put(found)
+            outcomes[i] = outcome
+        results.put(outcomes)
 
     writer.write_preloaded_data_multiproc = staticmethod(write)
 
 
 class _Splits(list[int]):
-    """Split sizes that `all_to_all_single` takes, in the words of a tensor."""
+    """Split sizes as `all_to_all_single` needs them, with the `tolist` of a tensor."""
 
     def tolist(self) -> list[int]:
         return list(self)
 
 
-def splits_as_numbers() -> None:
-    """What is on the CPU already is left a tensor where split sizes are wanted as numbers: TypeError."""
+def convert_split_sizes_to_ints() -> None:
+    """Split sizes already on the CPU stay a tensor instead of a list of ints, which raises TypeError."""
 
-    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ARG001, FBT001, FBT002
+    def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ARG001, FBT001, FBT002
         return _Splits(tensor.tolist()) if as_numpy and torch.is_tensor(tensor) else tensor
 
-    token_dispatcher.maybe_move_tensor_to_cpu = moved
+    token_dispatcher.maybe_move_tensor_to_cpu = move
 
 
-def generator_of_the_cpu() -> None:
-    """The state of the random numbers, which two functions take from CUDA's generators by name."""
+def use_cpu_generator() -> None:
+    """Two functions read and set the random state of CUDA generators; use the CPU generator instead."""
 
     def get_state(device: Any = None, clone: bool = False, graph_safe: bool = False) -> torch.Tensor:  # noqa: ARG001, FBT001, FBT002
         return torch.get_rng_state()

@@ -1,0 +1,34 @@
+"""Check that Megatron-Core is installed, without importing it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from relax_actors.errors import ConfigError
+
+REQUIRED_MODULES = ("megatron.core", "psutil")
+
+
+def require(section: str = "trainer") -> None:
+    """Raise if Megatron-Core is not installed.
+
+    Args:
+        section: configuration section whose `backend` is "megatron"; named in the error.
+
+    Raises:
+        ConfigError: a required module is missing; names the command that installs it.
+    """
+    missing = [name for name in REQUIRED_MODULES if not _is_installed(name)]
+    if missing:
+        msg = (
+            f'{section}.backend = "megatron" needs {", ".join(missing)}, which is not installed; run `make megatron`, '
+            "or pip install 'relax-actors[megatron]'"
+        )
+        raise ConfigError(msg)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

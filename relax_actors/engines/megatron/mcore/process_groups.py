@@ -1,0 +1,104 @@
+"""Device and process groups of this rank."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import distributed
+from torch._C._distributed_c10d import Store
+
+from relax_actors.engines.megatron import wire
+from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.mcore import ON_CPU
+from relax_actors.errors import ConfigError
+
+_layout: Layout | None = None
+_gloo_group: Any = None
+
+
+def device() -> torch.device:
+    """Device that this rank computes on."""
+    return torch.device("cpu") if ON_CPU else torch.device("cuda", torch.cuda.current_device())
+
+
+def all_gather_messages(message: Any) -> list[Any]:
+    """Messages of all ranks, by rank: plain data and arrays, over gloo also where tensors use NCCL.
+
+    Collective: every rank must call it.
+    """
+    data = np.frombuffer(wire.encode(message), np.uint8)
+    ranks = distributed.get_world_size(_gloo_group)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+    distributed.all_gather(sizes, torch.tensor([len(data)]), group=_gloo_group)
+    longest = max(int(size) for size in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(data)] = torch.from_numpy(data.copy())
+    received = [torch.empty(longest, dtype=torch.uint8) for _ in range(ranks)]
+    distributed.all_gather(received, padded, group=_gloo_group)
+    return [wire.decode(data[: int(size)].numpy().tobytes()) for data, size in zip(received, sizes, strict=True)]
+
+
+def check_device(name: str, setting: str) -> None:
+    """Refuse a device that megatron-core cannot use: it always uses CUDA where CUDA is available.
+
+    Args:
+        name: torch device, or "auto".
+        setting: configuration key that holds the name.
+
+    Raises:
+        ConfigError: the device does not match what is available.
+    """
+    if name == "cpu" and not ON_CPU:
+        msg = f'{setting} = "cpu", but Megatron-Core uses CUDA where it is available; hide it: CUDA_VISIBLE_DEVICES=""'
+        raise ConfigError(msg)
+    if name not in ("auto", "cpu") and ON_CPU:
+        msg = f'{setting} = {name!r}, but CUDA is not available; set it to "auto"'
+        raise ConfigError(msg)
+
+
+def initialise(layout: Layout, rank: int, store: Store) -> None:
+    """Join the other ranks and create the process groups; once a process, as megatron-core's groups are global.
+
+    Args:
+        layout: of all ranks.
+        rank: number of this process and of its GPU.
+        store: rendezvous of the ranks.
+
+    Raises:
+        ConfigError: this process already has another layout, or there are fewer GPUs than ranks.
+    """
+    global _layout, _gloo_group  # noqa: PLW0603 megatron-core's parallel_state is global as well
+    if _layout is not None:
+        if _layout != layout:
+            msg = f"this process already has the parallel layout {_layout}; start {layout} in separate processes"
+            raise ConfigError(msg)
+        return
+    if not ON_CPU:
+        if torch.cuda.device_count() < layout.ranks:
+            msg = (
+                f"trainer.megatron.ranks is {layout.ranks}, this machine has {torch.cuda.device_count()} GPUs; "
+                "lower ranks"
+            )
+            raise ConfigError(msg)
+        torch.cuda.set_device(rank)
+    # All ranks run on this machine, and its host name may not resolve to a reachable address.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend = "gloo" if ON_CPU else "nccl"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=layout.ranks)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+    )
+    # Training draws no random numbers, but layers look up named generators when they are built.
+    model_parallel_cuda_manual_seed(1)
+    _gloo_group = distributed.new_group(backend="gloo")
+    _layout = layout

@@ -1,0 +1,158 @@
+"""Masks with holes, several sequences a sample and advantages of tokens: same numbers as the torch engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from relax_actors.engines.protocols import TrainSample, train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.scorer import TorchScorer
+from relax_actors.weights import files as weights
+from tests.support.batches import routed
+from tests.support.episodes import IGNORED, episode_batch
+from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
+
+skip_if_missing()
+
+from relax_actors.engines.megatron import wire  # noqa: E402 after the check
+from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402
+from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: E402
+from relax_actors.engines.megatron.rpc import pack_samples, unpack_samples  # noqa: E402
+
+REJECT = {"reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
+
+
+def nothing() -> None:
+    pass
+
+
+def started(engine: Any) -> Any:
+    engine.initialise(5)
+    engine.finish_warm_start()
+    return engine
+
+
+def weights_of(engine: Any, path: Path) -> dict[str, torch.Tensor]:
+    engine.publish(path)
+    return weights.load([path])
+
+
+def max_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def assert_equal_training(tmp_path: Path, batches: list[list[TrainSample]], **sections: Any) -> None:
+    """Train both engines on the same batches and compare metrics, gradient norms and weights."""
+    config = config_of(tmp_path, sections.pop("architecture", DENSE), **sections)
+    megatron, torch_engine = started(MegatronEngine(config)), started(TorchEngine(config))
+    for step, batch in enumerate(batches):
+        ours = train(megatron, batch, step, nothing).metrics
+        theirs = train(torch_engine, batch, step, nothing).metrics
+        assert ours.keys() == theirs.keys()
+        assert ours["tokens"] == sum(sample.trained for sample in batch)
+        for name in theirs:
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-5 if name != "gradient_norm" else 1e-4), name
+    assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
+
+
+@pytest.mark.parametrize("loss", ["token", "sequence"])
+@pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
+def test_masked_episodes_train_as_in_torch_engine(tmp_path: Path, architecture: dict[str, Any], loss: str) -> None:
+    algorithm = {"kl_coefficient": 0.1, "loss": loss, **REJECT}
+    batches = [episode_batch(step) for step in range(3)]
+    settings = {"learning_rate": 1e-3}
+    assert_equal_training(tmp_path, batches, architecture=architecture, algorithm=algorithm, trainer=settings)
+
+
+def test_given_reference_and_proximal_logprobs_are_used(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+
+    def scored(sample: TrainSample) -> TrainSample:
+        near = [
+            np.where(sample.loss_mask, sample.logprobs + 0.1 * random.standard_normal(len(sample)), IGNORED)
+            for _ in range(2)
+        ]
+        return replace(
+            sample, reference_logprobs=near[0].astype(np.float32), proximal_logprobs=near[1].astype(np.float32)
+        )
+
+    algorithm = {"kl_coefficient": 0.1, "proximal": "actor_fwd", "correction": "tis", **REJECT}
+    roles = {"reference": {}, "actor_fwd": {}}
+    batches = [[scored(sample) for sample in episode_batch(step)] for step in range(2)]
+    assert_equal_training(tmp_path, batches, algorithm=algorithm, roles=roles, trainer={"learning_rate": 1e-3})
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_masked_episodes_replay_recorded_experts(tmp_path: Path, recompute: str) -> None:
+    settings = {"learning_rate": 1e-3, "router_replay": True, "megatron": {"recompute": recompute}}
+    batches = [routed(episode_batch(step), step, MOE) for step in range(3)]
+    algorithm = {"kl_coefficient": 0.1}
+    assert_equal_training(tmp_path, batches, architecture=MOE, algorithm=algorithm, trainer=settings)
+
+
+def test_values_at_masked_tokens_change_nothing(tmp_path: Path) -> None:
+    """The mask alone decides which tokens enter losses, gradients and metrics."""
+    config = config_of(tmp_path, DENSE, algorithm={"kl_coefficient": 0.1, "loss": "sequence", **REJECT})
+    found = []
+    for value in (0.0, -3.0):
+        batch = [
+            replace(
+                sample,
+                logprobs=np.where(sample.loss_mask, sample.logprobs, value).astype(np.float32),
+                advantages=np.where(sample.loss_mask, sample.advantages, value).astype(np.float32),
+            )
+            for sample in episode_batch(0)
+        ]
+        engine = started(MegatronEngine(config))
+        metrics = train(engine, batch, 0, nothing).metrics
+        found.append((metrics, engine.fingerprint()))
+    assert found[0] == found[1]
+
+
+def test_scorer_scores_masked_tokens_as_zero_and_others_as_torch_scorer(tmp_path: Path) -> None:
+    config = config_of(tmp_path, DENSE)
+    trainer, batch = started(MegatronEngine(config)), episode_batch(0)
+    fingerprint, shard = trainer.publish(tmp_path / "weights"), tmp_path / "weights"
+    found = []
+    for scorer in (TorchScorer(config), MegatronScorer(config)):
+        scorer.load(0, fingerprint, [shard])
+        found.append(scorer.score(batch, nothing))
+        for sample, scored in zip(batch, found[-1], strict=True):
+            assert scored.dtype == np.float32
+            assert not scored[~sample.loss_mask].any()
+            assert (scored[sample.loss_mask] < 0).all()
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_supervised_step_trains_masked_tokens_only(tmp_path: Path) -> None:
+    config = config_of(tmp_path, DENSE)
+    losses, found = [], []
+    for engine in (MegatronEngine(config), TorchEngine(config)):
+        engine.initialise(5)
+        losses.append([engine.warm_start(episode_batch(0), 1e-3, nothing).metrics["loss"] for _ in range(3)])
+        found.append(weights_of(engine, tmp_path / type(engine).__name__))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert max_difference(*found) < 5e-5
+
+
+def test_samples_survive_encoding_for_ranks() -> None:
+    batch = routed(episode_batch(0), 0, MOE)
+    batch[1] = replace(batch[1], routed_experts=None, reference_logprobs=batch[1].logprobs)
+    received = unpack_samples(wire.decode(wire.encode(pack_samples(batch))))
+    assert len(received) == len(batch)
+    for ours, theirs in zip(received, batch, strict=True):
+        for name in TrainSample.__dataclass_fields__:
+            sent, got = getattr(theirs, name), getattr(ours, name)
+            if isinstance(sent, np.ndarray):
+                assert got.dtype == sent.dtype
+                np.testing.assert_array_equal(got, sent)
+            else:
+                assert got == sent
