@@ -1,7 +1,9 @@
-"""One real nats-server for the whole session; each test its own run name."""
+"""Fixtures of all tests: one real nats-server for the session, in which each test has a run of its own."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,8 +20,11 @@ from broker.store import Store
 from broker.streams import ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
 from broker.table import Table
+from relax_actors.roles.trainer import Trainer
+from relax_actors.runtime import Context
+from tests.support.contexts import MakeContext, MakeTable, MakeTrainer, context_of
 from tests.support.guarded import Guarded, MakeGuarded
-from tests.support.running import TINY, Run
+from tests.support.running import ON_POLICY, TINY, Run
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +52,6 @@ def subjects() -> Subjects:
     return Subjects(f"t{uuid.uuid4().hex[:12]}")
 
 
-MakeTable = Callable[[Connection], Table]
-
-
 @pytest.fixture
 def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator[MakeTable]:
     made = False
@@ -64,7 +66,7 @@ def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator
 
     yield make
     if made:
-        # What a stream may take is set aside by the server, and there is one server for all tests.
+        # The server reserves the space of a stream, and all tests share one server.
         with closing(Connection(address, "cleaner")) as connection:
             for stream in (subjects.table_stream, subjects.log_stream):
                 connection.call(connection.js.delete_stream(stream), 20)
@@ -76,8 +78,32 @@ def table(connection: Connection, make_table: MakeTable) -> Table:
 
 
 @pytest.fixture
+def make_context(table: Table, tmp_path: Path) -> MakeContext:
+    """Make the context of one incarnation of an actor, from the tiny configuration and some settings."""
+
+    def make(role: str, *settings: str, incarnation: int = 1) -> Context:
+        return context_of(table, tmp_path, role, settings, incarnation)
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(table: Table, make_context: MakeContext) -> MakeTrainer:
+    """Make one incarnation of the trainer, which has read what the table holds."""
+
+    def make(*settings: str, incarnation: int = 1) -> Trainer:
+        trainer = Trainer()
+        trainer.context = make_context("trainer", *settings, incarnation=incarnation)
+        trainer.setup()
+        trainer.recover(table.snapshot(trainer.follows()))
+        return trainer
+
+    return make
+
+
+@pytest.fixture
 def make_guarded(tmp_path: Path) -> Iterator[MakeGuarded]:
-    """Make servers with credentials of their own; they are not up yet."""
+    """Make servers with credentials of their own, not started yet."""
     made: list[Guarded] = []
 
     def make(settings: list[str]) -> Guarded:
@@ -93,6 +119,20 @@ def make_guarded(tmp_path: Path) -> Iterator[MakeGuarded]:
 
 settings.register_profile("relax", deadline=None)
 settings.load_profile("relax")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Fingerprint at the end of the run `ON_POLICY` that nothing disturbs; one run for all workers of xdist."""
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    found = folder / "undisturbed"
+    with (folder / "undisturbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            run = Run(tmp_path_factory.mktemp("undisturbed"), "undisturbed", list(ON_POLICY))
+            found.write_text(str(run.complete()["weights_fingerprint"]))
+    return found.read_text()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Two on-policy runs of one seed, one left alone and one whose processes are killed again and again.
+"""Two on-policy runs of one seed: one undisturbed, one whose processes are killed again and again.
 
 `python -m tests.chaos.equivalence --kills 100` prints what was killed, what it cost, and both fingerprints, and exits
 with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
@@ -36,7 +36,7 @@ SETTINGS = (
     "supervision.backoff_max=0.3",
     "supervision.ack_wait=1",
 )
-# Who is killed how often, and when: cells of step k after which the victim is at work.
+# Weight of each victim, and its moments: cells of step k after which the victim is at work.
 POINTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "trainer.0": (6, ("batch.{k}", "batch.{k}", "checkpoint", "checkpoint", "group.{k}.3.advantage")),
     "rollout.0": (4, ("group.{k}.0.prompt", "group.{k}.1.trajectory")),
@@ -47,13 +47,13 @@ POINTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "zygote": (1, ("weights.{k}",)),
     "broker": (1, ("batch.{k}", "group.{k}.0.prompt")),
 }
-AGAIN = 0.2  # share of kills whose successor is killed too, as soon as it lives
+AGAIN = 0.2  # share of kills whose next incarnation is killed too, as soon as it has a process
 WHILE = "in the middle of"
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill to come: `pause` seconds after `point`, and whether the victim's next life is killed too."""
+    """A planned kill `pause` seconds after `point`; with `again` the next incarnation is killed too."""
 
     victim: str
     point: str
@@ -64,19 +64,19 @@ class Kill:
 
 @dataclass
 class Tally:
-    """What the kills met."""
+    """What the victims were doing."""
 
     by_victim: Counter[str] = field(default_factory=Counter)
     met: Counter[str] = field(default_factory=Counter)
 
     @property
     def kills(self) -> int:
-        """All kills done."""
+        """Number of kills."""
         return self.by_victim.total()
 
 
 def plan(kills: int, seed: int) -> list[Kill]:
-    """The kills of a seed, each in a later step than the one before."""
+    """Draw kills from a seed, each in a later step than the one before."""
     source = random.Random(seed)
     names = list(POINTS)
     weights = [POINTS[name][0] for name in names]
@@ -97,17 +97,17 @@ def plan(kills: int, seed: int) -> list[Kill]:
 
 
 def steps_for(kills: list[Kill]) -> int:
-    """Steps of a run that is long enough for all kills."""
+    """Number of steps that leaves room for all kills."""
     return kills[-1].step + FIRST
 
 
 def strike(run: Run, kill: Kill, tally: Tally) -> None:
-    """Wait for the moment, kill, and note what the victim was at."""
+    """Wait for the moment, kill, and record what the victim was doing."""
     if kill.point == "checkpoint":
         folder = run.folder.checkpoints
         wait_until(lambda: run.table.get(f"relax.{run.name}.batch.{kill.step - 1}"), f"batch.{kill.step - 1}", 180)
         with aimed(run, kill.victim) as strike_now:
-            # A checkpoint is written within milliseconds: there is no time to look for its writer then.
+            # A checkpoint is written within milliseconds, so its writer is looked up beforehand.
             wait_for_path(
                 lambda: next(folder.glob(f".{kill.step}.*"), None) or (folder if _passed(run, kill.step) else None),
                 f"checkpoint {kill.step}",
@@ -117,7 +117,7 @@ def strike(run: Run, kill: Kill, tally: Tally) -> None:
     elif kill.victim == "trainer.0" and kill.point.startswith("batch"):
         subject = f"relax.{run.name}.{kill.point}"
         with aimed(run, kill.victim) as strike_now:
-            # A step takes as long as looking for its process.
+            # A step is as short as looking up a process.
             wait_until(lambda: run.table.get(subject), kill.point, 180)
             pid = strike_now()
     else:
@@ -139,9 +139,9 @@ def _passed(run: Run, step: int) -> bool:
 
 
 def _at(run: Run, kill: Kill) -> str | None:
-    """What a dead actor left half done."""
+    """What a dead actor left unfinished; None if nothing."""
     if kill.victim == "trainer.0":
-        # What an earlier kill left of a checkpoint may still be there.
+        # Only if this kill aimed at a checkpoint: an earlier kill may have left temporary files.
         if kill.point == "checkpoint" and list(run.folder.checkpoints.glob(".*.tmp")):
             return "a checkpoint"
         last = run.table.list_subjects(f"relax.{run.name}.batch.*")
@@ -153,7 +153,7 @@ def _at(run: Run, kill: Kill) -> str | None:
 
 
 def killed_run(run: Run, kills: list[Kill], say: Any = lambda _: None) -> Tally:
-    """Start a run, carry the kills out, and leave it running."""
+    """Start a run, carry out the kills, and leave it running."""
     tally = Tally()
     run.start()
     for n, kill in enumerate(kills, 1):
@@ -166,7 +166,7 @@ def killed_run(run: Run, kills: list[Kill], say: Any = lambda _: None) -> Tally:
 
 
 def table(tally: Tally, result: dict[str, Any], story: Story, prints: tuple[str, str], seconds: float) -> str:
-    """What is printed at the end."""
+    """Format the report."""
     replayed = [event["replayed"] for event in story.of("recovered")]
     lines = [f"{'killed':<44}{'times':>7}"]
     lines += [f"{name:<44}{count:>7}" for name, count in sorted(tally.by_victim.items())]
@@ -175,9 +175,9 @@ def table(tally: Tally, result: dict[str, Any], story: Story, prints: tuple[str,
     lines += [
         f"{'all':<44}{tally.kills:>7}",
         f"steps {result['steps']}, replayed {sum(replayed)} in {len(replayed)} recoveries; {seconds:.0f} s",
-        f"restarts of actors, told in events: {len(story.of('restarted'))}",
+        f"restarts of actors, by events: {len(story.of('restarted'))}",
         f"rows: admitted {result['admitted']} = {ends}",
-        f"left alone  {prints[0]}",
+        f"undisturbed {prints[0]}",
         f"killed      {prints[1]}",
         "the weights are the same, bit for bit" if prints[0] == prints[1] else "THE WEIGHTS DIFFER",
     ]
@@ -185,14 +185,14 @@ def table(tally: Tally, result: dict[str, Any], story: Story, prints: tuple[str,
 
 
 def compare(folder: Path, kills: int, seed: int, say: Any = lambda _: None) -> tuple[str, Tally, dict[str, Any], Story]:
-    """Run both; gives the table, what was killed, the killed run's result, and its story.
+    """Run both; return the report, the tally, and the result and story of the killed run.
 
     Raises:
-        AssertionError: a run failed, or something was not there in time.
+        AssertionError: a run failed, or a moment did not come in time.
     """
     plans = plan(kills, seed)
     settings = [*SETTINGS, f"run.steps={steps_for(plans)}"]
-    say(f"a run of {steps_for(plans)} steps that is left alone")
+    say(f"an undisturbed run of {steps_for(plans)} steps")
     calm = Run(folder, "calm", settings)
     alone = calm.complete(900)
     say(f"done in {alone['seconds']:.0f} s; the same with {kills} kills")
@@ -213,7 +213,7 @@ def compare(folder: Path, kills: int, seed: int, say: Any = lambda _: None) -> t
 
 
 def main() -> int:
-    """The command."""
+    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Floods living runs with malformed messages: `python -m tests.chaos.fuzz [--count N] [--seed S] [--rounds R]`.
+"""Flood runs with malformed messages: `python -m tests.chaos.fuzz [--count N] [--seed S] [--rounds R]`.
 
 Each round is a run of its own. It must end as if nothing had happened: every step trained, no actor died, the ledger
 holds, and each malformed cell that an actor reads is quarantined, dropped, removed or of no row that anybody wants.

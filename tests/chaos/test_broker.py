@@ -1,4 +1,4 @@
-"""The broker is killed, or goes away for a while: the run waits, and goes on."""
+"""The broker is killed, or unreachable for a while: the run waits, and continues."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MakeRun = Callable[..., Run]
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_whose_broker_is_killed_again_and_again_ends_with_a_complete_ledger(
+def test_run_ends_with_a_complete_ledger_although_its_broker_is_killed_repeatedly(
     make_run: MakeRun, kills: int
 ) -> None:
-    # Enough left after the last kill that the run does not end before we are connected again.
+    # The run must not end before the test is connected again after the last kill.
     steps = 4 * kills + 60
     quick = ("supervision.intensity=50", "supervision.backoff_max=0.3")
     run = make_run("brokerkill", f"run.steps={steps}", *quick).start()
@@ -32,7 +32,7 @@ def test_a_run_whose_broker_is_killed_again_and_again_ends_with_a_complete_ledge
         wait_for_cell(run, f"batch.{step}")
         hit(run, "broker")
     assert port_of(run) == port
-    # Without us: the run may end before we are connected again.
+    # The run may end before the test is connected again.
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
@@ -44,7 +44,7 @@ def test_a_run_whose_broker_is_killed_again_and_again_ends_with_a_complete_ledge
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seconds", [0, 60])
-def test_a_run_waits_for_a_broker_that_is_away_and_goes_on(make_run: MakeRun, tmp_path: Path, seconds: int) -> None:
+def test_run_waits_for_an_unreachable_broker_and_continues(make_run: MakeRun, tmp_path: Path, seconds: int) -> None:
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     try:
@@ -56,11 +56,11 @@ def test_a_run_waits_for_a_broker_that_is_away_and_goes_on(make_run: MakeRun, tm
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
 
-        def anyone_says_so() -> bool:
+        def is_logged() -> bool:
             return any("broker_disconnected" in path.read_text() for path in (run.folder.root / "logs").glob("*.log"))
 
-        wait_until(anyone_says_so, "word that the broker is away", 30)
-        # How long it is away is what is tested; a run that ends of it is not there to be waited for.
+        wait_until(is_logged, "log line about the lost connection", 30)
+        # The outage lasts this long; a run that exits because of it is noticed at once.
         assert run.process is not None
         with suppress(subprocess.TimeoutExpired):
             run.process.wait(seconds)
@@ -76,9 +76,7 @@ def test_a_run_waits_for_a_broker_that_is_away_and_goes_on(make_run: MakeRun, tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_nobody_is_taken_for_dead_while_the_broker_is_away_however_short_the_heartbeat(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_no_actor_is_declared_dead_while_the_broker_is_stopped(make_run: MakeRun, tmp_path: Path) -> None:
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     try:
@@ -87,7 +85,7 @@ def test_nobody_is_taken_for_dead_while_the_broker_is_away_however_short_the_hea
         wait_for_cell(run, "batch.5")
         run.disconnect()
         assert server.process is not None
-        # It neither answers nor closes its connections.
+        # A stopped broker neither answers nor closes its connections.
         server.process.send_signal(signal.SIGSTOP)
         assert run.process is not None
         with suppress(subprocess.TimeoutExpired):
@@ -103,8 +101,8 @@ def test_nobody_is_taken_for_dead_while_the_broker_is_away_however_short_the_hea
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_an_actor_that_dies_while_the_broker_is_away_does_not_end_the_run(make_run: MakeRun, tmp_path: Path) -> None:
-    """It cannot start again before the broker is back, however often it tries."""
+def test_actor_that_dies_during_an_outage_of_the_broker_does_not_end_the_run(make_run: MakeRun, tmp_path: Path) -> None:
+    """Its restarts fail until the broker is back, and do not count."""
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     try:

@@ -1,4 +1,4 @@
-"""What a run has done with is let go, whoever was killed on the way, and whoever wrote to it late."""
+"""Finished rows and files are removed, in spite of kills and of late writes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ EVALUATED = (
 )
 
 
-def test_rows_of_passed_steps_and_of_evaluated_versions_are_gone_at_the_end(make_run: MakeRun, tmp_path: Path) -> None:
+def test_rows_below_the_floor_and_of_evaluated_versions_are_removed(make_run: MakeRun, tmp_path: Path) -> None:
     quick = ("run.steps=24", "supervision.intensity=50", "supervision.ack_wait=1")
     run = make_run("lean", *EVALUATED, *quick).start()
     table = run.table
     connection, subjects = table.connection, table.subjects
     wait_until(lambda: table.get(subjects.numbered("evaluation", 0)), "evaluation.0", 90)
     run.kill("evaluator.0")
-    # Somebody fails on rows, and writes to rows, that are gone or will be.
+    # Failures of, and late writes to, rows that are removed already or soon.
     state = RunState(connection, connection.call(ensure_bucket(connection, subjects), 30))
     late = [RowId(0, 0), RowId(0, 0, "eval")]
     wait_until(lambda: table.get(subjects.numbered("checkpoint", 6)), "checkpoint.6", 90)
-    # First: a trainer that lets go of the step just now must see this when it sees the others.
+    # Written first: a trainer that purges the step at this moment and sees the later cells must see this one too.
     kept = RowId(0, 1)
     table.put(table.subject(kept, "quarantined"), Quarantined("reward", 1, "an error", ""))
     for row in late:

@@ -1,4 +1,4 @@
-"""The promise: whatever is killed, an on-policy run ends with the same weights bit for bit."""
+"""Whatever is killed, an on-policy run ends with the same weights bit for bit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ import pytest
 from relax_actors.messages import Trajectory
 from tests.chaos.equivalence import POINTS, compare
 from tests.support.faults import hit, story_of
-from tests.support.running import Run, wait_until
+from tests.support.running import ON_POLICY, Run, wait_until
 
 MakeRun = Callable[..., Run]
-ON_POLICY = ("staleness.max=0", "run.deterministic=true", "supervision.intensity=50", "supervision.ack_wait=1")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Fingerprint of the on-policy run that nobody disturbs."""
-    return str(Run(tmp_path_factory.mktemp("calm"), "calm", list(ON_POLICY)).complete()["weights_fingerprint"])
 
 
 def written(run: Run, subject: str) -> bool:
@@ -27,17 +20,17 @@ def written(run: Run, subject: str) -> bool:
 
 
 def kill_at(run: Run, actor: str, subject: str) -> None:
-    """Kill an actor as soon as a cell is there."""
+    """Kill an actor as soon as a cell is written."""
     wait_until(lambda: written(run, subject), subject, 120)
     run.kill(actor)
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("meanwhile", ["false", "true"], ids=["", "checkpoints meanwhile"])
+@pytest.mark.parametrize("asynchronous", ["false", "true"], ids=["", "asynchronous checkpoints"])
 def test_run_with_kills_at_named_points_ends_with_the_same_weights(
-    make_run: MakeRun, undisturbed: str, meanwhile: str
+    make_run: MakeRun, undisturbed: str, asynchronous: str
 ) -> None:
-    run = make_run("killed", *ON_POLICY, f"trainer.async_checkpoints={meanwhile}").start()
+    run = make_run("killed", *ON_POLICY, f"trainer.async_checkpoints={asynchronous}").start()
     kill_at(run, "trainer.0", "weights.0")  # before the first checkpoint
     kill_at(run, "rollout.0", "group.0.0.prompt")  # before or in the middle of a generation
     kill_at(run, "trainer.0", "batch.1")  # in the middle of a step, between batch cell and weights cell
@@ -54,7 +47,7 @@ def test_run_with_kills_at_named_points_ends_with_the_same_weights(
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
 
 
-def test_a_crash_of_the_trainer_rolls_nothing_out_again(make_run: MakeRun) -> None:
+def test_a_crash_of_the_trainer_generates_no_row_again(make_run: MakeRun) -> None:
     run = make_run("once", "staleness.max=2", "supervision.intensity=50", "trainer.checkpoint_every=100").start()
     seen: dict[str, str] = {}
     for step in (1, 3):
@@ -74,7 +67,7 @@ def test_a_crash_of_the_trainer_rolls_nothing_out_again(make_run: MakeRun) -> No
     story = story_of(run)
     assert story.of("replay_diverged") == []
     assert sum(event["replayed"] for event in story.of("recovered")) >= 2
-    # The rollout lived on, and says how many rows it generated in its life.
+    # The rollout was not restarted, and its metric counts the rows of its one incarnation.
     assert [event for event in story.of("crashed") if event["role"] != "trainer"] == []
     handled = [metric["rows"] for metric in story.metrics if metric["role"] == "rollout" and "rows" in metric]
     assert 0 < max(handled) <= 32

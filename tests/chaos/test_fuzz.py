@@ -1,4 +1,4 @@
-"""A living run under malformed messages on all its subjects; a million of them by `make fuzz`."""
+"""A run under malformed messages on all of its subjects; `make fuzz` sends a million."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.flooding import flooded
 from tests.support.running import relax
 
 
-def test_a_run_ends_as_if_malformed_messages_had_never_come(tmp_path: Path) -> None:
+def test_malformed_messages_do_not_change_how_a_run_ends(tmp_path: Path) -> None:
     counts, wrong = flooded(tmp_path, "fuzzed", 5, 3000, steps=20, rate=1500.0)
     assert wrong == []
     sent = {kind for kind, answer in counts if answer == "stored"}
@@ -18,7 +18,7 @@ def test_a_run_ends_as_if_malformed_messages_had_never_come(tmp_path: Path) -> N
         assert counts["event", kind] > 0, kind
     assert counts["unreadable cell", "its row is quarantined"] > 0
 
-    # The commands read what the flood left.
+    # The commands read the malformed cells.
     def output(*arguments: str) -> str:
         done = relax(*arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Asynchronous runs whose processes are killed: no row is lost, none trained twice, and nothing is rolled out again."""
+"""Asynchronous runs under kills: no row is lost, none is trained twice, and none is generated again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KILLS, SEED, LEAD = 30, 5, 2
 
 
 class Witness:
-    """Notes every cell of a run as it is written, those too that are purged later."""
+    """Records every cell of a run as it is written, including those that are purged later."""
 
     def __init__(self, run: Run) -> None:
         wait_until(run.folder.address.exists, "broker.json")
@@ -41,17 +41,17 @@ class Witness:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop recording."""
         self._following.cancel()
         self._connection.close()
 
     def rows(self, field: str) -> Counter[str]:
-        """How often a column of each row was written."""
+        """Count how often a column of each row was written."""
         return Counter(subject.rsplit(".", 1)[0] for subject, _ in self.cells if subject.endswith(f".{field}"))
 
 
 def proved(run: Run, cwd: Path) -> None:
-    """`relax ledger` finds no violation."""
+    """Check that `relax ledger` finds no violation."""
     command = [sys.executable, "-m", "relax_actors.cli.main", "ledger", run.name, "--json"]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,9 +59,9 @@ def proved(run: Run, cwd: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_kills_lose_no_row_train_none_twice_and_roll_nothing_out_again(make_run: MakeRun, tmp_path: Path) -> None:
+def test_kills_lose_no_row_and_repeat_no_training_and_no_generation(make_run: MakeRun, tmp_path: Path) -> None:
     kills = plan(KILLS, SEED)
-    # Nothing waits for the victim of a kill at once, so that the run is ahead of the kills.
+    # An asynchronous run does not wait for the victim of a kill, so it may get ahead of the kills.
     steps = steps_for(kills) + 20
     settings = [s for s in SETTINGS if not s.startswith(("staleness", "run.deterministic", "trainer.checkpoint"))]
     run = make_run("ledger", *settings, f"staleness.max={LEAD}", "trainer.checkpoint_every=10000", f"run.steps={steps}")
@@ -87,13 +87,13 @@ def test_kills_lose_no_row_train_none_twice_and_roll_nothing_out_again(make_run:
     trained = [f"{step}.{index}" for step, batch in story.values("batch").items() for index in batch.rows]
     assert len(trained) == len(set(trained)) == 4 * steps
     assert story.of("replay_diverged") == []
-    # All that the witness saw: the broker ends with the run, and takes the last few cells with it.
+    # The witness misses the last few cells: the broker ends with the run.
     prompts, trajectories = witness.rows("prompt"), witness.rows("trajectory")
     assert set(prompts.values()) == set(trajectories.values()) == {1}
     assert len(prompts) <= result["admitted"]
     finished = {row for row in prompts if int(row.split(".")[-2]) < steps - LEAD - 3}
     assert len(finished) >= 4 * (steps - LEAD - 3)
     assert finished <= set(trajectories)
-    # A replayed version is published as it was before: a later cell with its subject would be seen here.
+    # A replayed version must not be published again: a second cell with its subject would be counted here.
     versions = Counter(subject for subject, _ in witness.cells if ".weights." in subject)
     assert set(versions.values()) == {1}

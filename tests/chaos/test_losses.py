@@ -1,4 +1,4 @@
-"""Files that are lost, and kills at the very end: named, mended, never a wrong tensor and never a silent wait."""
+"""Lost files, and kills at the very end: the loss is reported and repaired, and no tensor is ever wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeRun = Callable[..., Run]
 
 
 @pytest.mark.slow
-def test_killing_the_trainer_in_its_last_step_does_not_keep_the_run_from_ending(make_run: MakeRun) -> None:
+def test_run_ends_although_the_trainer_is_killed_in_its_last_step(make_run: MakeRun) -> None:
     run = make_run("lastkill").start()
     wait_until(lambda: run.table.get("relax.lastkill.batch.7"), "batch.7", 90)
     run.kill("trainer.0")
@@ -29,7 +29,7 @@ def test_killing_the_trainer_in_its_last_step_does_not_keep_the_run_from_ending(
 
 
 @pytest.mark.slow
-def test_weights_lost_with_the_store_are_written_again(make_run: MakeRun) -> None:
+def test_weights_lost_with_the_store_are_rewritten(make_run: MakeRun) -> None:
     run = make_run("loststore", "trainer.checkpoint_every=2").start()
     wait_until(lambda: run.table.get("relax.loststore.batch.4"), "batch.4", 90)
     run.disconnect()
@@ -44,7 +44,7 @@ def test_weights_lost_with_the_store_are_written_again(make_run: MakeRun) -> Non
 
 
 @pytest.mark.slow
-def test_a_lost_broker_store_is_refused_and_costs_no_checkpoint(make_run: MakeRun) -> None:
+def test_run_without_its_broker_store_is_refused_and_keeps_its_checkpoints(make_run: MakeRun) -> None:
     run = make_run("lostbroker", "supervision.intensity=1", "trainer.checkpoint_every=2", "run.steps=100").start()
     wait_until(lambda: run.table.get("relax.lostbroker.checkpoint.4"), "checkpoint.4", 90)
     run.disconnect()
@@ -60,7 +60,7 @@ def test_a_lost_broker_store_is_refused_and_costs_no_checkpoint(make_run: MakeRu
 
 
 @pytest.mark.slow
-def test_a_row_that_kills_its_actor_does_not_take_its_neighbours_along(make_run: MakeRun) -> None:
+def test_only_the_row_that_kills_its_actor_is_quarantined(make_run: MakeRun) -> None:
     run = make_run(
         "neighbours",
         "reward.function=tiny_tasks.poison_segfault",
@@ -87,7 +87,7 @@ def test_a_row_that_kills_its_actor_does_not_take_its_neighbours_along(make_run:
 
 
 @pytest.mark.slow
-def test_killing_the_process_that_forks_actors_only_costs_their_restarts(make_run: MakeRun) -> None:
+def test_killed_zygote_costs_restarts_only(make_run: MakeRun) -> None:
     run = make_run("zygote", "run.steps=12", "supervision.ack_wait=1").start()
     wait_until(lambda: run.table.get("relax.zygote.batch.3"), "batch.3", 90)
     trainer = wait_until(lambda: run.pid_of("trainer.0"), "trainer")
@@ -102,7 +102,7 @@ def test_killing_the_process_that_forks_actors_only_costs_their_restarts(make_ru
 
 
 @pytest.mark.slow
-def test_a_checkpoint_whose_writer_died_before_it_was_published_is_removed(make_run: MakeRun) -> None:
+def test_checkpoint_whose_writer_died_before_publishing_is_removed(make_run: MakeRun) -> None:
     run = make_run("unpublished", "run.steps=40", "trainer.checkpoint_every=1", "supervision.intensity=50").start()
     wait_for_cell(run, "batch.1")
     trainer, orphans = run.pid_of("trainer.0"), []
@@ -130,7 +130,7 @@ def test_a_checkpoint_whose_writer_died_before_it_was_published_is_removed(make_
 
 
 @pytest.mark.slow
-def test_an_evaluator_that_is_killed_asks_again_and_every_version_is_evaluated_in_full(make_run: MakeRun) -> None:
+def test_killed_evaluator_repeats_its_requests_and_every_version_is_evaluated(make_run: MakeRun) -> None:
     run = make_run(
         "evaluator",
         "eval.rows=6",

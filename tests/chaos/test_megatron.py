@@ -1,4 +1,4 @@
-"""The promise with a trainer of two ranks: whichever process of it is killed, the weights at the end are the same."""
+"""Whichever rank of a trainer of two ranks is killed, the run ends with the same weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPLAYED = (
 
 
 def rank_of(run: Run, rank: int) -> int | None:
-    """Process of a rank; None between two lives."""
+    """Process of a rank; None while it is restarted."""
     for pid in processes_of(run.folder.root):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
@@ -46,7 +46,9 @@ def rank_of(run: Run, rank: int) -> int | None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("more", [(), REPLAYED], ids=["dense", "experts replayed"])
-def test_killed_ranks_change_nothing(tmp_path: Path, make_run: Callable[..., Run], more: tuple[str, ...]) -> None:
+def test_killed_ranks_do_not_change_the_weights(
+    tmp_path: Path, make_run: Callable[..., Run], more: tuple[str, ...]
+) -> None:
     alone = make_run("calm", *RANKS, *more).complete()["weights_fingerprint"]
     run = make_run("killed", *RANKS, *more).start()
     for cell, rank in (("weights.0", 1), ("batch.2", 0), ("weights.4", 1), ("batch.6", None)):

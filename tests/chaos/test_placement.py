@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.chaos.test_crash_equivalence import ON_POLICY, kill_at
+from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import Story, story_of
-from tests.support.running import Run
+from tests.support.running import ON_POLICY, Run
 
 MakeRun = Callable[..., Run]
 KL = ("algorithm.kl_coefficient=0.2", *ON_POLICY)

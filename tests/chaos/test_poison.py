@@ -1,4 +1,4 @@
-"""Rows that hurt whoever handles them: quarantined, replaced, and every step still has its full number of rows."""
+"""Rows that break the actor that handles them are quarantined and replaced; every step has all of its rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = (
 
 
 def finished_with_quarantine(run: Run) -> list[Quarantined]:
-    """Let a run end; gives what was quarantined on the way."""
+    """Run to the end; return the cells of quarantined rows."""
     run.start()
     wait_until(lambda: run.table.get(f"relax.{run.name}.weights.0"), "weights.0", 90)
     found: dict[str, Quarantined] = {}
@@ -61,7 +61,7 @@ def finished_with_quarantine(run: Run) -> list[Quarantined]:
         pytest.param("poison_spin", "no progress", marks=pytest.mark.slow),
     ],
 )
-def test_a_reward_that_fails_quarantines_its_rows_and_the_run_goes_on(
+def test_rows_of_a_failing_reward_are_quarantined_and_the_run_continues(
     make_run: MakeRun, reward: str, error: str
 ) -> None:
     run = make_run(reward, *QUICK, f"reward.function=tiny_tasks.{reward}", "reward.deadline=1")
@@ -71,7 +71,7 @@ def test_a_reward_that_fails_quarantines_its_rows_and_the_run_goes_on(
     assert all(error in q.error + q.traceback for q in quarantined), quarantined
 
 
-def test_a_reward_that_takes_all_memory_fails_alone(make_run: MakeRun) -> None:
+def test_reward_over_its_memory_limit_fails_alone(make_run: MakeRun) -> None:
     run = make_run("greedy", *QUICK, "reward.function=tiny_tasks.poison_memory", "reward.memory_limit_mib=400")
     quarantined = finished_with_quarantine(run)
     assert quarantined
@@ -80,7 +80,7 @@ def test_a_reward_that_takes_all_memory_fails_alone(make_run: MakeRun) -> None:
 
 
 @pytest.mark.slow
-def test_a_users_role_that_never_comes_back_from_a_row_is_killed_and_its_row_replaced(make_run: MakeRun) -> None:
+def test_custom_role_that_hangs_is_killed_and_its_row_replaced(make_run: MakeRun) -> None:
     run = make_run(
         "critic",
         *QUICK,
@@ -95,13 +95,13 @@ def test_a_users_role_that_never_comes_back_from_a_row_is_killed_and_its_row_rep
 
 
 @pytest.mark.slow
-def test_prompts_that_do_not_fit_are_quarantined_by_name(make_run: MakeRun) -> None:
+def test_prompts_beyond_the_context_are_quarantined(make_run: MakeRun) -> None:
     run = make_run("long", *QUICK, "data.function=tiny_tasks.with_long_prompts", "data.size=40")
     quarantined = finished_with_quarantine(run)
     assert any("100 tokens" in q.error and "rollout.max_tokens" in q.error for q in quarantined)
 
 
-def test_a_role_that_only_looks_on_cannot_hold_the_run_up(make_run: MakeRun) -> None:
+def test_failures_of_an_observing_role_do_not_delay_the_run(make_run: MakeRun) -> None:
     run = make_run("onlooker", *QUICK, "roles.onlooker.actor=tiny_tasks.Onlooker")
     run.start()
     code, result, said = run.finish()

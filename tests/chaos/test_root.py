@@ -15,12 +15,6 @@ MakeRun = Callable[..., Run]
 ON_POLICY = ("staleness.max=0", "run.deterministic=true", "supervision.ack_wait=1", "trainer.checkpoint_every=2")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Fingerprint of the undisturbed run."""
-    return str(Run(tmp_path_factory.mktemp("calm"), "calm", list(ON_POLICY)).complete()["weights_fingerprint"])
-
-
 def resumes(run: Run, fingerprint: str) -> None:
     """Check that the same command resumes the run and ends with these weights, a complete ledger and no leftovers."""
     result = run.complete()

@@ -1,4 +1,4 @@
-"""The promises with SGLang: whoever is killed, actor or server, no row is lost, and on policy weights are the same."""
+"""Runs with SGLang under kills of actors and servers: no row is lost, and on-policy weights are the same."""
 
 from __future__ import annotations
 

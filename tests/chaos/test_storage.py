@@ -1,4 +1,4 @@
-"""A disk that is full, files that are damaged: said by name, waited for or mended, and never a wrong tensor."""
+"""Full disks and damaged files: reported by name, waited for or repaired, and no tensor is ever wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
 SLOW = "reward.function=tiny_tasks.slow_share_of_sevens"
-# Wide enough that a row's arrays lie in a segment, not in the cell.
+# Samples so long that the arrays of a row are in a segment, not in the cell.
 WIDE = (
     "rollout.group_size=96",
     "rollout.max_tokens=48",
@@ -28,7 +28,7 @@ MOUNT, UMOUNT = "/bin/mount", "/bin/umount"
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own."""
+    """Mount a small file system."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = [MOUNT, "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
@@ -39,7 +39,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """A file that takes all the room."""
+    """Fill the file system with one file."""
     path = folder / "filler"
     with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
@@ -48,13 +48,13 @@ def fill(folder: Path) -> Path:
 
 
 def events(run: Run, kind: str) -> list[dict[str, Any]]:
-    """Events of a kind so far, live or after the end."""
+    """Return the events of a kind, of a live run or after its end."""
     return story_of(run).of(kind)
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_waited_for_and_the_run_goes_on(make_run: MakeRun, small_disk: Path) -> None:
-    """Segments, checkpoints, weights and the broker's own store lie on it."""
+def test_run_continues_once_a_full_disk_has_room(make_run: MakeRun, small_disk: Path) -> None:
+    """Segments, checkpoints, weights and the broker's store are on the disk."""
     run = make_run("full", "run.steps=60", f"run.folder={small_disk}/run", SLOW)
     run.at = small_disk / "run"
     run.start()
@@ -71,7 +71,7 @@ def test_a_full_disk_is_waited_for_and_the_run_goes_on(make_run: MakeRun, small_
 
 
 @pytest.mark.slow
-def test_chaos_does_not_fill_a_disk_that_others_use(make_run: MakeRun) -> None:
+def test_chaos_refuses_to_fill_a_shared_disk(make_run: MakeRun) -> None:
     run = make_run("shared", "run.steps=1000").start()
     wait_until(lambda: run.table.get("relax.shared.batch.0"), "batch.0", 90)
     refused = relax("chaos", "shared", "--disk-full", "4", "--every", "0", cwd=run.cwd)
@@ -80,7 +80,7 @@ def test_chaos_does_not_fill_a_disk_that_others_use(make_run: MakeRun) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_stays_full_ends_the_run_with_a_report_and_it_resumes_when_there_is_room(
+def test_run_ends_with_a_report_while_the_disk_is_full_and_resumes_with_room(
     make_run: MakeRun, small_disk: Path
 ) -> None:
     settings = (f"store.path={small_disk}/store", "store.patience=2", "supervision.intensity=1", "run.steps=40")
@@ -99,7 +99,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_a_report_and_it_resumes_when_t
 
 
 @pytest.mark.slow
-def test_a_broker_whose_disk_stays_full_ends_the_run_with_a_report(make_run: MakeRun, small_disk: Path) -> None:
+def test_run_ends_with_a_report_while_the_disk_of_the_broker_is_full(make_run: MakeRun, small_disk: Path) -> None:
     run = make_run("fullbroker", "store.patience=2", f"run.folder={small_disk}/run", "run.steps=40")
     run.at = small_disk / "run"
     run.start()
@@ -117,7 +117,7 @@ def test_a_broker_whose_disk_stays_full_ends_the_run_with_a_report(make_run: Mak
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
-def test_damaged_files_are_named_and_what_they_held_is_made_again(make_run: MakeRun, damage: str) -> None:
+def test_damaged_segments_are_reported_and_their_rows_replaced(make_run: MakeRun, damage: str) -> None:
     run = make_run("damaged", *WIDE, "run.steps=3000", "staleness.max=2", "trainer.checkpoint_every=1000").start()
     wait_until(lambda: run.table.get("relax.damaged.batch.0"), "batch.0", 90)
     options = ("--corrupt-segment", damage, "--every", "0.1", "--count", "60")
@@ -145,7 +145,7 @@ def test_damaged_files_are_named_and_what_they_held_is_made_again(make_run: Make
 
 
 @pytest.mark.slow
-def test_weights_that_are_lost_while_they_are_needed_are_written_again(make_run: MakeRun) -> None:
+def test_damaged_weights_in_use_are_rewritten(make_run: MakeRun) -> None:
     run = make_run("lostweights", "staleness.max=0", SLOW, "run.steps=12").start()
     folder = run.folder.root / "store" / "weights"
     wait_until(lambda: run.table.get("relax.lostweights.batch.1"), "batch.1", 90)
@@ -165,7 +165,7 @@ def test_weights_that_are_lost_while_they_are_needed_are_written_again(make_run:
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_ends_the_run_with_its_name(make_run: MakeRun) -> None:
+def test_damaged_checkpoint_ends_the_run_and_is_named(make_run: MakeRun) -> None:
     run = make_run("badcheckpoint", "trainer.checkpoint_every=2", "run.steps=1000").start()
     wait_until(lambda: run.table.get("relax.badcheckpoint.checkpoint.4"), "checkpoint.4", 90)
     run.disconnect()

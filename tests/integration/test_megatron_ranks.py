@@ -1,27 +1,27 @@
-"""Several ranks are one trainer: at every layout the weights of one process, and one end for all of them."""
+"""Several ranks are one trainer: every layout gives the weights of one process, and the ranks end together."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from relax_actors.config import Config
 from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.megatron.rpc import RankError
-from relax_actors.engines.protocols import TrainingEngine, TrainSample, train
+from relax_actors.engines.protocols import TrainingEngine, train
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.batches import batch_of, routed
+from tests.support.batches import batch_of, routed, with_longer_completions
+from tests.support.running import wait_until
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 
 skip_if_missing()
@@ -30,8 +30,10 @@ from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E
 
 STEPS = 5
 ALGORITHM = {"kl_coefficient": 0.1, "loss": "sequence", "reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
-# The vocabulary's 12 tokens and one more: pieces of it are not equal.
+# An odd number of tokens: two ranks hold unequal parts of the vocabulary.
 ODD = {"vocab_size": 13}
+SHARED: dict[str, Any] = {"tensor_parallel": 2, "sequence_parallel": True}
+"""Layout of the ranks that the quick tests share; their model has experts, which are replayed where given."""
 
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tp2": (DENSE | ODD, {"tensor_parallel": 2}),
@@ -59,7 +61,6 @@ REPLAYED: dict[str, dict[str, Any]] = {
     "ep2": {"expert_parallel": 2},
     "tp2_sp_ep2": {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2, "expert_tensor_parallel": 1},
 }
-ALWAYS = ("tp2",)
 
 
 def nothing() -> None:
@@ -106,16 +107,59 @@ def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
-)
-def test_two_ranks_train_what_one_process_trains(
+class SharedRanks:
+    """Two ranks for several tests; started again after a test has killed them."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._groups: list[MegatronGroup] = []
+        self.ended: list[tuple[int, int]] = []
+        """Ranks that ended by themselves, with their exit codes."""
+
+    def begun(self) -> MegatronGroup:
+        """The ranks, at version 0."""
+        if not self._groups or not all(map(is_alive, self._groups[-1].pids)):
+            self._groups.append(MegatronGroup(self._config, lambda *end: self.ended.append(end)))
+        begun(self._groups[-1])
+        return self._groups[-1]
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedRanks]:
+    made = SharedRanks(configured(tmp_path_factory.mktemp("shared"), MOE | ODD, SHARED, router_replay=True))
+    yield made
+    made.close()
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def alone_of(tmp_path: Path) -> TrainingEngine:
+    """One process with the model of the shared ranks."""
+    return begun(MegatronEngine(configured(tmp_path, MOE | ODD, {}, ranks=1, router_replay=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_two_ranks_of_any_layout_train_what_one_process_trains(
     tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str
 ) -> None:
     model, section = LAYOUTS[name]
     alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
-    group = begun(group_of(configured(tmp_path, model, section)))
-    assert group.fingerprint() == alone.fingerprint()  # there and back again, exactly
+    check_same_training(begun(group_of(configured(tmp_path, model, section))), alone, tmp_path)
+
+
+def test_two_ranks_train_what_one_process_trains(tmp_path: Path, shared: SharedRanks) -> None:
+    check_same_training(shared.begun(), alone_of(tmp_path), tmp_path)
+
+
+def check_same_training(group: TrainingEngine, alone: TrainingEngine, tmp_path: Path) -> None:
+    assert group.fingerprint() == alone.fingerprint()  # split over the ranks and put together again, exactly
     progress: list[int] = []
     for step in range(STEPS):
         ours = train(group, batch_of(step), step, lambda: progress.append(1)).metrics
@@ -130,14 +174,20 @@ def test_two_ranks_train_what_one_process_trains(
     assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "tp2_sp" else pytest.param(name, marks=pytest.mark.slow) for name in REPLAYED]
-)
-def test_two_ranks_replay_the_experts_that_one_process_replays(
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REPLAYED)
+def test_two_ranks_of_any_layout_replay_the_experts_that_one_process_replays(
     tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str
 ) -> None:
     alone = begun(MegatronEngine(configured(tmp_path, MOE, {}, ranks=1, router_replay=True)))
-    group = begun(group_of(configured(tmp_path, MOE, REPLAYED[name], router_replay=True)))
+    check_same_replay(begun(group_of(configured(tmp_path, MOE, REPLAYED[name], router_replay=True))), alone, tmp_path)
+
+
+def test_two_ranks_replay_the_experts_that_one_process_replays(tmp_path: Path, shared: SharedRanks) -> None:
+    check_same_replay(shared.begun(), alone_of(tmp_path), tmp_path)
+
+
+def check_same_replay(group: TrainingEngine, alone: TrainingEngine, tmp_path: Path) -> None:
     for step in range(STEPS):
         batch = routed(batch_of(step), step, MOE)
         ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
@@ -165,36 +215,23 @@ def test_two_ranks_freeze_what_one_process_freezes(
         assert bool((tensor == before[name]).all()) == name.startswith(("model.embed_tokens", "model.layers.3."))
 
 
-def test_a_rank_that_ends_ends_all_of_them(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
-    ended: list[tuple[int, int]] = []
-    told = threading.Event()
-
-    def lost(rank: int, code: int) -> None:
-        ended.append((rank, code))
-        told.set()
-
-    group = begun(group_of(configured(tmp_path, DENSE, {"tensor_parallel": 2}), lost))
+def test_a_killed_rank_ends_all_ranks(shared: SharedRanks) -> None:
+    group = shared.begun()
     os.kill(group.pids[1], signal.SIGKILL)
-    assert told.wait(20)
-    assert ended == [(1, -signal.SIGKILL)]
+    wait_until(lambda: shared.ended, "report of the rank that ended", 20)
+    assert shared.ended == [(1, -signal.SIGKILL)]
     with pytest.raises(RankError, match="rank"):
         train(group, batch_of(0), 0, nothing)
-    for watcher in group._watchers:
-        watcher.join(20)
-        assert not watcher.is_alive()
+    wait_until(lambda: not any(map(is_alive, group.pids)), "end of all ranks", 20)
 
 
-def test_an_error_of_all_ranks_is_told_and_the_group_goes_on(
-    tmp_path: Path, group_of: Callable[..., MegatronGroup]
-) -> None:
-    group = begun(group_of(configured(tmp_path, DENSE, {})))
+def test_an_error_on_all_ranks_is_raised_and_the_group_stays_usable(tmp_path: Path, shared: SharedRanks) -> None:
+    group = shared.begun()
     before = group.fingerprint()
     with pytest.raises(OSError, match=r"rank 0: .*nowhere"):
         group.publish(tmp_path / "nowhere" / "weights")
-    tokens = np.ones(65, np.int32)
-    too_long = TrainSample.of_completion(tokens[:1], tokens[1:])
     with pytest.raises(ValueError, match="token_budget is 64"):
-        train(group, [too_long], 0, nothing)
+        train(group, with_longer_completions(batch_of(0), 40), 0, nothing)
     assert group.fingerprint() == before
 
 
@@ -216,8 +253,6 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     assert len(ranks) == 2
     parent.kill()
     parent.communicate()
-    import select
-
     poll = select.poll()
     for rank in ranks:
         poll.register(rank, select.POLLIN)
@@ -240,7 +275,7 @@ RESHARDED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "model", "section"), RESHARDED, ids=[name for name, *_ in RESHARDED])
-def test_a_checkpoint_is_taken_by_another_layout(
+def test_a_checkpoint_is_loaded_by_another_layout(
     tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str, model: dict[str, Any], section: dict[str, Any]
 ) -> None:
     alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
@@ -262,7 +297,7 @@ def test_a_checkpoint_is_taken_by_another_layout(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_through_one_layout_after_another(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
+def test_training_continues_from_layout_to_layout(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
     """One rank, then two of tensor parallelism, then two of data parallelism: the loss curve of one rank throughout."""
     alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
     wanted = trained(alone, range(9))
@@ -285,7 +320,7 @@ def test_a_run_goes_on_through_one_layout_after_another(tmp_path: Path, group_of
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_from_their_checkpoint_exactly(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
+def test_two_ranks_resume_from_their_checkpoint_exactly(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
     config = configured(tmp_path, MOE, {"expert_parallel": 2})
     one = begun(group_of(config))
     trained(one, range(2))

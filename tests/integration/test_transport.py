@@ -1,4 +1,4 @@
-"""Weights from memory to memory between real processes; whatever goes wrong, the files lead to the same bits."""
+"""What only the torch transport does: connections between processes, and files wherever memory fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,11 @@ from relax_actors.weights.torch_transport.pair import RECEIVER, Pair, open_store
 from relax_actors.weights.torch_transport.receiver import TorchReceiver, TransportError
 from relax_actors.weights.torch_transport.sender import Address, TorchSender, knock
 from relax_actors.weights.transport import NOTE
-from tests.integration.conftest import MakeContext
-from tests.integration.test_weights import DELTAS, Receiver, Sender
+from tests.conformance.base.weight_transport import Ends
+from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
 from tests.support.sending import OFFERED, content, sending
+from tests.support.weight_ends import DELTAS, TrainerEnd
 
 TORCH = (*DELTAS, "weights.transport=torch", "weights.patience=5")
 MOST = 1 << 30
@@ -37,7 +38,7 @@ LARGE = 256
 
 
 class Fetch(threading.Thread):
-    """A call of `fetch` under way; what came of it, and the seconds that it took."""
+    """A call of `fetch` in progress: its result, and the seconds that it took."""
 
     def __init__(self, seconds: float, address: Address) -> None:
         super().__init__()
@@ -53,8 +54,8 @@ class Fetch(threading.Thread):
             self.found = error
         self.seconds = time.monotonic() - began
 
-    def in_the_middle(self) -> None:
-        """Wait until a part has come."""
+    def wait_for_first_bytes(self) -> None:
+        """Wait until a part of the weights has arrived."""
         wait_until(lambda: self.receiver.exchange is not None and self.receiver.exchange.nbytes, "first bytes")
 
     def end(self) -> Content | TransportError | None:
@@ -76,7 +77,7 @@ def same(found: Content | TransportError | None, tensors: Any) -> bool:
     return all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
 
 
-def test_tensors_come_from_another_process_as_often_as_they_are_asked_for() -> None:
+def test_tensors_are_received_from_another_process_again_and_again() -> None:
     with sending(20) as (_, address):
         receiver = TorchReceiver(60.0)
         for _ in range(3):
@@ -88,7 +89,7 @@ def test_tensors_come_from_another_process_as_often_as_they_are_asked_for() -> N
         receiver.close()
 
 
-def test_a_delta_goes_to_whom_it_applies_and_all_to_others(sender: TorchSender) -> None:
+def test_a_receiver_gets_the_delta_to_what_it_has_or_all_weights(sender: TorchSender) -> None:
     base, delta, whole = "b" * 32, {"w:gaps": torch.arange(9)}, {"w": torch.arange(100.0)}
     sender.offer(OFFERED, [Content(base, delta), Content(None, whole)])
     receiver = TorchReceiver(60.0)
@@ -101,7 +102,7 @@ def test_a_delta_goes_to_whom_it_applies_and_all_to_others(sender: TorchSender) 
     receiver.close()
 
 
-def test_many_come_and_go(sender: TorchSender) -> None:
+def test_many_receivers_connect_and_disconnect(sender: TorchSender) -> None:
     tensors = {"w": torch.arange(1000.0)}
     sender.offer(OFFERED, [Content(None, tensors)])
     for _ in range(3):
@@ -109,18 +110,18 @@ def test_many_come_and_go(sender: TorchSender) -> None:
         assert all(same(fetch.end(), tensors) for fetch in fetches)
         for fetch in fetches:
             fetch.receiver.close()
-    wait_until(lambda: not sender._peers, "end of all connections")
+    wait_until(lambda: not sender.connections, "end of all connections")
 
 
-def test_a_sender_killed_in_mid_transfer_is_told_at_once() -> None:
+def test_a_sender_killed_during_a_transfer_is_noticed_at_once() -> None:
     with sending(LARGE) as (child, address):
         fetch = Fetch(100.0, address)
-        fetch.in_the_middle()
+        fetch.wait_for_first_bytes()
         child.send_signal(signal.SIGSTOP)
         child.kill()
         assert isinstance(fetch.end(), TransportError)
         assert fetch.seconds < 50
-        # What still hangs of it must not keep one from the next life of the sender.
+        # The exchange that still hangs must not keep the receiver from the next sender.
         with sending(1) as (_, other):
             assert same(fetch.receiver.fetch(other, OFFERED, "", MOST), content(1).tensors)
             fetch.receiver.close()
@@ -128,14 +129,14 @@ def test_a_sender_killed_in_mid_transfer_is_told_at_once() -> None:
             TorchReceiver(100.0).fetch(address, OFFERED, "", MOST)
 
 
-def test_a_sender_stopped_in_mid_transfer_holds_nobody_over_the_deadline() -> None:
+def test_a_sender_stopped_during_a_transfer_delays_nobody_beyond_the_deadline() -> None:
     with sending(LARGE) as (child, address):
         fetch = Fetch(3.0, address)
-        fetch.in_the_middle()
+        fetch.wait_for_first_bytes()
         child.send_signal(signal.SIGSTOP)
         assert isinstance(fetch.end(), TransportError)
         assert fetch.seconds < 10
-        # Now where not even a connection comes about.
+        # Again, where not even a connection is made.
         began = time.monotonic()
         with pytest.raises(TransportError):
             wait_until(lambda: not fetch.receiver.fetch(address, OFFERED, "", MOST), "never")
@@ -149,12 +150,12 @@ def test_a_sender_stopped_in_mid_transfer_holds_nobody_over_the_deadline() -> No
         receiver.close()
 
 
-def test_nothing_is_sent_to_one_without_the_token(sender: TorchSender) -> None:
+def test_nothing_is_sent_without_the_token(sender: TorchSender) -> None:
     sender.offer(OFFERED, [Content(None, {"w": torch.arange(10.0)})])
     with pytest.raises(TransportError):
         TorchReceiver(1.0).fetch(replace(sender.address, token="0" * 64), OFFERED, "", MOST)
-    assert not sender._peers
-    # One who sees another's knock and takes its place still cannot answer the challenge.
+    assert not sender.connections
+    # A client that takes the place of another's knock still cannot answer the challenge.
     host, port, token = sender.address.host, sender.address.port, sender.address.token
     store = open_store(host, port, 5)
     pair = Pair(store, knock(store, token, time.monotonic() + 5), RECEIVER, host, 5)
@@ -162,16 +163,16 @@ def test_nothing_is_sent_to_one_without_the_token(sender: TorchSender) -> None:
     pair.send(wire.proof("0" * 64, challenge))
     with pytest.raises(RuntimeError, match=r"closed|reset"):
         pair.receive(wire.ANSWER)
-    # A knock is good for its own number only.
+    # A knock is valid for its own number only.
     value = bytes(store.get("knock/0"))
     store.set(f"knock/{int(store.get('next'))}", value)
-    wait_until(lambda: not sender._peers, "refusal")
+    wait_until(lambda: not sender.connections, "refusal")
     receiver = TorchReceiver(60.0)
     assert receiver.fetch(sender.address, OFFERED, "", MOST) is not None
     receiver.close()
 
 
-def test_it_listens_on_the_address_that_it_was_given_alone(sender: TorchSender) -> None:
+def test_the_sender_listens_on_the_configured_address_only(sender: TorchSender) -> None:
     listening = []
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
@@ -191,7 +192,7 @@ TorchReceiver(60.0).fetch(Address(**json.loads(sys.argv[1])), "f" * 32, "", 1 <<
 """
 
 
-def test_a_receiver_that_hangs_holds_neither_the_trainer_nor_its_memory(sender: TorchSender) -> None:
+def test_a_hung_receiver_delays_no_trainer_and_keeps_no_memory(sender: TorchSender) -> None:
     old = torch.zeros(LARGE << 20, dtype=torch.uint8)
     alive = weakref.ref(old)
     sender.offer(OFFERED, [Content(None, {"w": old})])
@@ -199,7 +200,7 @@ def test_a_receiver_that_hangs_holds_neither_the_trainer_nor_its_memory(sender: 
     address = json.dumps({"host": sender.address.host, "port": sender.address.port, "token": sender.address.token})
     with subprocess.Popen([sys.executable, "-c", FETCH, address]) as child:
         try:
-            wait_until(lambda: sender._peers, "receiver")
+            wait_until(lambda: sender.connections, "receiver")
             os.kill(child.pid, signal.SIGSTOP)
             began = time.monotonic()
             sender.offer("e" * 32, [Content(None, {"w": torch.ones(3)})])
@@ -210,41 +211,19 @@ def test_a_receiver_that_hangs_holds_neither_the_trainer_nor_its_memory(sender: 
             other.close()
         finally:
             child.kill()
-    wait_until(lambda: not sender._peers, "end of the connection")
-
-
-class Ends:
-    """A trainer's and several rollouts' ends of one run."""
-
-    def __init__(self, make_context: MakeContext) -> None:
-        self._make_context = make_context
-        self._closes: list[Callable[[], None]] = []
-
-    def sender(self, *settings: str, incarnation: int = 1) -> Sender:
-        sender = Sender(self._make_context("trainer", *TORCH, *settings, incarnation=incarnation))
-        self._closes.append(sender.publisher.close)
-        return sender
-
-    def receiver(self, *settings: str) -> Receiver:
-        receiver = Receiver(self._make_context("rollout", *TORCH, *settings))
-        self._closes.append(receiver.stager.close)
-        return receiver
-
-    def close(self) -> None:
-        for close in reversed(self._closes):
-            close()
+    wait_until(lambda: not sender.connections, "end of the connection")
 
 
 @pytest.fixture
 def ends(make_context: MakeContext) -> Iterator[Ends]:
-    made = Ends(make_context)
+    made = Ends(make_context, TORCH)
     yield made
     made.close()
 
 
-def events(sender: Sender) -> list[dict[str, Any]]:
-    """What the run's journal holds of files that were read, or found corrupt."""
-    table = sender.context.table
+def events(trainer: TrainerEnd) -> list[dict[str, Any]]:
+    """Events in the journal about files that were read, corrupt or not offered."""
+    table = trainer.table
 
     async def read() -> list[dict[str, Any]]:
         stream = await table.connection.js.stream_info(table.subjects.log_stream)
@@ -258,116 +237,62 @@ def events(sender: Sender) -> list[dict[str, Any]]:
     return table.connection.call(read(), 20)
 
 
-def note(sender: Sender, address: Address) -> None:
+def publish_address(trainer: TrainerEnd, address: Address) -> None:
+    """Replace the address at which receivers look for the trainer."""
     body = {"host": address.host, "port": address.port, "token": address.token}
-    sender.context.table.connection.call(sender.context.state.put(NOTE, body), 20)
+    trainer.table.connection.call(trainer.context.state.put(NOTE, body), 20)
 
 
-def test_an_engine_follows_whole_sets_and_deltas_from_memory(ends: Ends) -> None:
-    sender, receiver = ends.sender(), ends.receiver()
-    for version in range(7):
-        if version:
-            sender.step()
-        receiver.stager.use(version)
-        assert receiver.serves() == sender.cell(version).fingerprint == sender.engine.fingerprint()
-    assert sender.bases() == [None, 0, 1, 2, None, 4, 5]
-    assert receiver.stager.from_memory == 7
-    assert events(sender) == []
-
-
-def test_float32_weights_in_memory_stay_those_published_while_training_goes_on(ends: Ends) -> None:
-    sender, receiver = ends.sender("trainer.precision=float32"), ends.receiver("trainer.precision=float32")
-    receiver.stager.use(0)
-    receiver.stager.close()
-    sender.step()
-    with torch.no_grad():
-        for parameter in sender.engine._model.parameters():
-            parameter.add_(1.0)
-    assert receiver.stager._look_for_newer()
-    receiver.stager.use(1)
-    assert receiver.stager.from_memory == 2
-    assert receiver.engine.version == 1
-    assert events(sender) == []
-
-
-def test_one_that_joins_late_has_all_from_memory(ends: Ends) -> None:
-    sender = ends.sender()
-    sender.step(7)
+def test_weights_from_memory_cause_no_event_and_need_no_readable_file(ends: Ends) -> None:
+    trainer = ends.trainer()
+    trainer.step(7)
     for version in (5, 6):
-        path = sender.context.table.store.path(sender.cell(version).shards[0].path)
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1  # it would be found out if it were read
-        path.write_bytes(data)
+        trainer.damage(version)  # reading the file would fail
     late = ends.receiver()
-    late.stager.use(7)
-    assert late.serves() == sender.cell(7).fingerprint
-    assert late.stager.from_memory == 1
-    assert events(sender) == []
-    sender.step()
-    late.stager.use(8)
-    assert late.serves() == sender.cell(8).fingerprint
-    assert late.stager.from_memory == 2
+    assert late.bring(trainer, 7)
+    assert late.receiver.received == 1
+    trainer.step()
+    assert late.bring(trainer, 8)
+    assert late.receiver.received == 2
+    assert events(trainer) == []
 
 
-def test_a_new_life_of_the_trainer_is_found_by_those_that_knew_the_old_one(ends: Ends) -> None:
-    first, receiver = ends.sender(), ends.receiver()
-    first.step(2)
-    receiver.stager.use(2)
-    before = receiver.stager.from_memory
-    first.publisher.close()
-    life = ends.sender(incarnation=2)  # replays what was published, and goes on
-    life.step(2)
-    late = ends.receiver()
-    late.stager.use(2)  # published by the first life, held by the second
-    assert late.stager.from_memory == 1
-    life.step(1)
-    receiver.stager.use(3)
-    assert receiver.serves() == life.cell(3).fingerprint
-    assert receiver.stager.from_memory == before + 1
-    assert events(life) == []
-
-
-def test_a_stopped_sender_is_told_once_and_the_files_are_read(ends: Ends) -> None:
-    sender, receiver = ends.sender("weights.patience=1"), ends.receiver("weights.patience=1")
-    receiver.stager.use(0)
+def test_files_are_read_after_one_event_while_the_sender_is_stopped(ends: Ends) -> None:
+    trainer, receiver = ends.trainer("weights.patience=1"), ends.receiver("weights.patience=1")
+    assert receiver.bring(trainer, 0)
     with sending(1) as (child, address):
         child.send_signal(signal.SIGSTOP)
-        note(sender, address)
+        publish_address(trainer, address)
         for version in (1, 2, 3):
-            sender.step()
+            trainer.step()
             began = time.monotonic()
-            receiver.stager.use(version)
+            assert receiver.bring(trainer, version)
             assert time.monotonic() - began < 15
-            assert receiver.serves() == sender.cell(version).fingerprint
-    assert receiver.stager.from_memory == 1
-    assert [event["kind"] for event in wait_until(lambda: events(sender), "event")] == ["weights_from_file"]
+    assert receiver.receiver.received == 1
+    assert [event["kind"] for event in wait_until(lambda: events(trainer), "event")] == ["weights_from_file"]
 
 
-def test_wrong_bytes_are_never_served(ends: Ends, sender: TorchSender) -> None:
-    trainer, receiver = ends.sender(), ends.receiver()
-    receiver.stager.use(0)
-    receiver.stager.close()
+def test_wrong_bytes_from_memory_are_refused_and_the_file_is_read(ends: Ends, sender: TorchSender) -> None:
+    trainer, receiver = ends.trainer(), ends.receiver()
+    assert receiver.bring(trainer, 0)
     trainer.step()
-    fingerprint = trainer.cell(1).fingerprint
     good = trainer.engine.contents()[-1].tensors
-    note(trainer, sender.address)
-    sender.offer(fingerprint, [Content(None, {name: torch.zeros_like(t) for name, t in good.items()})])
-    assert receiver.stager._look_for_newer()
-    receiver.stager.use(1)
-    assert receiver.serves() == fingerprint
+    publish_address(trainer, sender.address)
+    wrong = Content(None, {name: torch.zeros_like(tensor) for name, tensor in good.items()})
+    sender.offer(trainer.cell(1).fingerprint, [wrong])
+    assert receiver.bring(trainer, 1)
+    assert receiver.receiver.received == 1
     (event,) = wait_until(lambda: events(trainer), "event")
     assert event["kind"] == "weights_from_file"
     assert "published was" in event["error"]
 
 
-def test_an_address_that_is_none_is_told_and_the_files_are_read(ends: Ends) -> None:
-    sender = ends.sender()
-    table, state = sender.context.table, sender.context.state
-    table.connection.call(state.put(NOTE, {"host": 7, "port": "x", "token": None}), 20)
+def test_files_are_read_while_the_published_address_is_malformed(ends: Ends) -> None:
+    trainer = ends.trainer()
+    trainer.table.connection.call(trainer.context.state.put(NOTE, {"host": 7, "port": "x", "token": None}), 20)
     receiver = ends.receiver()
-    receiver.stager.use(0)
-    assert receiver.serves() == sender.cell(0).fingerprint
-    assert receiver.stager.from_memory == 0
-    assert [event["error"] for event in wait_until(lambda: events(sender), "event")] == [
+    assert receiver.bring(trainer, 0)
+    assert receiver.receiver.received == 0
+    assert [event["error"] for event in wait_until(lambda: events(trainer), "event")] == [
         "no sender has said where it is"
     ]

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols import Generation, GenerationRequest, TrainSample
+from tests.support.models import ALPHABET
 
-ALPHABET = 12
-"""Tokens of the tiny models' vocabulary."""
 GROUP = 4
 """Samples of a row."""
 Array = NDArray[Any]
@@ -33,10 +32,10 @@ def batch_of(seed: int, samples: int = 12) -> list[TrainSample]:
     random = np.random.default_rng(seed)
 
     def tokens(most: int) -> Any:
-        return random.integers(0, ALPHABET, random.integers(1, most + 1)).astype(np.int32)
+        return random.integers(0, len(ALPHABET), random.integers(1, most + 1)).astype(np.int32)
 
     prompts, completions = [tokens(6) for _ in range(samples)], [tokens(12) for _ in range(samples)]
-    old = [(-np.log(ALPHABET) + 0.1 * random.standard_normal(len(c))).astype(np.float32) for c in completions]
+    old = [(-np.log(len(ALPHABET)) + 0.1 * random.standard_normal(len(c))).astype(np.float32) for c in completions]
     advantages = random.standard_normal(samples).astype(np.float32)
     batch = completions_batch(prompts, completions, old, advantages.tolist())
     return [replace(sample, row=i // GROUP) for i, sample in enumerate(batch)]
@@ -50,6 +49,13 @@ def batch_of_generations(made: Sequence[tuple[GenerationRequest, Generation]]) -
         [g.logprobs for _, g in made],
         np.linspace(-1, 1, len(made)).astype(np.float32).tolist(),
     )
+
+
+def batch_of_groups(groups: Sequence[Sequence[Generation]], requests: Sequence[GenerationRequest]) -> list[TrainSample]:
+    """Train on the groups of samples that an engine generated for requests; each group is a row."""
+    made = [(r, g) for r, group in zip(requests, groups, strict=True) for g in group]
+    rows = [i for i, group in enumerate(groups) for _ in group]
+    return [replace(sample, row=i) for sample, i in zip(batch_of_generations(made), rows, strict=True)]
 
 
 def equal_sequences(seed: int, samples: int = 8) -> list[TrainSample]:
@@ -69,6 +75,17 @@ def answers(prompts: Sequence[Array], completion: Sequence[int]) -> list[TrainSa
 def with_advantages(batch: Sequence[TrainSample], value: float) -> list[TrainSample]:
     """Give all tokens the same advantage."""
     return [sample.with_advantages(np.full(len(sample), value, np.float32)) for sample in batch]
+
+
+def with_longer_completions(batch: Sequence[TrainSample], times: int) -> list[TrainSample]:
+    """Repeat every token of the completions."""
+    longer = []
+    for sample in batch:
+        prompt, completion = sample.token_ids[~sample.loss_mask], sample.masked("token_ids").repeat(times)
+        advantages = sample.masked("advantages").repeat(times)
+        logprobs = completion.astype(np.float32) * -1.0
+        longer.append(TrainSample.of_completion(prompt, completion, logprobs=logprobs, advantages=advantages))
+    return longer
 
 
 def parts_of(batch: Sequence[TrainSample]) -> list[list[TrainSample]]:

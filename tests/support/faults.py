@@ -1,4 +1,4 @@
-"""Real faults on a run, and what is known of it while it lives and when it is over."""
+"""Real faults on a run, and the records of a run, live or after its end."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def command_of(pid: int) -> str:
 
 
 def process(run: Run, target: str) -> int | None:
-    """Process of an actor (`trainer.0`), of the `node`, the `zygote` or the embedded `broker`; None between two."""
+    """Process of an actor (`trainer.0`), the `node`, the `zygote` or the embedded `broker`; None during a restart."""
     if target not in _SUPERVISORS:
         return run.pid_of(target)
-    # Before it becomes its command a child is a launcher, which names the command too.
+    # A child starts as a launcher, whose command line contains the command too.
     found = [
         pid
         for pid in processes_of(run.folder.root)
@@ -52,7 +52,7 @@ def process(run: Run, target: str) -> int | None:
 
 
 def hit(run: Run, target: str, number: signal.Signals = signal.SIGKILL, other_than: int | None = None) -> int:
-    """Signal a process as soon as there is one (`other_than` an earlier one); gives its id."""
+    """Signal a process as soon as it exists, other than `other_than`; return its id."""
 
     def strike() -> int | None:
         pid = process(run, target)
@@ -69,7 +69,7 @@ def hit(run: Run, target: str, number: signal.Signals = signal.SIGKILL, other_th
 
 @contextmanager
 def aimed(run: Run, target: str) -> Iterator[Callable[[], int]]:
-    """Look a process up beforehand; what is given kills it at once, or its successor if it is gone by then."""
+    """Look up a process beforehand; the yielded function kills it, or its successor if it has exited."""
     pid = int(wait_until(lambda: process(run, target), f"process of {target}", 60))
     descriptor = os.pidfd_open(pid)
 
@@ -87,7 +87,7 @@ def aimed(run: Run, target: str) -> Iterator[Callable[[], int]]:
 
 
 def box(run: Run, actor: str) -> Snapshot:
-    """What an actor noted last: the rows in hand, or what it waits for."""
+    """Read the black box of an actor: its current rows, or what it waits for."""
     recorder = BlackBox(run.folder.black_box(actor))
     try:
         return recorder.read()
@@ -123,10 +123,10 @@ def _log(table: Table, what: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Story:
-    """A run from its streams, live or over."""
+    """The records of a run in its streams."""
 
     cells: list[tuple[CellId, int, str, Any]]
-    """Each cell with its place in the stream, its author and, of numbered ones, its value."""
+    """Each cell with its sequence number, its author and, for numbered cells, its value."""
     events: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
 
@@ -148,7 +148,7 @@ class Story:
         return max((c.floor for c in self.values("checkpoint").values()), default=0)
 
     def strays(self) -> list[str]:
-        """Cells of rows that the floor covers, which should be gone; quarantined ones stay to be looked at."""
+        """Cells below the floor, which should be removed; quarantined cells stay for inspection."""
         return [
             f"{cell.row}.{cell.field} by {author}"
             for cell, _, author, _ in self.cells
@@ -161,7 +161,7 @@ _KINDS: dict[str, type[Batch | Checkpoint]] = {"batch": Batch, "checkpoint": Che
 
 
 def story_of(run: Run) -> Story:
-    """Read a run's streams; of a run that is over, by starting its broker for a moment."""
+    """Read the streams of a run; starts its broker for a moment if the run has ended."""
     if is_over(run):
         with connected(str(run.folder.root)) as at:
             return _story(at.table)
@@ -184,7 +184,7 @@ def _story(table: Table) -> Story:
 
 @contextmanager
 def host_by_hand(run: Run, role: str, n: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    """One more life of an actor beside the one that the node knows."""
+    """Start an incarnation of an actor that the node does not know."""
     folder = run.folder
     command = [sys.executable, "-m", "relax_actors.supervision.actor_process", str(folder.root), role, str(n)]
     environment = os.environ | actor_environment(folder.load_config())
@@ -199,7 +199,7 @@ def host_by_hand(run: Run, role: str, n: int = 0) -> Iterator[subprocess.Popen[b
 
 
 def leftovers(run: Run, port: int) -> list[str]:
-    """What a run that was killed still holds: processes, its port, its lock."""
+    """What is left of a killed run: processes, its port, its lock."""
     found = [f"process {pid}: {command_of(pid)}" for pid in processes_of(run.folder.root)]
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -217,7 +217,7 @@ def port_of(run: Run) -> int:
 
 
 def kill_root(run: Run) -> None:
-    """SIGKILL `relax up`; a minute later nothing of it may be left."""
+    """SIGKILL `relax up` and wait until nothing of the run is left."""
     port = port_of(run) if run.folder.address.exists() else 1
     run.disconnect()
     assert run.process is not None
@@ -242,7 +242,7 @@ def temporary_files(run: Run) -> list[str]:
 
 
 def wait_for_path(find: Callable[[], Path | None], what: str, deadline: float = 120.0) -> Path:
-    """Wait, without a pause, for a file or a folder; for what is there for milliseconds only."""
+    """Poll without pauses for a path that may exist for milliseconds only."""
     end = time.monotonic() + deadline
     while (path := find()) is None:
         assert time.monotonic() < end, f"no {what} within {deadline} s"

@@ -1,4 +1,4 @@
-"""Malformed messages into a living run, and what the run made of them."""
+"""Publish malformed messages to a run, and check how the run answers them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Counts = Counter[tuple[str, str]]
 
 
 async def flood(run: Run, seed: int, count: int, rate: float) -> Counts:
-    """Publish messages to a living run; counts them by kind of subject and by what the server said.
+    """Publish messages to a run; count them by kind of subject and answer of the server.
 
     Args:
         run: where to.
@@ -88,7 +88,7 @@ async def flood(run: Run, seed: int, count: int, rate: float) -> Counts:
 
 
 def answer_of(data: bytes) -> str:
-    """What became of a message, by the server's answer."""
+    """Classify a message by the answer of the server."""
     error = json.loads(data).get("error")
     if error is None:
         return "stored"
@@ -99,7 +99,7 @@ def answer_of(data: bytes) -> str:
 
 
 async def present_step(table: Table, step: int) -> int:
-    """The first step from `step` on whose batch is not written."""
+    """Return the first step from `step` on whose batch is not written."""
     while (cell := await table.get_async(table.subjects.numbered("batch", step))) is not None:
         try:
             table.read(cell.data, Batch, subject=cell.subject)
@@ -110,7 +110,7 @@ async def present_step(table: Table, step: int) -> int:
 
 
 async def handled(table: Table, until: int) -> bool:
-    """Whether every pool has dealt with all messages up to a sequence number."""
+    """Whether every pool has handled all messages up to a sequence number."""
     for pool in POOLS:
         info = await table.connection.js.consumer_info(table.subjects.table_stream, pool)
         if info.num_pending and info.ack_floor.stream_seq < until:
@@ -124,7 +124,7 @@ async def last_sequence(table: Table) -> int:
 
 
 def flooded(cwd: Path, name: str, seed: int, count: int, *, steps: int, rate: float) -> tuple[Counts, list[str]]:
-    """Flood a run of its own and let it end; gives what became of the messages, and all that is wrong."""
+    """Start a run, flood it and let it end; return counts of the messages, and all violations."""
     run = Run(cwd, name, [*SETTINGS, f"run.steps={steps}"]).start()
     try:
         wait_until(lambda: run.table.get(f"relax.{name}.batch.0"), "batch.0", 180)
@@ -160,7 +160,7 @@ def flooded(cwd: Path, name: str, seed: int, count: int, *, steps: int, rate: fl
 
 
 def _cells(table: Table, ledger: Ledger, until: int) -> tuple[Counts, list[str]]:
-    """What became of the unreadable cells that lie in the table, up to a sequence number."""
+    """Classify the unreadable cells in the table, up to a sequence number."""
     counts: Counts = Counter()
     wrong = []
     ended = {}
@@ -179,24 +179,24 @@ def _cells(table: Table, ledger: Ledger, until: int) -> tuple[Counts, list[str]]
 
 
 def _fate(cell: CellId, ended: dict[RowId, str], ledger: Ledger) -> str | None:
-    """How an unreadable cell of a row was answered for; None if it was not."""
+    """How the run answered an unreadable cell of a row; None if it did not."""
     if cell.field not in COLUMNS:
         return "of a column that nobody reads"
     if cell.field in WORDS:
-        return "told in an event"
+        return "reported in an event"
     if cell.row in ended:
         return f"its row is {ended[cell.row]}"
     if cell.kind == "group" and cell.step < ledger.floor:
         return "of a step that is over"
     if cell.field == "advantage" and ledger.state(cell.row) is None:
-        # Only the trainer reads it, and only of rows that it may train.
+        # Only the trainer reads this column, and only of rows that it may train.
         return "of a row that nobody wants"
     left_out = cell.kind == "eval" and cell.field in ("reward", "advantage")
     return "left out of an evaluation" if left_out else None
 
 
 def unreadable(table: Table, cell_id: CellId, cell: Cell) -> str | None:
-    """Why a cell cannot be read as what its subject says; None if it can."""
+    """Why a cell cannot be read as its subject demands; None if it can."""
     expected = KINDS.get(cell_id.kind) or COLUMNS.get(cell_id.field)
     try:
         if expected is None:
@@ -209,7 +209,7 @@ def unreadable(table: Table, cell_id: CellId, cell: Cell) -> str | None:
 
 
 def _events(table: Table) -> tuple[Counts, list[str]]:
-    """The events that tell of malformed messages, and those that tell of a death."""
+    """Events about malformed messages, and events about a death."""
     counts: Counts = Counter()
     wrong = []
     for event in table.connection.call(_written_events(table), 120):
@@ -224,7 +224,7 @@ def _events(table: Table) -> tuple[Counts, list[str]]:
 
 
 async def _written_events(table: Table) -> list[dict[str, Any]]:
-    """The events that actors wrote: theirs have an id, the flood's have none."""
+    """Events that actors wrote: they have a message id, those of the flood have none."""
     follower = OrderedConsumer(table.connection, table.subjects.log_stream, [f"{table.subjects.prefix}.event.>"])
     found: list[dict[str, Any]] = []
     async for batch in follower.batches(tick=0.5):

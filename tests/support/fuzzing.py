@@ -1,4 +1,4 @@
-"""Messages that no actor of ours would write: random, mutated, misplaced; seeded, so that a finding can be repeated."""
+"""Messages that no actor would write: random, mutated or misplaced, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def samples() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is published: `kind` names the sort of subject."""
+    """A message to publish; `kind` names the kind of subject."""
 
     kind: str
     subject: str
@@ -75,7 +75,7 @@ class Message:
 
 
 class Fuzzer:
-    """Makes messages for one run.
+    """Draws messages for one run.
 
     Args:
         run: its name.
@@ -91,7 +91,7 @@ class Fuzzer:
         self._opened = {name: _open(value) for name, value in samples().items()}
 
     def message(self) -> Message:
-        """The next one."""
+        """Draw the next message."""
         make = self.random.choices(
             (self._row, self._eval, self._numbered, self._stranger, self._log, self._state), (10, 2, 3, 2, 2, 1)
         )[0]
@@ -121,7 +121,7 @@ class Fuzzer:
         return Message(kind, f"relax.{self._run}.{kind}.{number}", *self._cell(kind))
 
     def _stranger(self) -> Message:
-        """A subject that the stream takes and that names nothing."""
+        """A subject of the stream that names no cell."""
         r = self.random
         odd = ("*", ">", "x", "-1", "01", "1e3", "9" * 40, "é", "$", "\u0661", "0x1", "<>", "(", "%s", "a" * 300)
         token = r.choice(odd)
@@ -137,7 +137,7 @@ class Fuzzer:
         return Message("malformed subject", f"relax.{self._run}.{tail}", *self._cell(r.choice(COLUMNS)))
 
     def _log(self) -> Message:
-        """An event or a metric; none that tells of a crash, which the test counts."""
+        """An event or a metric; no crash, since the test counts crashes."""
         r = self.random
         role, n = r.choice((*ROLES, "x" * 200, "é")), r.choice(("0", "1", "x"))
         kind = r.choice(("ready", "evaluated", "row_dropped", "suppressed", "row_failed", "x"))
@@ -188,7 +188,7 @@ class Fuzzer:
         return data, None
 
     def content(self, column: str) -> bytes:
-        """The bytes of a cell that is meant for a column."""
+        """Draw the bytes of a cell for a column."""
         r = self.random
         meant = column if column in self._valid else "value"
         name = meant if r.random() < 0.8 else r.choice(list(self._valid))
@@ -218,7 +218,7 @@ class Fuzzer:
         return bytes(flipped)
 
     def _mutated(self, name: str) -> bytes:
-        """A valid envelope of which one thing is wrong."""
+        """A valid envelope with one error."""
         r = self.random
         type_name, fields = self._opened[name][0], dict(self._opened[name][1])
         cell: Any = [1, type_name, "x.0#1", fields]
@@ -239,7 +239,7 @@ class Fuzzer:
         return bytes(msgpack.packb(cell))
 
     def _nasty(self, depth: int) -> Any:
-        """A value of any type, the awkward ones more often."""
+        """A value of any type, awkward values more often."""
         r = self.random
         made: tuple[Callable[[], Any], ...] = (
             lambda: r.choice(SCALARS),
@@ -274,7 +274,7 @@ class Fuzzer:
 
 
 def _open(value: Any) -> tuple[str, dict[str, Any]]:
-    """Type and fields of a message, as they lie in a cell."""
+    """Type and fields of a message, as they are stored in a cell."""
     if dataclasses.is_dataclass(value):
         return type(value).__name__, _plain(value)
     return "value", {"value": value}

@@ -1,4 +1,4 @@
-"""A nats-server as `relax keys` configures it, with a process of its own."""
+"""A nats-server that `relax keys` configured, in a process of its own."""
 
 from __future__ import annotations
 

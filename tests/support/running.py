@@ -1,4 +1,4 @@
-"""Runs of `relax up` as a user starts them: a process of its own, watched through its broker."""
+"""Runs of `relax up` in a process of their own, observed through their broker."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from relax_actors.training.ledger import Ledger
 SUPPORT = Path(__file__).parent
 TINY = SUPPORT / "tiny.toml"
 DEADLINE = 240.0
+ON_POLICY = ("staleness.max=0", "run.deterministic=true", "supervision.intensity=50", "supervision.ack_wait=1")
+"""Settings with which the weights at the end depend on nothing but the configuration."""
 
 
 def wait_until(holds: Callable[[], Any], what: str, deadline: float = 60.0) -> Any:
-    """Poll until something holds, and give it."""
+    """Poll until `holds` returns a true value, and return the value."""
     end = time.monotonic() + deadline
     while not (value := holds()):
         assert time.monotonic() < end, f"no {what} within {deadline} s"
@@ -38,7 +40,7 @@ def wait_until(holds: Callable[[], Any], what: str, deadline: float = 60.0) -> A
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Living processes whose command line or working files name a run's folder."""
+    """Processes whose command line names the folder of a run."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -53,14 +55,14 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def relax(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The command, as a user gives it."""
+    """Run the command `relax`."""
     command = [sys.executable, "-m", "relax_actors.cli.main", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
 
 
 @dataclass
 class Run:
-    """One `relax up`; start it again to resume."""
+    """A run of `relax up`; start it again to resume."""
 
     cwd: Path
     name: str
@@ -68,7 +70,7 @@ class Run:
     config: Path = TINY
     process: subprocess.Popen[str] | None = None
     at: Path | None = None
-    """Its folder, if it is not the default one."""
+    """Folder of the run, if not the default."""
     _connection: Connection | None = None
 
     @property
@@ -84,7 +86,7 @@ class Run:
         return self
 
     def finish(self, deadline: float = DEADLINE) -> tuple[int, dict[str, Any], str]:
-        """Wait for the end: exit code, the last line's JSON, and what it said."""
+        """Wait for the end; return the exit code, the JSON of the last line, and the output."""
         assert self.process is not None
         try:
             out, err = self.process.communicate(timeout=deadline)
@@ -98,7 +100,7 @@ class Run:
         return self.process.returncode, result, out + err
 
     def end_in_order(self) -> None:
-        """Stop it, and see that its ledger is complete."""
+        """Stop the run, and check that its ledger is complete."""
         self.disconnect()
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
@@ -108,14 +110,14 @@ class Run:
         assert "the ledger is complete" in found.stdout
 
     def complete(self, deadline: float = DEADLINE) -> dict[str, Any]:
-        """Start, wait, and give the result of a run that must succeed."""
+        """Start the run, wait for its successful end, and return the result."""
         code, result, said = self.start().finish(deadline)
         assert code == 0, said
         return result
 
     @property
     def connection(self) -> Connection:
-        """A connection to the living run."""
+        """A connection to the broker of the live run."""
         if self._connection is None:
             wait_until(self.folder.address.exists, "broker.json")
 
@@ -141,7 +143,7 @@ class Run:
             self._connection = None
 
     def pid_of(self, actor: str) -> int | None:
-        """Process of an actor, by its command line; None between two lives."""
+        """Process of an actor, by its command line; None during a restart."""
         role, n = actor.rsplit(".", 1)
         for pid in processes_of(self.folder.root):
             try:
@@ -159,8 +161,14 @@ class Run:
         return pid
 
     def stop(self) -> None:
-        """End whatever is left, as a fixture's last act."""
+        """Stop whatever still runs, at the end of a test."""
         self.disconnect()
-        if self.process is not None and self.process.poll() is None:
+        if self.process is None:
+            return
+        if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.communicate(timeout=60)
+        # A test that failed has not read them to their end.
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()

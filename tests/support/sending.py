@@ -1,6 +1,6 @@
 """A sender of weights in a process of its own: `python -m tests.support.sending <MiB>`.
 
-It offers the tensors of `content`, says where it is, and lives until its input ends.
+It offers the tensors of `content`, prints its address, and runs until its input ends.
 """
 
 from __future__ import annotations

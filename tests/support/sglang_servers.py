@@ -6,18 +6,18 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relax_actors.config import Config, validate
-from relax_actors.data.model_folder import measure, prepare
+from relax_actors.config import Config
+from relax_actors.data.model_folder import measure
 from relax_actors.engines.sglang import presence
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader
+from relax_actors.engines.sglang.loading import FromDisk, Loader
 from relax_actors.engines.sglang.record import ServerRecord
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.blackbox import Snapshot
@@ -28,29 +28,12 @@ from relax_actors.supervision.pools import server_launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
+from tests.support import models
+from tests.support.models import QWEN3, qwen3_moe
 from tests.support.running import wait_until
 
-ALPHABET = "0123456789>#"
-STOP = ALPHABET.index("#")
-DENSE: dict[str, Any] = {
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
-MOE = DENSE | {
-    "model_type": "qwen3_moe",
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": True,
-    "tie_word_embeddings": False,
-}
+DENSE = QWEN3 | {"max_position_embeddings": 512}
+MOE = qwen3_moe(DENSE, experts=8)
 START_SECONDS = 400.0
 
 
@@ -63,24 +46,15 @@ def skip_if_missing() -> None:
 
 
 def config_of(folder: Path, architecture: dict[str, Any], **sections: dict[str, Any]) -> Config:
-    """A run with a tiny model of random weights, its folder made and its configuration saved."""
-    tree: dict[str, Any] = {
-        "run": {"name": "sglang", "folder": str(folder), "seed": 5, "steps": 10},
-        "model": {"architecture": architecture, "tokenizer": {"alphabet": ALPHABET}},
-        "data": {"kind": "python", "function": "nothing"},
-        "rollout": {"backend": "sglang", "max_concurrent_prompts": 4, "group_size": 8},
-    }
-    for name, section in sections.items():
-        tree[name] = {**tree.get(name, {}), **section}
-    config = validate(tree, "test")
-    folder.mkdir(parents=True, exist_ok=True)
-    prepare(config, config.model_path)
+    """Configure a run with a tiny model, as `tests.support.models.config_of` does, and save its configuration."""
+    rollout = {"backend": "sglang", "max_concurrent_prompts": 4, "group_size": 8, **sections.pop("rollout", {})}
+    config = models.config_of(folder, architecture, rollout=rollout, **sections)
     RunFolder(folder).save_config(config, str(folder))
     return config
 
 
 class Kept:
-    """A server that is started again whenever it ends."""
+    """A server that is restarted whenever it ends."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.folder = config, RunFolder(config.folder)
@@ -90,7 +64,7 @@ class Kept:
         environment = actor_environment(config)
         self.starts = 0
         self._tree = ProcessTree({"server": pool}, lambda _: server_launch(self.folder, 0, environment), self, 30.0)
-        # The thread that starts a child must live as long as that may.
+        # Children ask the kernel to die with the thread that started them.
         self._thread = threading.Thread(target=self._tree.run)
         self._thread.start()
 
@@ -109,7 +83,7 @@ class Kept:
         return wait_until(lambda: ServerRecord.load(self.folder.server(0)), "server", START_SECONDS)
 
     def processes(self) -> dict[int, str]:
-        """The processes of its group, with their titles."""
+        """Processes of the server, with their titles."""
         found = {}
         for pid in members(self.record.group):
             with suppress(OSError):
@@ -117,7 +91,7 @@ class Kept:
         return found
 
     def kill(self, part: str) -> None:
-        """SIGKILL the process of it whose title has a part."""
+        """SIGKILL the process of the server whose title contains `part`."""
         (pid,) = [pid for pid, title in self.processes().items() if part in title]
         os.kill(pid, signal.SIGKILL)
 
@@ -127,28 +101,20 @@ class Kept:
 
 
 @contextmanager
-def engine_of(kept: Kept, loader: Loader | None = None, **settings: Any) -> Iterator[SglangEngine]:
-    """One life of an actor's engine."""
+def engine_of(
+    kept: Kept,
+    loader: Loader | None = None,
+    *,
+    find: Callable[[], ServerRecord | None] | None = None,
+    **settings: Any,
+) -> Iterator[SglangEngine]:
+    """Engine of one incarnation of an actor."""
     path, config = kept.folder.server(0), kept.config
     loader = loader or FromDisk(path.with_suffix(""))
     defaults: dict[str, Any] = {"rows": 4, "patience": START_SECONDS, "stall": 60.0}
     length = measure(config.model_path).context_length
-    engine = SglangEngine(lambda: ServerRecord.load(path), loader, length, **(defaults | settings))
+    engine = SglangEngine(find or (lambda: ServerRecord.load(path)), loader, length, **(defaults | settings))
     try:
         yield engine
     finally:
         engine.close()
-
-
-__all__ = [
-    "ALPHABET",
-    "DENSE",
-    "MOE",
-    "STOP",
-    "FromGroup",
-    "FromTensors",
-    "Kept",
-    "config_of",
-    "engine_of",
-    "skip_if_missing",
-]

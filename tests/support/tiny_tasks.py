@@ -1,4 +1,4 @@
-"""Tasks and rewards of the tests' tiny runs, bad ones among them."""
+"""Tasks, rewards and roles of the tests' tiny runs, including failing ones."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def poison_hang(completion: str, prompt: Prompt) -> float:
 
 
 def poison_spin(completion: str, prompt: Prompt) -> float:
-    """Hangs without ever giving the interpreter lock up for long."""
+    """Hang without releasing the interpreter lock for long."""
     while is_poison(prompt):
         time.monotonic()
     return share_of_sevens(completion, prompt)
 
 
 class Onlooker(Role):
-    """A role that writes nothing the trainer needs, and fails on every third row."""
+    """Observing role, whose column the trainer does not need; fails on every third row."""
 
     reads = ("trajectory",)
     writes = "looked"
@@ -85,7 +85,7 @@ class Onlooker(Role):
 
 
 class Critic(Role):
-    """A role of the user's that writes about a trajectory, and of some never comes to an end."""
+    """Custom role that scores trajectories, and hangs on some rows."""
 
     reads = ("prompt", "trajectory", "reward")
     writes = "shaped_reward"
@@ -97,13 +97,13 @@ class Critic(Role):
 
 
 def slow_share_of_sevens(completion: str, prompt: Prompt) -> float:
-    """As `share_of_sevens`, a little later: gives kills time to meet a row in hand."""
+    """`share_of_sevens` after a short delay, so that kills interrupt rows in progress."""
     threading.Event().wait(0.02 if len(completion) < 8 else 0.001)
     return share_of_sevens(completion, prompt)
 
 
 def share_of_sevens_or_nothing(completion: str, prompt: Prompt) -> float:
-    """Of every third prompt all samples are worth the same; every seventh takes longer than a step."""
+    """Equal rewards for every third prompt; every seventh takes longer than a step."""
     i = int(prompt.metadata["i"])
     threading.Event().wait(0.2 if i % 7 == 0 else 0.0)
     return 0.0 if i % 3 == 0 else share_of_sevens(completion, prompt)
@@ -119,7 +119,7 @@ def poison_until_fixed(completion: str, prompt: Prompt) -> float:
 
 
 def poison_memory(completion: str, prompt: Prompt) -> float:
-    """Takes memory for as long as there is any."""
+    """Allocate memory until there is none left."""
     taken = []
     while is_poison(prompt):
         taken.append(bytearray(8 << 20))
@@ -127,7 +127,7 @@ def poison_memory(completion: str, prompt: Prompt) -> float:
 
 
 class Shaped(Role):
-    """A column of the user's."""
+    """Custom role that writes a column."""
 
     reads = ("reward",)
     writes = "shaped_reward"

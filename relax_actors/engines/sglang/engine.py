@@ -101,6 +101,11 @@ class SglangEngine(GeneratesAll):
         """Version of the weights that are served."""
         return None if self._serving is None else self._serving.version
 
+    @property
+    def rows(self) -> Rows:
+        """Rows in progress."""
+        return self._rows
+
     def empty_copy(self) -> HostCopy:
         """A copy of tensors; see `TakesWeights`."""
         return HostCopy()
@@ -154,7 +159,11 @@ class SglangEngine(GeneratesAll):
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
         """Swap to a whole set of weights at once; see `TakesWeights`."""
         copy = HostCopy()
-        copy.take([Step(version, fingerprint, shards)])
+        try:
+            copy.take([Step(version, fingerprint, shards)])
+        except StoreError:
+            self._serving = None
+            raise
         self.stage(version, copy.tensors)
         self.swap()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from relax_actors.engines.torch.model import build, check_fit
 from relax_actors.errors import StoreError
@@ -120,6 +121,11 @@ class ServedModel(Served):
         self._device = torch.device(device)
         self._model = build(path, dtype=dtype, device=self._device)
         self._model.train(mode=False)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that computes, with the weights in use."""
+        return self._model
 
     def _parameters(self) -> Mapping[str, Tensor]:
         known: dict[str, Tensor] = self._model.state_dict(keep_vars=True)

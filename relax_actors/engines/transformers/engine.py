@@ -156,7 +156,7 @@ class _Batch:
         self._may_refuse = any(r.min_tokens for r in requests)
         self._limit = each([r.max_tokens for r in requests], torch.long)
         width = max(r.max_tokens for r in requests)
-        self._uniforms = torch.from_numpy(np.concatenate([_uniforms(r) for r in requests])).to(device)
+        self._uniforms = torch.from_numpy(np.concatenate([_uniforms(r, width) for r in requests])).to(device)
         self.mask = self.prompt_mask.repeat_interleave(self.repeats_tensor, dim=0)
         self.positions = self.mask.sum(-1) - 1
         stops = sorted({s for r in requests for s in r.stop_ids})
@@ -256,10 +256,11 @@ class _Batch:
         return group
 
 
-def _uniforms(request: GenerationRequest) -> NDArray[Any]:
-    """`[samples, max_tokens] float64` in [0, 1), from the request's seed alone."""
+def _uniforms(request: GenerationRequest, width: int) -> NDArray[Any]:
+    """`[samples, width] float64` in [0, 1), from the request's seed alone; zeros from `max_tokens` on."""
     generator = np.random.Generator(np.random.Philox(key=request.seed))
-    return generator.random((request.samples, request.max_tokens))
+    drawn = generator.random((request.samples, request.max_tokens))
+    return np.pad(drawn, ((0, 0), (0, width - request.max_tokens)))
 
 
 def _choose(logprobs: Tensor, top_p: Tensor, uniforms: Tensor) -> Tensor:

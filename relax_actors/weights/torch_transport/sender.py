@@ -69,7 +69,13 @@ class TorchSender:
         self.address = Address(host, port, secrets.token_hex(32))
         self._store: Store = open_store(host, port, seconds, listener.detach())
         self._store.set("next", "0")
-        threading.Thread(target=self._accept, name="transport", daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, name="transport", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def connections(self) -> int:
+        """Receivers that are connected."""
+        return len(self._peers)
 
     def offer(self, fingerprint: str, contents: Sequence[Content]) -> None:
         """Give this out from now on, and nothing else; of several contents the first that is of use to a receiver.
@@ -88,6 +94,8 @@ class TorchSender:
         self._closing, self._offer = True, None
         with suppress(RuntimeError):
             knock(open_store(self.address.host, self.address.port, self._seconds), self.address.token, monotonic() + 1)
+            # A thread that still reads from the store when it goes prints a traceback of gloo.
+            self._acceptor.join(1.0)
         for peer in list(self._peers):
             peer.close()
         self._store = None

@@ -1,4 +1,4 @@
-"""A project of docker-compose.yml with volumes, ports and a run of its own; without an engine none of this runs."""
+"""A project of docker-compose.yml with its own volumes, ports and run; skipped without a Docker engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UID = 1000
 
 
 def compose_command() -> list[str] | None:
-    """Compose v2, or docker-compose 1.29, if there is an engine that answers."""
+    """Command of Compose v2 or docker-compose 1.29, if a Docker engine answers."""
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
         return None
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass
 class Project:
-    """What `docker compose up` made."""
+    """The containers of one `docker compose up`."""
 
     folder: Path
     settings: str
@@ -104,19 +104,19 @@ class Project:
         return done.stdout
 
     def kill(self, service: str) -> None:
-        """Kill a container, and start it as an operator or an orchestrator would."""
+        """Kill a container, and start it again as an orchestrator would."""
         (container, *_) = self.containers(service)
         self.docker("kill", container)
         self.docker("start", container)
 
     def relax(self, *arguments: str) -> dict[str, Any]:
-        """A verb with the operator's credentials, as one line of JSON."""
+        """Run a command with the operator's credentials; return its JSON."""
         return dict(
             json.loads(self.compose("exec", "-T", "prompts", "relax", *arguments, "--json").strip().splitlines()[-1])
         )
 
     def step(self) -> int:
-        """The newest version of the weights, by its file: a verb in a container would take the machine's time."""
+        """The newest version of the weights, by its file; a command in a container would slow the run down."""
         names = [path.name for path in self.folder.glob("runs/demo/store/weights/*.safetensors")]
         return max((int(n) for name in names if (n := name.split(".", 1)[0]).isdigit()), default=-1)
 
@@ -124,7 +124,7 @@ class Project:
         return int(wait_until(lambda: (at := self.step()) >= step and at, f"step {step}\n", deadline))
 
     def events(self, subject: str, enough: Callable[[list[Event]], object], seconds: int) -> list[Event]:
-        """What is told on a subject from the run's beginning on, as soon as it is enough."""
+        """Messages on a subject since the start of the run, as soon as there are enough."""
         listen = ["exec", "-T", "prompts", "timeout", str(seconds), "relax", "tail", subject, "--history"]
         heard: list[Event] = []
         with subprocess.Popen(
@@ -136,11 +136,11 @@ class Project:
                 if enough(heard):
                     process.kill()
                     return heard
-        msg = f"{subject} told {heard} within {seconds} s"
+        msg = f"{subject} had only {heard} within {seconds} s"
         raise AssertionError(msg)
 
     def summary(self, deadline: float) -> dict[str, Any]:
-        """The result, once it is there."""
+        """The result of the run, once it is written."""
         path = self.folder / "runs" / "demo" / "summary.json"
         wait_until(path.exists, "summary.json", deadline)
         return dict(json.loads(path.read_text()))
@@ -151,7 +151,7 @@ class Project:
         assert found["admitted"] == sum(found[name] for name in ("trained", "dropped", "quarantined", "in_flight"))
 
     def down(self) -> None:
-        """Remove everything but what the containers said."""
+        """Remove everything except the logs of the containers."""
         (self.folder / "logs.txt").write_text(self.compose("logs", "--no-color", check=False))
         self.compose("down", "-v", "--timeout", "5", check=False)
 

@@ -1,4 +1,4 @@
-"""`docker compose up` trains to the end, whatever is killed, cut off, added or taken away meanwhile."""
+"""`docker compose up` trains to the end while containers are killed, disconnected, added and removed."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def test_it_trains_to_the_end(make_project: MakeProject) -> None:
 
 
 def assert_no_secret_is_told(project: Project) -> None:
-    """No seed of a key in logs, settings of containers, the run's folder, the broker's streams or the image."""
+    """Check that no private key is in logs, container settings, the run's folder, the streams or the image."""
     read = "cat /keys/*/nats.creds /keys/private/keys.json"
     words = [word.strip('",') for word in project.compose("exec", "-T", "nats", "sh", "-c", read).split()]
     secrets = [word for word in words if word[:2] in ("SU", "SO", "SA") and len(word) > 50]
     assert len(secrets) > 10
     inspected = project.docker("inspect", *project.compose("ps", "-q").split())
-    told = [project.compose("logs"), inspected, project.docker("history", "--no-trunc", IMAGE)]
-    assert not any(secret in text for secret in secrets for text in told)
-    # Events, the ledger's cells and the state are all in the broker's folder.
+    shown = [project.compose("logs"), inspected, project.docker("history", "--no-trunc", IMAGE)]
+    assert not any(secret in text for secret in secrets for text in shown)
+    # Events, cells and the run's state are in the broker's folder.
     pattern = "|".join(secrets)
     found = project.compose("exec", "-T", "nats", "sh", "-c", f"grep -rlE '{pattern}' /nats || true")
     kept = [path for path in (project.folder / "runs").rglob("*") if path.is_file()]
@@ -97,7 +97,7 @@ def test_a_container_may_be_cut_off_and_others_come_and_go(make_project: MakePro
     began = time.time()
     project.up("--scale", "rollout=3", "--no-recreate")
     say(f"two more rollouts, in seconds after scale: {times_of_start(project, began)}")
-    # An actor is ready a moment before its lease tells of it.
+    # An actor is ready a moment before its lease shows it.
     wait_until(lambda: rollouts(project) == 3, "three rollouts", 20)
     project.up("--scale", "rollout=1", "--no-recreate")
     wait_until(lambda: rollouts(project) == 1, "one rollout", 60)
@@ -107,7 +107,7 @@ def test_a_container_may_be_cut_off_and_others_come_and_go(make_project: MakePro
 
 
 def times_of_start(project: Project, since: float) -> dict[str, list[float]]:
-    """Seconds since then at which two more rollouts had a container, a process, and were ready to take rows."""
+    """Seconds since `began` at which two more rollouts had a container, had a process, and were ready."""
 
     def both_ready(heard: list[Event]) -> bool:
         return bool(sum(e["kind"] == "ready" and e["time"] > since for e in heard) == 2)
@@ -143,7 +143,7 @@ def test_a_run_survives_the_loss_of_any_one_of_three_servers(make_project: MakeP
 
 @pytest.mark.timeout(295)
 def test_with_tls_and_the_roles_of_profiles(make_project: MakeProject) -> None:
-    # The trainer steps on rows that have both columns only.
+    # The trainer steps only on rows that have both columns.
     roles = "roles.reference.max_concurrent_rows=8 roles.actor_fwd.max_concurrent_rows=8 algorithm.proximal=actor_fwd"
     project = make_project(f"{SHORT.format(100_000)} {roles} algorithm.kl_coefficient=0.01")
     project.environment |= {"TLS": "1", "MUTUAL_TLS": "1"}

@@ -1,0 +1,1 @@
+"""Suites of tests, one for each protocol; each implementation subclasses its suite."""

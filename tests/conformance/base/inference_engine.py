@@ -1,0 +1,313 @@
+"""Suite of `InferenceEngine`: what a rollout relies on, whichever engine generates.
+
+`InferenceEngineConformance` holds for every engine, `LanguageModelConformance` for those that compute a real model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker.errors import StoreError
+from relax_actors.config import Config
+from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
+from relax_actors.messages import FinishReason
+from tests.support.models import (
+    STOP,
+    VOCABULARY,
+    ReferenceModel,
+    check_logprobs,
+    publish,
+    random_weights,
+    request_of,
+)
+
+REQUESTS = [request_of("12>", 1), request_of("9081>", 2), request_of("5>", 3, temperature=0.7)]
+Samples = list[list[Generation]]
+
+
+def silent() -> None:
+    """Progress that nobody waits for."""
+
+
+def pairs_of(requests: list[GenerationRequest], groups: Samples) -> list[tuple[GenerationRequest, Generation]]:
+    """Each sample with its request."""
+    return [(request, sample) for request, group in zip(requests, groups, strict=True) for sample in group]
+
+
+def versions_of(groups: Samples) -> set[int]:
+    """All versions that wrote a token."""
+    return {int(version) for group in groups for sample in group for version in sample.versions}
+
+
+class InferenceEngineConformance:
+    """Laws of every engine.
+
+    Subclasses provide the fixture `engine`, without weights and closed at the end, and `publish`.
+    """
+
+    requests = REQUESTS
+    long = replace(REQUESTS[0], max_tokens=60, stop_ids=frozenset())
+    """A request that runs long enough for others, and for newer weights, to arrive."""
+    short = replace(REQUESTS[1], max_tokens=2)
+
+    @pytest.fixture
+    def engine(self) -> InferenceEngine:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def publish(self) -> Callable[..., tuple[str, list[Path]]]:
+        """Write the weights `scale` of the engine's model: fingerprint and files."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def loaded(self, engine: Any, publish: Callable[..., tuple[str, list[Path]]]) -> Any:
+        """The engine with version 3, the weights of scale 1."""
+        engine.load(3, *publish(1.0))
+        return engine
+
+    def stage(self, engine: Any, version: int, published: tuple[str, list[Path]]) -> None:
+        """Stage published weights through a verified copy, as a rollout does."""
+        from relax_actors.weights.protocol import Step
+
+        copy = engine.empty_copy()
+        copy.take([Step(version, *published)])
+        assert (copy.version, copy.fingerprint) == (version, published[0])
+        engine.stage(version, copy.tensors)
+
+    def test_generates_nothing_before_the_first_weights(self, engine: Any) -> None:
+        assert engine.version is None
+        assert engine.context_length > 0
+        with pytest.raises(StoreError, match="no verified weights"):
+            engine.generate(self.requests, silent)
+        with pytest.raises(StoreError, match="nothing can be swapped"):
+            engine.swap()
+
+    def test_refuses_weights_with_another_fingerprint_and_serves_nothing(self, loaded: Any, publish: Any) -> None:
+        fingerprint, shards = publish(1.0)
+        with pytest.raises(StoreError, match="published was"):
+            loaded.load(9, "0" * 32, shards)
+        with pytest.raises(StoreError, match="no verified weights"):
+            loaded.generate(self.requests, silent)
+        loaded.load(9, fingerprint, shards)
+        assert versions_of(loaded.generate(self.requests, silent)) == {9}
+
+    def test_refuses_weights_whose_file_is_damaged(self, engine: Any, publish: Any) -> None:
+        fingerprint, shards = publish(1.0)
+        data = bytearray(shards[0].read_bytes())
+        data[-1] ^= 1
+        shards[0].write_bytes(data)
+        with pytest.raises(StoreError, match="published was"):
+            engine.load(2, fingerprint, shards)
+        with pytest.raises(StoreError, match="no verified weights"):
+            engine.generate(self.requests, silent)
+
+    def test_every_sample_has_tokens_logprobs_and_versions_of_one_length(self, loaded: Any) -> None:
+        calls: list[None] = []
+        groups = loaded.generate(self.requests, lambda: calls.append(None))
+        assert calls
+        for request, group in zip(self.requests, groups, strict=True):
+            assert len(group) == request.samples
+            for sample in group:
+                assert 0 < len(sample.tokens) <= request.max_tokens
+                assert sample.tokens.shape == sample.logprobs.shape == sample.versions.shape
+                assert (sample.tokens.dtype, sample.versions.dtype) == (np.int32, np.int32)
+                assert sample.logprobs.dtype == np.float32
+                assert (sample.logprobs <= 0).all()
+                assert np.isfinite(sample.logprobs).all()
+                assert set(sample.versions) == {3}
+
+    def test_staged_weights_are_served_after_the_swap(self, loaded: Any, publish: Any) -> None:
+        self.stage(loaded, 4, publish(0.7))
+        assert loaded.version == 3
+        assert versions_of(loaded.generate(self.requests, silent)) == {3}
+        assert loaded.swap() == loaded.version == 4
+        assert versions_of(loaded.generate(self.requests, silent)) == {4}
+        with pytest.raises(StoreError, match="nothing can be swapped"):
+            loaded.swap()
+
+    def test_a_row_is_returned_as_soon_as_its_samples_have_ended(self, loaded: Any) -> None:
+        order = [i for done in loaded.stream([self.long, self.short], silent) for i, _ in done]
+        assert order == [1, 0]
+
+    def test_samples_continue_with_newer_weights(self, loaded: Any, publish: Any) -> None:
+        made = self.generate_over_a_swap(loaded, publish(0.7))
+        assert versions_of([[sample for _, sample in made]]) == {3, 4}
+        for _, sample in made:
+            assert (np.diff(sample.versions) >= 0).all()
+        assert any(len(set(sample.versions)) == 2 for _, sample in made)
+
+    def generate_over_a_swap(
+        self, engine: Any, published: tuple[str, list[Path]]
+    ) -> list[tuple[GenerationRequest, Generation]]:
+        """Generate `long`; version 4 replaces version 3 after its first tokens."""
+        grown = 0
+
+        def progress() -> None:
+            nonlocal grown
+            grown += 1
+
+        def refresh() -> bool:
+            if grown < 2 or engine.version == 4:
+                return False
+            self.stage(engine, 4, published)
+            return bool(engine.swap() == 4)
+
+        return pairs_of([self.long], engine.generate([self.long], progress, refresh))
+
+    def test_a_stream_that_is_abandoned_leaves_the_engine_usable(self, loaded: Any) -> None:
+        stream = loaded.stream([self.long, self.short], silent)
+        assert next(stream)
+        with suppress(StopIteration):
+            stream.close()
+        assert versions_of(loaded.generate(self.requests, silent)) == {3}
+
+
+class RowsJoin:
+    """Law of engines that take rows while others run."""
+
+    long: GenerationRequest
+    short: GenerationRequest
+
+    def test_rows_join_those_that_run_and_each_is_returned_when_it_ends(self, loaded: Any) -> None:
+        late = [self.short, replace(self.short, max_tokens=3)]
+        given: list[GenerationRequest] = []
+        found: list[tuple[int, list[Generation]]] = []
+
+        def more(most: int) -> list[GenerationRequest]:
+            assert most > 0
+            # The second joins once the first has been returned.
+            if len(given) > len(found) or len(given) == len(late):
+                return []
+            given.append(late[len(given)])
+            return given[-1:]
+
+        for done in loaded.stream([self.long], silent, None, more):
+            found += done
+        assert [i for i, _ in found] == [1, 2, 0]
+        self.check_rows([*late, self.long], [group for _, group in found])
+
+    def check_rows(self, requests: list[GenerationRequest], groups: list[list[Generation]]) -> None:
+        """Compare rows with what was asked for."""
+        assert [len(group) for group in groups] == [request.samples for request in requests]
+
+
+class SamplesFollowSeeds:
+    """Law of engines whose samples do not depend on the other rows of a batch."""
+
+    requests: list[GenerationRequest]
+
+    def test_samples_depend_on_the_seed_alone(self, loaded: Any) -> None:
+        together = loaded.generate(self.requests, silent)
+        for group, request in zip(together, self.requests, strict=True):
+            for a, b in zip(group, loaded.generate([request], silent)[0], strict=True):
+                np.testing.assert_array_equal(a.tokens, b.tokens)
+                np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+        others = [loaded.generate([replace(self.requests[0], seed=seed)], silent)[0] for seed in range(90, 95)]
+        assert any([s.tokens.tolist() for s in a] != [s.tokens.tolist() for s in b] for a, b in pairwise(others))
+
+
+class MinTokens:
+    """Law of engines that keep a sample from ending early."""
+
+    def test_no_stop_token_is_sampled_before_min_tokens(self, loaded: Any) -> None:
+        (late,) = loaded.generate([request_of("1>", 1, samples=64, min_tokens=5)], silent)
+        assert min(len(sample.tokens) for sample in late) >= 5
+        assert all(STOP not in sample.tokens[:4] for sample in late)
+
+
+class LanguageModelConformance(InferenceEngineConformance):
+    """Laws of engines that compute a model of Hugging Face format.
+
+    Subclasses provide the fixture `config`, a run with a prepared model folder.
+    """
+
+    rounding = 1e-5
+    rounding_long = 5e-5
+    """Of samples of some hundred tokens, and of those read again under newer weights."""
+
+    @pytest.fixture
+    def config(self) -> Config:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def publish(self, config: Config, tmp_path: Path) -> Callable[..., tuple[str, list[Path]]]:
+        return lambda scale: publish(random_weights(config, scale), tmp_path / f"{scale}.safetensors")
+
+    def test_logprobs_are_those_of_the_model(self, loaded: Any, config: Config) -> None:
+        made = pairs_of(self.requests, loaded.generate(self.requests, silent))
+        check_logprobs(config, made, {3: 1.0}, self.rounding)
+
+    def test_logprobs_after_a_swap_are_those_of_the_newer_weights(
+        self, loaded: Any, config: Config, publish: Any
+    ) -> None:
+        before = pairs_of(self.requests, loaded.generate(self.requests, silent))
+        self.stage(loaded, 4, publish(0.7))
+        loaded.swap()
+        after = pairs_of(self.requests, loaded.generate(self.requests, silent))
+        check_logprobs(config, [*before, *after], {3: 1.0, 4: 0.7}, self.rounding)
+
+    def test_each_logprob_of_a_continued_sample_is_of_the_version_that_wrote_the_token(
+        self, loaded: Any, config: Config, publish: Any
+    ) -> None:
+        made = self.generate_over_a_swap(loaded, publish(0.7))
+        for _, sample in made:
+            assert len(sample.tokens) == self.long.max_tokens
+            assert sorted(set(sample.versions)) == [3, 4]
+        check_logprobs(config, made, {3: 1.0, 4: 0.7}, self.rounding_long)
+
+    def test_tensors_belong_to_the_caller_again_once_they_are_staged(self, loaded: Any, config: Config) -> None:
+        tensors = random_weights(config, 0.7)
+        loaded.stage(4, tensors)
+        for tensor in tensors.values():
+            tensor.zero_()
+        loaded.swap()
+        made = pairs_of(self.requests, loaded.generate(self.requests, silent))
+        check_logprobs(config, made, {4: 0.7}, self.rounding)
+
+    def test_a_sample_ends_at_its_stop_token_or_its_limit(self, loaded: Any) -> None:
+        many = [replace(request, samples=8) for request in self.requests]
+        lengths = set()
+        for request, sample in pairs_of(many, loaded.generate(many, silent)):
+            stopped = sample.tokens[-1] == STOP
+            assert sample.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+            assert STOP not in sample.tokens[:-1]
+            assert stopped or len(sample.tokens) == request.max_tokens
+            lengths.add(len(sample.tokens))
+        assert lengths > {9}
+        every = request_of("1>", 1, samples=1, stop_ids=frozenset(range(VOCABULARY)))
+        ((sample,),) = loaded.generate([every], silent)
+        assert (len(sample.tokens), sample.finish_reason) == (1, FinishReason.STOP)
+
+    def test_greedy_takes_the_likeliest_token(self, loaded: Any, config: Config) -> None:
+        reference = ReferenceModel(config, random_weights(config))
+        for seed in (1, 2):
+            greedy = [replace(request, samples=1, greedy=True, seed=seed) for request in self.requests]
+            for request, (sample,) in zip(greedy, loaded.generate(greedy, silent), strict=True):
+                assert sample.tokens.tolist() == reference.likeliest(request)
+                np.testing.assert_allclose(sample.logprobs, reference.logprobs(request, sample), atol=self.rounding)
+
+    def test_sampled_tokens_follow_the_distribution_of_the_model(self, loaded: Any, config: Config) -> None:
+        (samples,) = loaded.generate([request_of("12>", 7, samples=1000, max_tokens=1)], silent)
+        counts = np.bincount([int(sample.tokens[0]) for sample in samples], minlength=VOCABULARY) / 1000
+        np.testing.assert_allclose(counts, self.distribution(config), atol=0.06)
+
+    def test_top_p_samples_from_the_smallest_set_that_reaches_it(self, loaded: Any, config: Config) -> None:
+        (samples,) = loaded.generate([request_of("12>", 7, samples=500, max_tokens=1, top_p=0.5)], silent)
+        expected = self.distribution(config)
+        order = np.argsort(-expected)
+        size = int((np.cumsum(expected[order]) < 0.5).sum()) + 1
+        assert 1 < size < VOCABULARY
+        assert {int(sample.tokens[0]) for sample in samples} == set(order[:size].tolist())
+
+    def distribution(self, config: Config) -> Any:
+        """Probabilities of the first token after "12>", `[vocab] float32`."""
+        request = request_of("12>", 7)
+        return ReferenceModel(config, random_weights(config)).logits(request.tokens.tolist())[-1].softmax(-1).numpy()

@@ -1,0 +1,233 @@
+"""Suite of `TrainingEngine`: a step is a function of weights, optimizer state, batch and step number alone.
+
+`TrainingEngineConformance` holds for every engine, `GradientConformance` for those that compute a real model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_actors.engines.protocols import TrainingEngine, train
+from relax_actors.engines.protocols.training import SavesMeanwhile
+from relax_actors.weights import deltas
+from relax_actors.weights import files as weights
+from tests.support.batches import answers, batch_of, parts_of, with_advantages
+from tests.support.models import STOP, request_of
+
+MakeEngine = Callable[..., Any]
+PROMPTS = [request_of(text, 0).tokens for text in ("12>", "9081>", "5>")]
+
+
+def silent() -> None:
+    """Progress that nobody waits for."""
+
+
+def begun(engine: Any, seed: int = 5) -> Any:
+    """An engine at version 0."""
+    engine.initialise(seed)
+    engine.finish_warm_start()
+    return engine
+
+
+def folder_of(path: Path) -> Path:
+    """A new folder."""
+    path.mkdir()
+    return path
+
+
+class TrainingEngineConformance:
+    """Laws of every engine; subclasses provide fixture `make`, which makes engines of one configuration."""
+
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> MakeEngine:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def engine(self, make: MakeEngine) -> TrainingEngine:
+        return begun(make())
+
+    def test_the_first_weights_follow_from_the_seed(self, make: MakeEngine) -> None:
+        engine = make()
+        found = [begun(engine, seed).fingerprint() for seed in (5, 6, 5)]
+        assert found[0] == found[2] != found[1]
+        assert begun(make(), 5).fingerprint() == found[0]
+
+    def test_the_weights_are_a_function_of_the_batches(self, make: MakeEngine) -> None:
+        def after(*seeds: int) -> str:
+            engine = begun(make())
+            for step, seed in enumerate(seeds):
+                train(engine, batch_of(seed), step, silent)
+            return str(engine.fingerprint())
+
+        assert after(1, 2) == after(1, 2)
+        assert after(1, 2) != after(1, 3)
+        assert after(1, 2) != after(2, 1)
+
+    def test_accumulated_rows_change_the_weights_at_the_step_only(self, engine: Any) -> None:
+        before, calls = engine.fingerprint(), []
+        for part in parts_of(batch_of(1)):
+            engine.accumulate(part, lambda: calls.append(None))
+        assert engine.fingerprint() == before
+        assert calls
+        result = engine.step(0, silent)
+        assert engine.fingerprint() != before
+        assert np.isfinite(list(result.metrics.values())).all()
+        assert {"loss", "gradient_norm"} <= set(result.metrics)
+
+    def test_discarded_rows_leave_no_trace(self, make: MakeEngine) -> None:
+        one, other = begun(make()), begun(make())
+        one.accumulate(batch_of(7), silent)
+        one.discard()
+        for engine in (one, other):
+            train(engine, batch_of(1), 0, silent)
+        assert one.fingerprint() == other.fingerprint()
+
+    @pytest.mark.parametrize("steps", [0, 2], ids=["version 0", "after two steps"])
+    def test_training_resumes_from_a_checkpoint_exactly(self, make: MakeEngine, tmp_path: Path, steps: int) -> None:
+        one = begun(make())
+        for step in range(steps):
+            train(one, batch_of(step), step, silent)
+        folder = folder_of(tmp_path / "checkpoint")
+        one.save(folder)
+        one.save(folder)  # as after a full disk
+        other = make()
+        other.load(folder)
+        assert other.fingerprint() == one.fingerprint()
+        for step in range(steps, steps + 3):
+            a, b = train(one, batch_of(step), step, silent), train(other, batch_of(step), step, silent)
+            assert a.metrics == b.metrics
+        assert other.fingerprint() == one.fingerprint()
+
+    def test_published_weights_have_the_fingerprint_of_the_engine(self, engine: Any, tmp_path: Path) -> None:
+        path = tmp_path / "published.safetensors"
+        first = engine.publish(path)
+        assert first == engine.fingerprint()
+        train(engine, batch_of(1), 0, silent)
+        assert path.exists()
+        second = engine.publish(path)
+        assert second == engine.fingerprint() != first
+
+    def test_a_warm_start_step_reports_its_loss(self, engine: Any) -> None:
+        engine.initialise(5)
+        calls: list[None] = []
+        found = engine.warm_start(answers(PROMPTS, [STOP]), 1e-2, lambda: calls.append(None)).metrics
+        assert np.isfinite(found["loss"])
+        assert calls
+
+
+class GradientConformance(TrainingEngineConformance):
+    """Laws of engines that compute a model of Hugging Face format.
+
+    `make` takes settings of section `trainer`.
+    """
+
+    def test_a_step_without_rows_is_an_error(self, engine: Any) -> None:
+        with pytest.raises(ValueError, match="no rows were accumulated"):
+            engine.step(0, silent)
+
+    def test_warm_start_learns_the_answers(self, make: MakeEngine) -> None:
+        engine = make()
+        engine.initialise(5)
+        losses = [engine.warm_start(answers(PROMPTS, [1, 2, STOP]), 1e-2, silent).metrics["loss"] for _ in range(30)]
+        assert losses[-1] < losses[0] / 3
+
+    def test_micro_batches_change_nothing_but_rounding(self, make: MakeEngine) -> None:
+        found, counts = [], []
+        for budget in (20, 10_000):
+            engine = begun(make(max_tokens_per_microbatch=budget, learning_rate=1e-3))
+            metrics = train(engine, batch_of(0), 0, silent).metrics
+            found.append((metrics["loss"], metrics["gradient_norm"], metrics["ratio_p99"]))
+            counts.append(metrics["micro_batches"])
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
+        assert counts[0] > counts[1] == 1
+
+    def test_rows_accumulated_one_by_one_give_the_step_of_the_whole_batch(
+        self, make: MakeEngine, tmp_path: Path
+    ) -> None:
+        whole, parted = begun(make(learning_rate=1e-3)), begun(make(learning_rate=1e-3))
+        a = train(whole, batch_of(1), 0, silent).metrics
+        for part in parts_of(batch_of(1)):
+            parted.accumulate(part, silent)
+        b = parted.step(0, silent).metrics
+        for name in ("loss", "gradient_norm", "tokens"):
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6)
+        ours, theirs = (self.published(engine, tmp_path / f"{n}") for n, engine in enumerate((whole, parted)))
+        for name, tensor in ours.items():
+            np.testing.assert_allclose(tensor.numpy(), theirs[name].numpy(), atol=5e-5)
+
+    @staticmethod
+    def published(engine: Any, path: Path) -> dict[str, Any]:
+        """Tensors as they are published."""
+        assert engine.publish(path) == engine.fingerprint()
+        return weights.load([path])
+
+    def test_a_checkpoint_written_during_the_next_step_is_of_the_moment_of_the_call(
+        self, make: MakeEngine, tmp_path: Path
+    ) -> None:
+        one = begun(make())
+        assert isinstance(one, SavesMeanwhile)
+        train(one, batch_of(0), 0, silent)
+        folder = folder_of(tmp_path / "checkpoint")
+        fingerprint, finish = one.fingerprint(), one.begin_save(folder)
+        train(one, batch_of(1), 1, silent)
+        finish()
+        assert one.fingerprint() != fingerprint
+        other = make()
+        other.load(folder)
+        assert other.fingerprint() == fingerprint
+        train(other, batch_of(1), 1, silent)
+        assert other.fingerprint() == one.fingerprint()
+
+    @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+    def test_small_steps_are_published_as_deltas_in_half_precision_only(
+        self, make: MakeEngine, tmp_path: Path, precision: str
+    ) -> None:
+        engine = begun(make(precision=precision, learning_rate=1e-6))
+        assert engine.delta() is None
+        engine.remember()
+        before = self.published(engine, tmp_path / "before")
+        assert {str(tensor.dtype) for tensor in before.values()} == {f"torch.{precision}"}
+        for step in range(3):
+            train(engine, batch_of(step), step, silent)
+        write = engine.delta()
+        assert (write is not None) == (precision == "bfloat16")
+        if write is not None:
+            assert write(tmp_path / "delta") == engine.fingerprint() == engine.publish(tmp_path / "whole")
+            assert (tmp_path / "delta").stat().st_size < 0.5 * (tmp_path / "whole").stat().st_size
+            deltas.apply(before, weights.load([tmp_path / "delta"]))
+            assert weights.fingerprint(before.items()) == engine.fingerprint()
+
+    def test_half_precision_resumes_exactly_from_steps_that_it_cannot_represent(
+        self, make: MakeEngine, tmp_path: Path
+    ) -> None:
+        settings = {"precision": "bfloat16", "learning_rate": 1e-6}
+        one = begun(make(**settings))
+        for step in range(3):
+            train(one, batch_of(step), step, silent)
+        one.save(folder := folder_of(tmp_path / "checkpoint"))
+        other = make(**settings)
+        other.load(folder)
+        a, b = train(one, batch_of(3), 3, silent), train(other, batch_of(3), 3, silent)
+        assert a.metrics == b.metrics
+        assert one.fingerprint() == other.fingerprint()
+
+    def test_the_exported_folder_holds_the_published_weights(self, engine: Any, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from relax_actors.engines.torch.model import tensors_of
+
+        train(engine, batch_of(0), 0, silent)
+        engine.export(tmp_path / "model")
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+        assert weights.fingerprint(tensors_of(loaded).items()) == engine.fingerprint()
+
+    def test_a_diverged_loss_is_an_error_and_not_a_step(self, engine: Any) -> None:
+        before = engine.fingerprint()
+        with pytest.raises(FloatingPointError, match="the loss diverged"):
+            train(engine, with_advantages(batch_of(0), np.inf), 0, silent)
+        assert engine.fingerprint() == before

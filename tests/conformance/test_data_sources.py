@@ -1,0 +1,76 @@
+"""Every kind of data source yields the same tasks again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.base.data_source import SIZE, DataSourceConformance, MalformedRows, NeedsPackage
+from tests.support.data_files import ROWS, jsonl_of, module_of, parquet_of
+
+EMPTY = {**ROWS[2], "prompt": None}
+
+
+class TestJsonLines(DataSourceConformance, MalformedRows):
+    kind, required, where = "jsonl", "path", r"rows\.jsonl line 3"
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> dict[str, Any]:
+        return {"path": jsonl_of(tmp_path, *ROWS)}
+
+    @pytest.fixture
+    def malformed(self, tmp_path: Path) -> dict[str, Any]:
+        return {"path": jsonl_of(tmp_path, ROWS[0], ROWS[1], b'{"prompt": "cut', ROWS[3])}
+
+    @pytest.fixture
+    def hopeless(self, tmp_path: Path) -> dict[str, Any]:
+        return {"path": jsonl_of(tmp_path, *[EMPTY] * 5)}
+
+
+class TestParquet(DataSourceConformance, MalformedRows, NeedsPackage):
+    kind, required, where = "parquet", "path", r"rows\.parquet row 3"
+    package, extra = "pyarrow", "parquet"
+
+    @pytest.fixture(params=[1, 3, 100])
+    def settings(self, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+        return {"path": parquet_of(tmp_path, ROWS, request.param)}
+
+    @pytest.fixture
+    def malformed(self, tmp_path: Path) -> dict[str, Any]:
+        return {"path": parquet_of(tmp_path, [ROWS[0], ROWS[1], EMPTY, ROWS[3]])}
+
+    @pytest.fixture
+    def hopeless(self, tmp_path: Path) -> dict[str, Any]:
+        return {"path": parquet_of(tmp_path, [*ROWS[:1], EMPTY, EMPTY][1:])}
+
+
+class TestReasoningGym(DataSourceConformance, NeedsPackage):
+    kind, required = "reasoning_gym", "task"
+    package, extra = "reasoning_gym", "tasks"
+
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"task": "chain_sum", "size": SIZE, "seed": 7, "options": {"max_terms": 3}}
+
+
+class TestFunction(DataSourceConformance, MalformedRows):
+    kind, required, where = "python", "function", "third_is_empty item 3"
+
+    @pytest.fixture
+    def module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.syspath_prepend(tmp_path)
+        return module_of(tmp_path)
+
+    @pytest.fixture
+    def settings(self, module: str) -> dict[str, Any]:
+        return {"function": f"{module}.sums", "size": SIZE, "seed": 5, "options": {"top": 2}}
+
+    @pytest.fixture
+    def malformed(self, module: str) -> dict[str, Any]:
+        return {"function": f"{module}.third_is_empty"}
+
+    @pytest.fixture
+    def hopeless(self, module: str) -> dict[str, Any]:
+        return {"function": f"{module}.numbers"}

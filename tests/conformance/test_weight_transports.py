@@ -1,0 +1,15 @@
+"""Both weight transports bring the same bits."""
+
+from __future__ import annotations
+
+from tests.conformance.base.weight_transport import WeightTransportConformance
+
+
+class TestStoreTransport(WeightTransportConformance):
+    settings = ("weights.transport=store",)
+    from_memory = False
+
+
+class TestTorchTransport(WeightTransportConformance):
+    settings = ("weights.transport=torch", "weights.patience=5")
+    from_memory = True

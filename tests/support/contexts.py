@@ -1,0 +1,39 @@
+"""The surroundings of one actor on the real server, for tests that call a role without its process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.connection import Connection
+from broker.leases import RunState
+from broker.store import Store
+from broker.streams import ensure_bucket
+from broker.table import Table
+from relax_actors.config import load_config
+from relax_actors.data.model_folder import prepare
+from relax_actors.roles.trainer import Trainer
+from relax_actors.runtime import Context
+from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.run_folder import RunFolder
+from tests.support.running import TINY
+
+MakeTable = Callable[[Connection], Table]
+MakeContext = Callable[..., Context]
+MakeTrainer = Callable[..., Trainer]
+
+
+def context_of(table: Table, folder: Path, role: str, settings: tuple[str, ...], incarnation: int) -> Context:
+    """Build the context of one incarnation of an actor, from the tiny configuration and some settings."""
+    config = load_config(TINY, [f"run.folder={folder / 'run'}", "trainer.checkpoint_every=100", *settings])
+    prepare(config, config.model_path)
+    return Context(
+        config=config,
+        folder=RunFolder(folder / "run"),
+        role=role,
+        n=0,
+        incarnation=incarnation,
+        table=Table(table.connection, table.subjects, Store(folder / "store"), f"{role}.0#{incarnation}"),
+        state=RunState(table.connection, table.connection.call(ensure_bucket(table.connection, table.subjects), 20)),
+        journal=Journal(table.connection, table.subjects, role, 0),
+    )
