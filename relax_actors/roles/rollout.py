@@ -1,4 +1,4 @@
-"""Rollout: generates the samples of a row with the newest weights, and says which version wrote each token."""
+"""Role `rollout`: generates the samples of a row and records which weight version sampled each token."""
 
 from __future__ import annotations
 
@@ -21,29 +21,36 @@ from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
 
-TELL_SECONDS = 0.25
-Kind: TypeAlias = tuple[int | None, bool]
-"""What rows that are generated together have in common: the one version that they ask for, if any; greedy or not."""
-Waiting: TypeAlias = defaultdict[Kind, list[Row]]
-BATCH_WAIT_LEAST, BATCH_WAIT_MOST, BATCH_WAIT_SHARE = 0.003, 0.1, 0.01
+REPORT_INTERVAL = 0.25
+"""Least number of seconds between two `generated` metrics, so that short rows do not flood the broker."""
+BATCH_WAIT_MIN, BATCH_WAIT_MAX, BATCH_WAIT_SHARE = 0.003, 0.1, 0.01
+"""Bounds of `batch_wait` in seconds, and its share of the time that a row takes."""
+BatchKey: TypeAlias = tuple[int | None, bool]
+"""What rows of one batch have in common: the exact version they require, or None; whether decoding is greedy."""
+Pending: TypeAlias = defaultdict[BatchKey, list[Row]]
+"""Rows that are not being generated yet, by batch key."""
 
 
 class Rollout(Role):
-    """Serves nothing before its weights are verified; swaps, between batches, to what was prepared meanwhile."""
+    """Generates group_size samples of every training row, and one greedy sample of every held-out row.
+
+    Invariant: no sample is generated before the weights are verified. Staged weights are swapped in between batches,
+    and within a batch if rollout.in_flight_updates is set.
+    """
 
     reads: ClassVar = ("prompt",)
     writes: ClassVar = "trajectory"
     kinds: ClassVar = ("group", "eval")
-    batch_wait = BATCH_WAIT_LEAST
+    batch_wait = BATCH_WAIT_MIN
     prefetch: ClassVar = False
     spec: ClassVar = RoleSpec(device=True, section="rollout", start_order=60)
 
     def row_limit(self) -> int:
-        """Prompts generated at once, at most."""
+        """Return the maximum number of rows generated at once."""
         return self.context.config.rollout.max_concurrent_prompts
 
     def setup(self) -> None:
-        """Build the engine; its weights come as soon as they are published."""
+        """Build the engine, and start to stage published weights in the background."""
         config = self.context.config
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
@@ -52,99 +59,104 @@ class Rollout(Role):
         self._stager = Stager(self.context, self._engine)
         self._stager.start()
         self._validator = RowValidator(config)
-        self._in_flight = config.updates_in_flight
-        self._tokens = 0
+        self._in_flight_updates = config.updates_in_flight
+        self._generated_tokens = 0
         self._model_seconds = 0.0
-        self._told = 0.0
+        self._last_report = 0.0
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
-        """Generate rows, and give all at the end; see `stream`."""
+        """Generate the rows and return all results at once; see `stream` for the errors."""
         found = dict(pair for results in self.stream(rows, lambda _: ()) for pair in results)
         return [found[row] for row in rows]
 
     def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
-        """Generate rows together; those that ask for one version of the weights are generated with just that.
+        """Generate rows in continuous batches, one batch per batch key, and yield each row when it is finished.
 
-        A row whose prompt is bad, or whose version is gone, gets its error and does not hold up its neighbours.
+        A row with a bad prompt, or whose exact version is gone, yields its error and does not delay the other rows.
 
         Raises:
-            RowError: weights as new as a row demands were never published; rows are admitted after them.
-            ActorError: they are published but cannot be had.
+            RowError: a row requires weights newer than any published version. PromptSource admits a row only after the
+                weights that it requires are published, so the row itself is wrong.
+            ActorError: the required weights are published but cannot be read.
         """
-        waiting: Waiting = defaultdict(list)
-        yield self._sort(rows, waiting)
-        while waiting:
-            yield from self._generate(next(iter(waiting)), waiting, more)
+        pending: Pending = defaultdict(list)
+        yield self._enqueue(rows, pending)
+        while pending:
+            yield from self._generate(next(iter(pending)), pending, more)
 
-    def _sort(self, rows: Sequence[Row], waiting: Waiting) -> list[tuple[Row, RelaxError]]:
-        """Put rows to those that may be generated together; gives those that cannot be generated."""
+    def _enqueue(self, rows: Sequence[Row], pending: Pending) -> list[tuple[Row, RelaxError]]:
+        """Add rows to `pending`; return the rows that cannot be generated, with their errors."""
         bad = []
         for row in rows:
             try:
-                prompt = self._prompt(row)
+                prompt = self._checked_prompt(row)
             except RelaxError as error:
                 bad.append((row, error))
                 continue
-            waiting[prompt.min_version if prompt.exact_version else None, prompt.greedy].append(row)
+            pending[prompt.min_version if prompt.exact_version else None, prompt.greedy].append(row)
         return bad
 
-    def _generate(self, kind: Kind, waiting: Waiting, more: More) -> Iterator[Results]:
-        """Generate the rows of a kind, and those that come meanwhile: until others wait, or newer weights."""
-        first, (version, greedy) = waiting.pop(kind), kind
+    def _generate(self, key: BatchKey, pending: Pending, more: More) -> Iterator[Results]:
+        """Generate the pending rows of one batch key; matching rows that arrive in the meantime join the batch.
+
+        No row joins a batch of an exact version. No row joins while rows of another key are pending, or while newer
+        weights are staged and in-flight updates are off: the batch then drains, so that neither is starved.
+        """
+        first, (version, greedy) = pending.pop(key), key
         if version is None:
             self._stager.use_newest(max(row.prompt.min_version for row in first))
         elif not self._stager.try_use_version(version):
             yield [(row, StoreError(f"weights {version} are gone")) for row in first]
             return
-        refresh = self._stager.refresh if version is None and self._in_flight else None
-        # Rows by the order in which they came, each with the time when it began.
+        refresh = self._stager.refresh if version is None and self._in_flight_updates else None
+        # Row and start time, by the number under which the engine returns the row: the order in which rows joined.
         running: dict[int, tuple[Row, float]] = {}
         numbers = count()
         bad: list[tuple[Row, RelaxError]] = []
 
-        def begin(rows: Sequence[Row]) -> list[GenerationRequest]:
+        def start(rows: Sequence[Row]) -> list[GenerationRequest]:
             now = time.monotonic()
             running.update((next(numbers), (row, now)) for row in rows)
             return [self._request(row.prompt, greedy=greedy) for row in rows]
 
-        def joining(most: int) -> list[GenerationRequest]:
-            drains = refresh is None and (waiting or self._stager.has_newer)
-            if version is not None or drains or any(other != kind for other in waiting):
+        def join(limit: int) -> list[GenerationRequest]:
+            drains = refresh is None and (pending or self._stager.has_newer)
+            if version is not None or drains or any(other != key for other in pending):
                 return []
-            if not waiting:
-                bad.extend(self._sort(more(most), waiting))
+            if not pending:
+                bad.extend(self._enqueue(more(limit), pending))
             serving = self._stager.serving
-            newest, here = -1 if serving is None else serving.version, waiting.pop(kind, [])
-            if late := [row for row in here if row.prompt.min_version > newest]:
-                waiting[kind] = late
-            return begin([row for row in here if row.prompt.min_version <= newest])
+            current, arrived = -1 if serving is None else serving.version, pending.pop(key, [])
+            if too_new := [row for row in arrived if row.prompt.min_version > current]:
+                pending[key] = too_new
+            return start([row for row in arrived if row.prompt.min_version <= current])
 
-        at = time.thread_time()
-        for done in self._engine.stream(begin(first), self.progress, refresh, joining):
-            self._model_seconds += time.thread_time() - at
+        cpu_start = time.thread_time()
+        for done in self._engine.stream(start(first), self.progress, refresh, join):
+            self._model_seconds += time.thread_time() - cpu_start
             found: list[tuple[Row, Any]] = []
-            for i, samples in done:
-                row, began = running.pop(i)
-                self._tell(samples, time.monotonic() - began)
+            for number, samples in done:
+                row, started = running.pop(number)
+                self._report(samples, time.monotonic() - started)
                 found.append((row, self._trajectory(row, samples)))
             yield [*found, *bad]
             bad.clear()
-            at = time.thread_time()
+            cpu_start = time.thread_time()
         yield bad
 
-    def _prompt(self, row: Row) -> Prompt:
+    def _checked_prompt(self, row: Row) -> Prompt:
         prompt: Prompt = row.prompt
         if why := self._validator.of_prompt(prompt):
             raise RowError(why)
         return prompt
 
-    def _tell(self, samples: list[Generation], seconds: float) -> None:
-        """Publish how long a row took; of quick ones only some."""
-        # Rows that come a moment later would wait for the whole batch: the longer that takes, the longer they may be.
-        self.batch_wait = min(BATCH_WAIT_MOST, max(BATCH_WAIT_LEAST, BATCH_WAIT_SHARE * seconds))
+    def _report(self, samples: list[Generation], seconds: float) -> None:
+        """Adapt `batch_wait` to the duration of a row, and publish the duration at most once per REPORT_INTERVAL."""
+        # A row that just misses a batch may wait for all of it: the longer rows take, the longer it pays to wait.
+        self.batch_wait = min(BATCH_WAIT_MAX, max(BATCH_WAIT_MIN, BATCH_WAIT_SHARE * seconds))
         now = time.monotonic()
-        if now - self._told >= TELL_SECONDS:
-            self._told = now
+        if now - self._last_report >= REPORT_INTERVAL:
+            self._last_report = now
             tokens = sum(len(sample.tokens) for sample in samples)
             self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
@@ -164,7 +176,7 @@ class Rollout(Role):
 
     def _trajectory(self, row: Row, samples: list[Generation]) -> Trajectory:
         prompt, is_trained = row.prompt, not row.is_eval
-        self._tokens += sum(len(s.tokens) for s in samples)
+        self._generated_tokens += sum(len(s.tokens) for s in samples)
         routed = [s.routed_experts for s in samples if s.routed_experts is not None] if is_trained else []
         experts = shared_prompt(routed, len(prompt.tokens)) if routed else (None, None)
         return Trajectory(
@@ -181,10 +193,10 @@ class Rollout(Role):
         )
 
     def metrics(self) -> dict[str, float]:
-        """Tokens generated in this life, and the version in use."""
+        """Return the tokens generated by this incarnation, the version in use, and how its weights arrived."""
         version = self._engine.version
         return {
-            "generated_tokens": self._tokens,
+            "generated_tokens": self._generated_tokens,
             "model_cpu_seconds": round(self._model_seconds, 3),
             "version": -1 if version is None else version,
             "swap_seconds": round(self._stager.swap_seconds, 6),
@@ -192,19 +204,19 @@ class Rollout(Role):
         }
 
     def close(self) -> None:
-        """Close the engine."""
+        """Close the stager and the engine."""
         self._stager.close()
         self._engine.close()
 
 
 def stop_id(tokenizer: Tokenizer, text: str) -> int:
-    """The token id of a stop string.
+    """Return the token id of a stop string.
 
     Raises:
-        ConfigError: it is not a single token.
+        ConfigError: the string is not a single token of the model.
     """
     found = tokenizer.token_id(text)
     if found is None:
-        msg = f"rollout.stop {text!r} is not a single token of this model; use one that is"
+        msg = f"rollout.stop {text!r} is not a single token of this model; choose a string that is"
         raise ConfigError(msg)
     return found

@@ -1,8 +1,9 @@
-"""Trainer: event-sourced; its state is the last checkpoint plus the `batch` cells after it.
+"""Role `trainer`: steps the model on finished rows; owns the weights and the checkpoints.
 
-Step k: take the rows, write `batch.k` naming them, step, write `weights.k+1`. A new life loads the checkpoint and
-steps through the batches again; with the same kernels the weights come out bit for bit the same. A cell written by
-a later life than ours means that we were replaced: we end.
+Invariant: the state is a function of the last checkpoint and the `batch` cells after it. Step k reads its rows, writes
+`batch.k` with their names and order, steps, and publishes `weights.k+1`. A restarted trainer loads the checkpoint and
+replays the batches; with the same kernels it computes the same weights, bit for bit. A numbered cell of a higher
+incarnation means that this trainer has been replaced: it exits.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors.engines.backends import training_backend
 from relax_actors.errors import ConfigError, FencedError, RelaxError
-from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
+from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.runtime import StatefulRole
-from relax_actors.runtime import durable_folder as checkpoints
+from relax_actors.runtime import StatefulRole, durable_folder
 from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import Ledger
-from relax_actors.training.step_feed import Feed
+from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
@@ -33,7 +33,10 @@ from relax_actors.weights.transports.base import ADDRESS_KEY
 
 
 class Trainer(StatefulRole):
-    """Owns the weights."""
+    """Trains one step after another and publishes the weights of each.
+
+    All methods run in the role's thread; the publisher and background checkpoints have threads of their own.
+    """
 
     writes = "batch"
     spec = RoleSpec(
@@ -49,7 +52,7 @@ class Trainer(StatefulRole):
     )
 
     def setup(self) -> None:
-        """Build the engine."""
+        """Build the engine, the publisher, the ledger and the readers of a step."""
         config = self.context.config
         self._settings = config.trainer
         self._engine = training_backend(config).build(self.context)
@@ -57,51 +60,44 @@ class Trainer(StatefulRole):
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
         reader = StepReader(self.context.table, config)
-        self._feed = Feed(self.context, self._engine, reader)
-        self._needs = ("advantage", *reader.columns)
+        self._feed = StepFeed(self.context, self._engine, reader)
+        self._required_columns = ("advantage", *reader.columns)
+        # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
         self._checkpoints = Checkpointer(self.context, self._engine, self._publisher, self._ledger)
         self._metrics: dict[str, float] = {}
-        self._waited_since = time.monotonic()
-        self._completed: dict[int, float] = {}
+        self._idle_since = time.monotonic()
+        # Unix time when the last required column of a step was stored.
+        self._last_arrival: dict[int, float] = {}
 
     def follows(self) -> list[str]:
-        """Rows that are ready or ended, and what the trainer itself published in earlier lives."""
+        """Return the columns that make a row ready or end it, and the trainer's own numbered cells."""
         subjects = self.context.table.subjects
-        columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *self._needs)]
+        columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *self._required_columns)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Load the last checkpoint, step through the batches after it, go on."""
+        """Load the last checkpoint, replay the batches after it, and train the steps that are ready.
+
+        Raises:
+            ConfigError: the checkpoint is missing or damaged, or checkpoints exist that the table does not know.
+        """
         last: Checkpoint | None = None
-        purged = 0
+        previous_floor = 0
         for cell_id, cell in cells:
-            found = self._take(cell_id, cell)
+            found = self._observe(cell_id, cell)
             if isinstance(found, Checkpoint):
-                purged = last.floor if last is not None else 0
+                previous_floor = last.floor if last is not None else 0
                 last = found if last is None or found.version > last.version else last
-                self._checkpoints.known[found.version] = found.path
-        self._tidy()
+                self._checkpoints.published[found.version] = found.path
+        self._remove_malformed()
         if last is None:
-            self._begin()
+            self._initialise()
         else:
-            folder = self.context.folder.root / last.path
-            if not folder.is_dir():
-                msg = f"checkpoint {folder} is published but missing; restore it, or start a run of another name"
-                raise ConfigError(msg)
-            try:
-                checkpoints.verify(folder)
-                self._engine.load(folder)
-            except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
-                msg = f"checkpoint {folder} cannot be read: {error}; restore it, or start a run of another name"
-                raise ConfigError(msg) from error
-            self._version = last.version
-            if (found_print := self._engine.fingerprint()) != last.fingerprint:
-                msg = f"checkpoint {folder} is corrupt: its fingerprint is {found_print}, published {last.fingerprint}"
-                raise ConfigError(msg)
-            # The life that raised the floor may have ended before it had let all rows go.
-            self._publisher.purge(purged, last.floor)
+            self._load(last)
+            # The incarnation that raised the floor may have ended before it had removed all rows below it.
+            self._publisher.purge(previous_floor, last.floor)
         replayed = 0
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])
@@ -112,15 +108,16 @@ class Trainer(StatefulRole):
             self._checkpoints.write(self._version)
         if replayed or last is not None:
             self.context.journal.event("recovered", version=self._version, replayed=replayed)
-        self._advance()
+        self._train_ready_steps()
 
-    def _begin(self) -> None:
+    def _initialise(self) -> None:
+        """Start a new run: initialise and warm-start the model, then publish version 0 and its checkpoint."""
         config = self.context.config
         folder = self.context.folder.checkpoints
         if older := [p.name for p in folder.glob("[1-9]*")] if folder.is_dir() else []:
             msg = (
                 f"{folder} holds checkpoints {sorted(older)} that the table does not know: the broker's store was lost "
-                "or replaced; restore it, or move the folder away to begin anew"
+                "or replaced. Restore the store, or move the folder away to start from the beginning"
             )
             raise ConfigError(msg)
         self._engine.initialise(config.run.seed)
@@ -133,39 +130,58 @@ class Trainer(StatefulRole):
         self._publisher.publish(0)
         self._checkpoints.write(0)
 
+    def _load(self, checkpoint: Checkpoint) -> None:
+        """Load a published checkpoint into the engine and check its fingerprint."""
+        folder = self.context.folder.root / checkpoint.path
+        remedy = "restore it, or start a run with another name"
+        if not folder.is_dir():
+            msg = f"checkpoint {folder} is published but missing; {remedy}"
+            raise ConfigError(msg)
+        try:
+            durable_folder.verify(folder)
+            self._engine.load(folder)
+        except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
+            msg = f"checkpoint {folder} cannot be read: {error}; {remedy}"
+            raise ConfigError(msg) from error
+        self._version = checkpoint.version
+        if (found := self._engine.fingerprint()) != checkpoint.fingerprint:
+            msg = f"checkpoint {folder} has fingerprint {found}, published was {checkpoint.fingerprint}; {remedy}"
+            raise ConfigError(msg)
+
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Take cells in; step while a step's rows are all there."""
+        """Record new cells, compute on rows that have arrived, and train each step whose rows are complete."""
         for cell_id, cell in cells:
-            self._take(cell_id, cell)
-        self._tidy()
-        self._advance()
+            self._observe(cell_id, cell)
+        self._remove_malformed()
+        self._train_ready_steps()
 
     def idle(self) -> None:
-        """See that the weights in use are there, and publish the checkpoint that was begun."""
+        """Publish a pending checkpoint, and rewrite files of the latest weights that are missing."""
         self._checkpoints.finish()
         self._publisher.repair()
 
-    def _take(self, cell_id: CellId, cell: Cell) -> Numbered | None:
+    def _observe(self, cell_id: CellId, cell: Cell) -> Numbered | None:
+        """Record a cell; return the value of a well-formed numbered cell."""
         value = observe(self._ledger, self.context, cell_id, cell)
         if value is None and cell_id.kind in KINDS:
             self._malformed.append(cell)
-        known = range(max(self._version, 0), self.context.config.run.steps)
-        if cell_id.field in self._needs and cell_id.step in known:
+        remaining_steps = range(max(self._version, 0), self.context.config.run.steps)
+        if cell_id.field in self._required_columns and cell_id.step in remaining_steps:
             self._arrived.setdefault(cell_id.step, {}).setdefault(cell_id.field, set()).add(cell_id.index)
-            self._completed[cell_id.step] = max(cell.stored, self._completed.get(cell_id.step, 0.0))
+            self._last_arrival[cell_id.step] = max(cell.stored, self._last_arrival.get(cell_id.step, 0.0))
         return value
 
-    def _tidy(self) -> None:
-        """Remove what lies where only the trainer writes, and is not its own."""
+    def _remove_malformed(self) -> None:
+        """Remove malformed cells from subjects that only the trainer writes: they would block its own cells."""
         self.context.table.remove(self._malformed)
         self._malformed.clear()
 
     def _ready(self, step: int) -> set[int]:
-        """Rows of a step that have all that the trainer needs."""
+        """Return the indices of a step's rows that have every required column."""
         arrived = self._arrived.get(step, {})
-        return set.intersection(*(arrived.get(name, set()) for name in self._needs))
+        return set.intersection(*(arrived.get(name, set()) for name in self._required_columns))
 
-    def _advance(self) -> None:
+    def _train_ready_steps(self) -> None:
         while self._version < self.context.config.run.steps and not self.context.stopping():
             if self._version in self._ledger.batches:
                 self._replay(self._version, self._ledger.batches[self._version])
@@ -179,31 +195,33 @@ class Trainer(StatefulRole):
         self.context.report_waiting(f"rows of step {step}: {ready} of {self._settings.prompts_per_step} are ready")
 
     def _rows_of(self, step: int) -> StepRows | None:
-        """The step's rows, one a slot, if all are there and usable; rows that are not are dropped or quarantined."""
+        """Return the step's rows, one per slot, once all are usable; drop or quarantine unusable rows."""
         ready = self._ready(step)
-        lost = self._feed.take(step, self._ledger.candidates(step), ready.__contains__, self._settings.prompts_per_step)
-        if lost:
-            # Or a later life of the trainer is through with them.
+        candidates = self._ledger.candidates(step)
+        unusable = self._feed.take(step, candidates, ready.__contains__, self._settings.prompts_per_step)
+        if unusable:
+            # A later incarnation may have trained and removed these rows: then they are not lost.
             self.context.raise_if_fenced()
-        for index, cell in lost.items():
-            self._end(RowId(step, index), cell)
+        for index, ending in unusable.items():
+            self._end_row(RowId(step, index), ending)
         return self._feed.complete(self._settings.prompts_per_step)
 
-    def _end(self, row: RowId, cell: Dropped | Quarantined) -> None:
-        """Take a row out of its step; PromptSource replaces it."""
+    def _end_row(self, row: RowId, ending: Dropped | Quarantined) -> None:
+        """Drop or quarantine a row; PromptSource replaces it."""
         table, journal = self.context.table, self.context.journal
-        field = "dropped" if isinstance(cell, Dropped) else "quarantined"
-        table.put(table.subject(row, field), cell)
-        if isinstance(cell, Dropped):
-            journal.event("row_dropped", row=str(row), reason=cell.reason, detail=cell.detail)
+        field = "dropped" if isinstance(ending, Dropped) else "quarantined"
+        table.put(table.subject(row, field), ending)
+        if isinstance(ending, Dropped):
+            journal.event("row_dropped", row=str(row), reason=ending.reason, detail=ending.detail)
         else:
-            journal.event("row_quarantined", row=str(row), deliveries=cell.deliveries, error=cell.error)
+            journal.event("row_quarantined", row=str(row), deliveries=ending.deliveries, error=ending.error)
         self._ledger.observe(CellId("group", row.step, row.index, field))
 
     def _train(self, step: int, rows: StepRows) -> None:
-        waited = time.monotonic() - self._waited_since - self._feed.seconds
-        # Of it, what passed until the last row was there; the rest is reading the rows, and whatever else is ours.
-        starved = min(waited, max(0.0, waited - (time.time() - self._completed.get(step, 0.0))))
+        """Write the step's batch cell, then step on its rows; if the cell already exists, use its batch."""
+        waited = time.monotonic() - self._idle_since - self._feed.seconds
+        # Time until the last row arrived. The rest of `waited` is the trainer's own: reading rows, publishing.
+        starved = min(waited, max(0.0, waited - (time.time() - self._last_arrival.get(step, 0.0))))
         batch = Batch(
             rows=rows.ids,
             seed=derive_seed(self.context.config.run.seed, "step", step),
@@ -213,20 +231,24 @@ class Trainer(StatefulRole):
             tokens=rows.tokens,
             unix_time=time.time(),
         )
-        known = put_own(self.context, self.context.table.subjects.numbered("batch", step), batch)
-        if known is not None:
-            self._adopt(step, known)
+        existing = put_own(self.context, self.context.table.subjects.numbered("batch", step), batch)
+        if existing is not None:
+            self._train_existing(step, existing)
             return
         self._ledger.observe(CellId("batch", step), batch)
         result = self._feed.finish(self._publisher.flush)
-        self._finish(step)
-        self._waited_since = time.monotonic()
+        self._publish(step)
+        self._idle_since = time.monotonic()
         times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": self._feed.seconds}
         times["early_seconds"] = self._feed.early_seconds
         self._report(step, batch, rows, {**result.metrics, **times})
 
-    def _adopt(self, step: int, batch: Batch) -> None:
-        """The step's batch is there already: an earlier life's is replayed, before a later life's we give way."""
+    def _train_existing(self, step: int, batch: Batch) -> None:
+        """Replay a step whose batch cell an earlier incarnation wrote.
+
+        Raises:
+            FencedError: a later incarnation wrote it.
+        """
         if batch.incarnation > self.context.incarnation:
             mine = self.context.incarnation
             msg = f"step {step} belongs to incarnation {batch.incarnation}; this is incarnation {mine}, which exits"
@@ -235,17 +257,17 @@ class Trainer(StatefulRole):
         self._replay(step, batch)
 
     def _replay(self, step: int, batch: Batch) -> None:
-        """Step through a batch that an earlier life had written."""
+        """Step on the rows of an existing batch, in its order."""
         rows = self._feed.replay(step, batch.rows)
         result = self._feed.finish(self._publisher.flush)
-        self._finish(step)
+        self._publish(step)
         self._report(step, batch, rows, result.metrics)
 
-    def _finish(self, step: int) -> None:
-        """Publish what a step made."""
+    def _publish(self, step: int) -> None:
+        """Publish the weights that a step computed, and write or start a checkpoint if one is due."""
         self._version = step + 1
         self._arrived.pop(step, None)
-        self._completed.pop(step, None)
+        self._last_arrival.pop(step, None)
         self._publisher.publish(self._version)
         self.progress()
         self._checkpoints.finish()
@@ -253,9 +275,10 @@ class Trainer(StatefulRole):
             self._publisher.export()
             self._checkpoints.write(self._version)
         elif self._version % self._settings.checkpoint_every == 0:
-            self._checkpoints.begin(self._version)
+            self._checkpoints.start(self._version)
 
     def _report(self, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]) -> None:
+        """Publish the metric `step`."""
         self._metrics = {
             "step": step,
             "reward": round(batch.reward, 5),
@@ -270,14 +293,11 @@ class Trainer(StatefulRole):
         self.context.journal.metric({"kind": "step", **self._metrics})
 
     def close(self) -> None:
-        """End what runs beside."""
+        """Publish a pending checkpoint if possible, then stop the publisher."""
         with suppress(RelaxError, OSError):
             self._checkpoints.finish()
         self._publisher.close()
 
     def metrics(self) -> dict[str, float]:
-        """The version, and the last step's figures."""
+        """Return the version and the CPU time spent in the engine."""
         return {"version": self._version, "model_cpu_seconds": round(self._feed.cpu_seconds, 3)}
-
-
-__all__ = ["Trainer", "Weights"]

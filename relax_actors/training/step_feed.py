@@ -1,8 +1,8 @@
-"""The rows of the step under way, handed to the engine in parts: it computes on the first before the last are there.
+"""Streaming of a step: passes rows to the engine as they arrive, so that it computes before the last one is there.
 
-A part is what fits a micro-batch, cut by the rows and their order alone (`row_parts`). The batch cell keeps the order,
-so a replay adds the same gradients up in the same order. With run.deterministic the order is that of the slots, else
-that in which rows came.
+Invariant: rows are cut into parts, one micro-batch each, by the rows and their order alone (`row_parts`). The batch
+cell stores the order, so that a replay adds up the same gradients in the same order. With run.deterministic the order
+is that of the slots, otherwise the order of arrival.
 """
 
 from __future__ import annotations
@@ -14,101 +14,111 @@ from contextlib import contextmanager
 from relax_actors.algorithms.micro_batches import row_parts
 from relax_actors.engines.protocols import StepResult, TrainingEngine
 from relax_actors.runtime import Context
-from relax_actors.training.step_rows import Lost, StepReader, StepRows
+from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 
 
-class Feed:
-    """Feeds one engine.
+class StepFeed:
+    """Collects the rows of one step at a time and feeds them to an engine in parts.
 
     Args:
-        context: the trainer's.
-        engine: which nobody else gives rows to.
-        reader: of rows.
+        context: context of the trainer.
+        engine: engine to feed; nothing else may pass rows to it.
+        reader: reader of the step's rows.
     """
 
     def __init__(self, context: Context, engine: TrainingEngine, reader: StepReader) -> None:
         config = context.config
         self._context, self._engine, self._reader = context, engine, reader
-        self._budget, self._in_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
+        self._token_budget, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
         self._normalisation = config.algorithm.step_normalisation
-        # Statistics of the whole step are known only when its last row has come.
-        self._early = config.trainer.stream and self._normalisation == "none"
+        # Statistics over a whole step are known only when its last row has arrived.
+        self._streams = config.trainer.stream and self._normalisation == "none"
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
-        """Time in the engine, for the step under way and in this life."""
+        """Wall time in the engine for the current step, and CPU time in the engine for this incarnation."""
         self.early_seconds = 0.0
-        """Of a step's time in the engine, what passed before its last row was there."""
+        """Wall time in the engine before the last row of the step was there."""
 
-    def take(self, step: int, candidates: Mapping[int, int], ready: Callable[[int], bool], rows: int) -> Lost:
-        """Read the rows that have come, and compute on those that fill a part.
+    def take(self, step: int, candidates: Mapping[int, int], ready: Callable[[int], bool], rows: int) -> UnusableRows:
+        """Read the rows that have become ready, and compute on the parts that are full.
+
+        If a row that was already read is no longer a candidate, the gradients are discarded and accumulated again.
 
         Args:
-            step: whose rows.
-            candidates: index of the row that stands for each slot, as far as there is one.
-            ready: whether the row of an index has all that the trainer needs.
-            rows: that the step has.
+            step: number of the step.
+            candidates: index of the row that fills each slot; slots without a row are missing.
+            ready: whether the row with an index has every required column.
+            rows: number of rows in the step.
 
         Returns:
-            How rows end that cannot be trained.
+            The rows that cannot be trained.
         """
         if step != self._step or not set(candidates.values()).issuperset(self._rows.ids):
-            self._begin(step)
-        new = self._new(candidates, ready)
-        if not new or not (self._early or len(self._rows) + len(new) == rows):
+            self._reset(step)
+        new = self._new_rows(candidates, ready)
+        if not new or not (self._streams or len(self._rows) + len(new) == rows):
             return {}
-        found, lost = self._reader.read(step, new)
-        if lost and self._in_order:
-            found = found.part(range(next(i for i, index in enumerate(new) if index in lost)))
+        found, unusable = self._reader.read(step, new)
+        if unusable and self._in_slot_order:
+            # Rows after an unusable one must wait for its successor, which takes its place in the order.
+            found = found.part(range(next(i for i, index in enumerate(new) if index in unusable)))
         self._rows.extend(found)
         if len(self._rows) < rows:
+            # Later rows may still join the last part.
             self._compute(self._parts()[:-1])
-        return lost
+        return unusable
 
-    def _new(self, candidates: Mapping[int, int], ready: Callable[[int], bool]) -> list[int]:
+    def _new_rows(self, candidates: Mapping[int, int], ready: Callable[[int], bool]) -> list[int]:
+        """Return the ready rows that have not been read; in slot order, only those before the first missing row."""
         known, new = set(self._rows.ids), []
         for slot in range(max(candidates, default=-1) + 1):
             index = candidates.get(slot)
             if index is not None and ready(index):
                 new += [index] * (index not in known)
-            elif self._in_order:
+            elif self._in_slot_order:
                 break
         return new
 
-    def _begin(self, step: int) -> None:
+    def _reset(self, step: int) -> None:
         if self._fed:
             self._engine.discard()
         self._step, self._rows, self._fed = step, self._reader.empty(), 0
         self.seconds = self.early_seconds = 0.0
 
     def _parts(self) -> list[range]:
-        return row_parts(self._rows.lengths, token_budget=self._budget)
+        return row_parts(self._rows.lengths, token_budget=self._token_budget)
 
     def complete(self, rows: int) -> StepRows | None:
-        """The step's rows, if they are all here."""
+        """Return the step's rows if all `rows` of them have been read."""
         return self._rows if len(self._rows) == rows else None
 
     def replay(self, step: int, indices: Iterable[int]) -> StepRows:
-        """Take the rows of a step that was trained before, in its order.
+        """Read the rows of a step that was trained before, in the order of its batch cell.
 
         Raises:
-            ConfigError: one is lost.
+            ConfigError: a row is lost.
         """
-        self._begin(step)
+        self._reset(step)
         self._rows = self._reader.read_again(step, list(indices))
         return self._rows
 
-    def finish(self, settle: Callable[[], None]) -> StepResult:
-        """Compute on what is left, call `settle`, after which nobody reads the weights, and step."""
+    def finish(self, before_step: Callable[[], None]) -> StepResult:
+        """Compute on the remaining rows, call `before_step`, and do the optimizer's step.
+
+        Args:
+            before_step: returns when the current weights are no longer being read, e.g. by the publisher.
+        """
         self.early_seconds = self.seconds
         self._rows = self._rows.normalised(self._normalisation)
         self._compute(self._parts())
-        settle()
+        before_step()
         with self._context.device_lock(), self._measured():
             result = self._engine.step(self._step, self._context.progress)
         self._fed, self._rows = 0, self._reader.empty()
         return result
 
     def _compute(self, parts: list[range]) -> None:
+        """Accumulate gradients of the parts that have not been fed yet."""
         for part in parts:
             if part.start < self._fed:
                 continue
@@ -118,7 +128,7 @@ class Feed:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
-        at, began = time.monotonic(), time.thread_time()
+        wall_start, cpu_start = time.monotonic(), time.thread_time()
         yield
-        self.seconds += time.monotonic() - at
-        self.cpu_seconds += time.thread_time() - began
+        self.seconds += time.monotonic() - wall_start
+        self.cpu_seconds += time.thread_time() - cpu_start
