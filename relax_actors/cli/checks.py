@@ -26,7 +26,7 @@ from relax_actors.registry.catalog import ALL
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
 from relax_actors.roles.rollout import stop_id
-from relax_actors.roles.scoring import Scorer
+from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
 
 SAMPLED_ROWS = 200

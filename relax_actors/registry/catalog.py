@@ -23,8 +23,8 @@ ROLES: Registry[type] = Registry(
         "advantages": "relax_actors.roles.advantages:Advantages",
         "trainer": "relax_actors.roles.trainer:Trainer",
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
-        "reference": "relax_actors.roles.scoring:Reference",
-        "actor_fwd": "relax_actors.roles.scoring:ActorFwd",
+        "reference": "relax_actors.roles.reference:Reference",
+        "actor_fwd": "relax_actors.roles.actor_fwd:ActorFwd",
     },
 )
 ESTIMATORS: Registry[Callable[..., Any]] = Registry(

@@ -1,4 +1,4 @@
-"""Role `advantages`: turns a row's rewards into advantages of its samples or tokens."""
+"""Role `advantages`: computes advantages of a row's samples or tokens from its rewards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from relax_actors.runtime import Drop, Role, Row
 
 
 class Advantages(Role):
-    """Group advantages of GRPO (arXiv 2402.03300, section 4.1), or of Dr. GRPO (arXiv 2503.20783)."""
+    """Computes advantages within the group of samples of a row, with the estimator `advantages.estimator`.
+
+    Built-in estimators: `grpo` (arXiv 2402.03300, section 4.1; without normalisation Dr. GRPO, arXiv 2503.20783), and
+    `rloo` (leave-one-out).
+    """
 
     reads: ClassVar = ("reward",)
     writes: ClassVar = "advantage"
@@ -24,7 +28,7 @@ class Advantages(Role):
     spec: ClassVar = RoleSpec(section="advantages", start_order=30)
 
     def inputs(self) -> tuple[str, ...]:
-        """Return the column that holds the rewards: the reward role's, or a shaping role's."""
+        """Return the column with the rewards: `reward`, or the column of a reward-shaping role."""
         return (self.context.config.advantages.reads,)
 
     @cached_property
@@ -32,10 +36,10 @@ class Advantages(Role):
         return load_estimator(self.context.config.advantages.estimator)
 
     def handle(self, row: Row) -> Advantage | Drop:
-        """Return the row's advantages, or drop a row without signal where algorithm.filter_zero_variance is set.
+        """Return the advantages, or a `Drop` if algorithm.filter_zero_variance excludes the row.
 
         Raises:
-            RowError: the column holds something else than finite rewards with the run's components.
+            RowError: the column does not hold finite rewards with the reward components of the run.
         """
         settings, name = self.context.config.advantages, self.context.config.advantages.reads
         reward = self._reward(row, row.column(name))
@@ -50,12 +54,12 @@ class Advantages(Role):
         return Advantage(found, mean)
 
     def _reward(self, row: Row, column: Any) -> Reward:
-        """Return a column as a checked reward; a plain list of numbers is one number a sample."""
+        """Return a column as a checked reward; a plain list holds one number per sample."""
         name = self.context.config.advantages.reads
         try:
             reward = column if isinstance(column, Reward) else Reward(np.asarray(column, np.float32))
         except (ValueError, TypeError, OverflowError) as error:
-            msg = f"column {name} of {row.id} is not one finite number a sample: {error}"
+            msg = f"column {name} of {row.id} is not a list of one finite number per sample: {error}"
             raise RowError(msg) from error
         expected = self.context.config.reward_components
         if reward is column and set(reward.components) != set(expected):

@@ -1,4 +1,4 @@
-"""Role `reward`: scores the samples of a trajectory with a function, in a process of its own."""
+"""Role `reward`: scores the samples of a trajectory with a reward function, in its own process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from relax_actors.runtime import Role, Row
 from relax_actors.simulation.devices import REWARD, Devices
 
 
-class Scorer:
-    """One reward function, or a weighted sum of several whose single scores are kept as components.
+class RewardScorer:
+    """One reward function, or a weighted sum of several, whose scores are kept as components.
 
     Args:
         setting: name or dotted path of a function, or a table of them with weights.
@@ -32,10 +32,10 @@ class Scorer:
         self._functions: dict[str, RewardFunction] = {path: load_reward(path, name) for path in paths}
 
     def score(self, text: str, prompt: Prompt) -> tuple[float, dict[str, float]]:
-        """Return a completion's reward and its components.
+        """Return the reward of a completion, and the score of each function of a table by its name.
 
         Raises:
-            RowError: a function returned something else than a finite number.
+            RowError: a function did not return a finite number.
         """
         parts = {path: checked(function(text, prompt), path) for path, function in self._functions.items()}
         if self._weights is None:
@@ -53,17 +53,17 @@ class RewardRole(Role):
     spec: ClassVar = RoleSpec(section="reward", start_order=10)
 
     def setup(self) -> None:
-        """Load the functions."""
+        """Load the reward functions."""
         config = self.context.config
-        self._train = Scorer(config.reward.function, "reward.function")
+        self._train = RewardScorer(config.reward.function, "reward.function")
         self._devices = None if config.simulate is None else Devices(config.simulate, self.context.folder.root)
-        self._eval = Scorer(config.eval.reward, "eval.reward") if config.eval else self._train
+        self._eval = RewardScorer(config.eval.reward, "eval.reward") if config.eval else self._train
 
     def handle(self, row: Row) -> Reward:
-        """Score each sample; a table of functions gives one component for each.
+        """Score each sample; with a table of functions, each function is a component.
 
         Raises:
-            RowError: a function returned something else than a finite number.
+            RowError: a function did not return a finite number.
         """
         scorer = self._eval if row.is_eval else self._train
         if self._devices is not None:

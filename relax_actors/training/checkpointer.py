@@ -1,8 +1,10 @@
-"""Checkpoints of the trainer: written, published, and only then are the rows let go that they cover.
+"""Checkpoints of the trainer.
 
-With `trainer.async_checkpoints` one is only begun at its step, and published when nothing is to be done, after the next
-step at the latest: its files are written meanwhile. A life that ends in between leaves a folder that nobody published;
-the next goes on from the checkpoint before.
+Invariant: the rows that a checkpoint covers are removed only after it is durable and published.
+
+With `trainer.async_checkpoints` the files are written in the background. The checkpoint is published when the trainer
+is idle, or after the next step at the latest. If the trainer ends before, it leaves an unpublished folder, and the next
+incarnation resumes from the previous checkpoint.
 """
 
 from __future__ import annotations
@@ -18,16 +20,15 @@ from relax_actors.engines.protocols import TrainingEngine
 from relax_actors.engines.protocols.training import SavesMeanwhile
 from relax_actors.errors import FencedError
 from relax_actors.messages import Checkpoint
-from relax_actors.runtime import Context
-from relax_actors.runtime import durable_folder as checkpoints
+from relax_actors.runtime import Context, durable_folder
 from relax_actors.runtime.cells import put_own
 from relax_actors.training.ledger import Ledger
 from relax_actors.weights.publisher import Publisher
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A checkpoint whose files are being written: `finish` waits for them."""
+class _PendingCheckpoint:
+    """Checkpoint whose files are being written in the background; `finish` waits for them."""
 
     version: int
     path: Path
@@ -37,90 +38,97 @@ class _Begun:
 
 
 class Checkpointer:
-    """Writes the checkpoints of one life of the trainer; for its thread only.
+    """Writes and publishes the checkpoints of one incarnation of the trainer. Call it in the trainer's thread only.
 
     Args:
-        context: the trainer's.
-        engine: what is saved.
-        publisher: settled before, and told to let rows go after.
-        ledger: knows which.
+        context: context of the trainer.
+        engine: engine whose state is saved.
+        publisher: publishes the version before its checkpoint is written, and removes covered rows afterwards.
+        ledger: gives the floor, below which rows are covered.
+
+    Attributes:
+        published: paths of the published checkpoints, relative to the run's folder, by version.
     """
 
     def __init__(self, context: Context, engine: TrainingEngine, publisher: Publisher, ledger: Ledger) -> None:
         self._context, self._engine, self._publisher, self._ledger = context, engine, publisher, ledger
-        self._begun: _Begun | None = None
-        self._meanwhile = context.config.trainer.async_checkpoints
-        self._there_is_room = True
-        self.known: dict[int, str] = {}
-        """Those that were published: their paths in the run's folder, by version."""
+        self._pending: _PendingCheckpoint | None = None
+        self._is_async = context.config.trainer.async_checkpoints
+        self._disk_was_full = False
+        self.published: dict[int, str] = {}
 
     def write(self, version: int) -> None:
-        """Write one of this moment and publish it; waits for room on a full disk.
+        """Write a checkpoint of the current state and publish it; wait for room if the disk is full.
 
         Raises:
-            StoreFullError: there was none for too long.
-            FencedError: a later life has written it.
+            StoreFullError: the disk stayed full for `store.patience` seconds.
+            FencedError: a later incarnation has written it.
         """
         self.finish()
-        if version in self.known:
+        if version in self.published:
             return
         self._publisher.flush()
         path = self._path(version)
 
         def save(folder: Path) -> None:
             self._engine.save(folder)
-            checkpoints.seal(folder)
+            durable_folder.seal(folder)
 
-        checkpoints.write(path, save, self._context.wait_for_room)
-        self._there_is_room = True
+        durable_folder.write(path, save, self._context.wait_for_room)
+        self._disk_was_full = False
         self._publish(version, path, self._engine.fingerprint())
 
-    def begin(self, version: int) -> None:
-        """Begin one of this moment, for `finish`; where that cannot be, as `write`."""
+    def start(self, version: int) -> None:
+        """Start to write a checkpoint of the current state in the background; `finish` publishes it.
+
+        Falls back to `write` if trainer.async_checkpoints is off, if the engine cannot save in the background, or if
+        the disk was full at the last attempt.
+        """
         self.finish()
-        if not (self._meanwhile and self._there_is_room and isinstance(self._engine, SavesMeanwhile)):
+        if not (self._is_async and not self._disk_was_full and isinstance(self._engine, SavesMeanwhile)):
             self.write(version)
             return
-        if version in self.known:
+        if version in self.published:
             return
         self._publisher.flush()
         path = self._path(version)
-        unfinished = checkpoints.temporary_path(path)
+        unfinished = durable_folder.temporary_path(path)
         try:
-            checkpoints.create_temporary(path)
+            durable_folder.create_temporary(path)
             finish = self._engine.begin_save(unfinished)
         except OSError as error:
-            self._without_room(version, unfinished, error)
+            self._give_up(version, unfinished, error)
             self.write(version)
             return
-        self._begun = _Begun(version, path, unfinished, self._engine.fingerprint(), finish)
+        self._pending = _PendingCheckpoint(version, path, unfinished, self._engine.fingerprint(), finish)
 
     def finish(self) -> None:
-        """Publish the one that was begun, if there is one.
+        """Wait for the pending checkpoint, if there is one, and publish it.
 
-        On a full disk it is given up, and the next is written while all else waits.
+        If the disk is full, the checkpoint is given up, and the next one is written in the foreground.
 
         Raises:
-            FencedError: a later life has written it.
+            FencedError: a later incarnation has written it.
         """
-        begun, self._begun = self._begun, None
-        if begun is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
         try:
-            begun.finish()
+            pending.finish()
             self._context.progress()
-            checkpoints.seal(begun.unfinished)
-            checkpoints.commit(begun.unfinished, begun.path)
+            durable_folder.seal(pending.unfinished)
+            durable_folder.commit(pending.unfinished, pending.path)
         except OSError as error:
-            self._without_room(begun.version, begun.unfinished, error)
+            self._give_up(pending.version, pending.unfinished, error)
             return
-        self._publish(begun.version, begun.path, begun.fingerprint)
+        self._publish(pending.version, pending.path, pending.fingerprint)
 
-    def _without_room(self, version: int, unfinished: Path, error: OSError) -> None:
+    def _give_up(self, version: int, unfinished: Path, error: OSError) -> None:
+        """Remove an unfinished checkpoint if the disk is full; raise any other error."""
         shutil.rmtree(unfinished, ignore_errors=True)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise error
-        self._there_is_room = False
+        self._disk_was_full = True
         self._context.journal.event("checkpoint_given_up", version=version, error=str(error))
 
     def _path(self, version: int) -> Path:
@@ -129,9 +137,9 @@ class Checkpointer:
     def _publish(self, version: int, path: Path, fingerprint: str) -> None:
         context = self._context
         context.progress()
-        # Of a later life, which may still need the rows.
+        # A later incarnation may still need the rows that this checkpoint would remove.
         context.raise_if_fenced()
-        old, floor = self._ledger.floor, self._ledger.next_floor(version)
+        previous_floor, floor = self._ledger.floor, self._ledger.next_floor(version)
         cell = Checkpoint(
             version=version,
             path=str(path.relative_to(context.folder.root)),
@@ -140,20 +148,21 @@ class Checkpointer:
             totals=self._ledger.totals_below(floor),
             incarnation=context.incarnation,
         )
-        found = put_own(context, context.table.subjects.numbered("checkpoint", version), cell)
-        if found is not None:
-            if found.incarnation > context.incarnation:
+        existing = put_own(context, context.table.subjects.numbered("checkpoint", version), cell)
+        if existing is not None:
+            if existing.incarnation > context.incarnation:
                 msg = f"checkpoint {version} was written by a later incarnation; this incarnation exits"
                 raise FencedError(msg)
-            cell = found
+            cell = existing
         self._ledger.observe(CellId("checkpoint", version), cell)
-        self.known[version] = cell.path
+        self.published[version] = cell.path
         context.journal.event("checkpoint", version=version, floor=cell.floor, path=cell.path)
-        self._publisher.purge(old, cell.floor)
-        self._collect()
+        self._publisher.purge(previous_floor, cell.floor)
+        self._remove_old()
         context.progress()
 
-    def _collect(self) -> None:
-        folder, newest = self._context.folder, sorted(self.known)[-self._context.config.trainer.keep_checkpoints :]
-        kept = {Path(self.known[version]).name for version in newest}
-        checkpoints.remove_stale(folder.checkpoints, kept, newest[-1], self._context.incarnation)
+    def _remove_old(self) -> None:
+        """Remove all checkpoints but the newest trainer.keep_checkpoints."""
+        folder, newest = self._context.folder, sorted(self.published)[-self._context.config.trainer.keep_checkpoints :]
+        kept = {Path(self.published[version]).name for version in newest}
+        durable_folder.remove_stale(folder.checkpoints, kept, newest[-1], self._context.incarnation)

@@ -1,10 +1,11 @@
-"""The ledger of a run: a pure state machine over the cells, in the order of the stream.
+"""Ledger of a run: a pure state machine over the cells, in the order of the stream.
 
-Law: `admitted = trained + dropped + quarantined + in flight` at every instant. A row that fails before its step's
-batch is written is owed one successor, `rows` indices further on, so that every slot of a step is filled in the end.
+Invariant: `admitted = trained + dropped + quarantined + in flight` after every cell. A row that fails before its
+step's batch is written is owed one successor, whose index is larger by `rows`. Every slot of a step is therefore
+filled in the end.
 
-A row is due once its step is within the lead and, for a successor, its predecessor has ended. Cells of rows that are
-not due are strays: nobody asked for them, so they are kept aside and count only if the row becomes due.
+A row is due when its step is within the lead and, for a successor, when its predecessor has ended. A cell of a row
+that is not due is a stray: it is stored, and counted only if the row becomes due.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from relax_actors.messages import Batch, Checkpoint, Totals
 
 
 class RowState(StrEnum):
-    """How far a row is."""
+    """State of an admitted row."""
 
     IN_FLIGHT = "in_flight"
     TRAINED = "trained"
@@ -26,13 +27,13 @@ class RowState(StrEnum):
     QUARANTINED = "quarantined"
 
 
-# In the order in which they are counted when a row becomes due; other columns do not concern the ledger.
+# Columns that the ledger counts, in the order in which stray cells of a row are applied. A set of them is a bit mask.
 _BITS = {"prompt": 1, "dropped": 2, "quarantined": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Rows of the whole run by how they ended."""
+    """Counts of all rows of the run, by state."""
 
     admitted: int
     trained: int
@@ -42,12 +43,20 @@ class Account:
 
 
 class Ledger:
-    """What became of every row.
+    """State of every row, computed from the cells of the table.
+
+    Two ledgers that observe the same cells in the same order are equal: a restarted role rebuilds its own this way.
 
     Args:
-        rows: rows of a step.
+        rows: rows per step (trainer.prompts_per_step).
         steps: steps of the run.
-        lead: how many steps ahead of the trained version rows may be admitted.
+        lead: how many steps ahead of the trained version rows may be admitted (staleness.max).
+
+    Attributes:
+        version: newest published weight version; None before the first.
+        floor: first step whose rows are still counted one by one; rows below it are in `totals`.
+        totals: counts of the rows below the floor.
+        batches: batch of each trained step.
     """
 
     def __init__(self, rows: int, steps: int, lead: int) -> None:
@@ -59,26 +68,39 @@ class Ledger:
         self._states: dict[int, dict[int, RowState]] = {}
         self._owed: dict[RowId, None] = {}
         self._furthest = -1
+        # Indices of rows with a cell that ends them, by step: also of trained rows.
         self._ended: dict[int, set[int]] = {}
-        self._aside: dict[int, dict[int, int]] = {}
-        self._strangers: dict[RowId, str] = {}
+        # Columns of stray cells as bit masks, by step and index.
+        self._strays: dict[int, dict[int, int]] = {}
+        # Trained rows whose prompt was not observed.
+        self._unadmitted: set[RowId] = set()
         self._violations: list[str] = []
 
     def observe(self, cell: CellId, value: Batch | Checkpoint | None = None) -> bool:
-        """Take in one cell; `value` is needed for `batch` and `checkpoint`. False if it is a stray."""
+        """Record one cell.
+
+        Cells may be observed more than once. Cells of other kinds and columns are ignored.
+
+        Args:
+            cell: subject of the cell.
+            value: content of a `batch` or `checkpoint` cell.
+
+        Returns:
+            False if the cell is a stray.
+        """
         if cell.kind == "weights":
             self.version = cell.step if self.version is None else max(self.version, cell.step)
-            self._readmit()
+            self._count_due_strays()
         elif cell.kind == "batch" and isinstance(value, Batch):
             self._observe_batch(cell.step, value)
         elif cell.kind == "checkpoint" and isinstance(value, Checkpoint):
             self._observe_floor(value)
         elif cell.kind == "group" and cell.step >= self.floor and cell.field in _BITS:
             if not self._due(cell.row):
-                self._set_aside(cell)
+                self._store_stray(cell)
                 return False
             self._observe_row(cell.row, cell.field)
-            self._readmit_from(self._successor(cell.row))
+            self._count_strays_from(self._successor(cell.row))
         return True
 
     def _successor(self, row: RowId) -> RowId:
@@ -90,22 +112,23 @@ class Ledger:
             return False
         return row.index < self.rows or row.index - self.rows in self._ended.get(row.step, ())
 
-    def _set_aside(self, cell: CellId) -> None:
-        # A step beyond both bounds can never become due.
+    def _store_stray(self, cell: CellId) -> None:
+        # A step beyond both bounds can never become due, so its cells are not stored.
         if cell.step < self.steps or cell.step <= (self.version or 0) + self.lead:
-            rows = self._aside.setdefault(cell.step, {})
+            rows = self._strays.setdefault(cell.step, {})
             rows[cell.index] = rows.get(cell.index, 0) | _BITS[cell.field]
 
-    def _readmit(self) -> None:
-        """Count the cells that were kept aside of rows that have become due."""
-        for step in sorted(self._aside):
+    def _count_due_strays(self) -> None:
+        """Count the stray cells of rows that have become due."""
+        for step in sorted(self._strays):
             for index in range(self.rows):
-                self._readmit_from(RowId(step, index))
+                self._count_strays_from(RowId(step, index))
 
-    def _readmit_from(self, row: RowId) -> None:
-        aside = self._aside.get(row.step, {})
-        while row.index in aside and self._due(row):
-            bits = aside.pop(row.index)
+    def _count_strays_from(self, row: RowId) -> None:
+        """Count the stray cells of a row and its successors, as far as these are due."""
+        strays = self._strays.get(row.step, {})
+        while row.index in strays and self._due(row):
+            bits = strays.pop(row.index)
             for field, bit in _BITS.items():
                 if bits & bit:
                     self._observe_row(row, field)
@@ -113,7 +136,7 @@ class Ledger:
 
     @property
     def furthest(self) -> int:
-        """The last step that a row was admitted for, -1 if none was."""
+        """Last step with an admitted row; -1 if there is none."""
         return self._furthest
 
     def _observe_row(self, row: RowId, field: str) -> None:
@@ -124,7 +147,7 @@ class Ledger:
             self._owed.pop(row, None)
         elif field in ("dropped", "quarantined"):
             self._owed.pop(row, None)
-            # A row ends once: what came first stands, and a trained row stays trained.
+            # A row ends once: the first ending counts, and a trained row stays trained.
             if step.get(row.index, RowState.IN_FLIGHT) is RowState.IN_FLIGHT:
                 step[row.index] = RowState(field)
             self._ended.setdefault(row.step, set()).add(row.index)
@@ -135,20 +158,19 @@ class Ledger:
     def _observe_batch(self, step: int, batch: Batch) -> None:
         if step in self.batches and self.batches[step] != batch:
             self._violations.append(f"step {step} has two batches")
-        # The step is complete: whoever was to replace a failed row of it is no longer wanted.
+        # The step is complete, so successors of its failed rows are no longer needed.
         for row in [row for row in self._owed if row.step == step]:
             del self._owed[row]
         self.batches[step] = batch
         if step < self.floor:
             return
-        self._readmit()
+        self._count_due_strays()
         states = self._states.setdefault(step, {})
         for index in batch.rows:
-            state = states.get(index)
-            if state is None:
-                # Unless the floor covers it: then its prompt was purged before we read it.
-                self._strangers[RowId(step, index)] = "was trained but never admitted"
-            # A row that a role dropped or quarantined meanwhile is trained all the same: the batch decides.
+            if index not in states:
+                # No violation if the floor rises above it later: then its prompt was purged before it was observed.
+                self._unadmitted.add(RowId(step, index))
+            # The batch decides: a row that was dropped or quarantined at the same time counts as trained.
             states[index] = RowState.TRAINED
         if len(set(batch.rows)) != len(batch.rows):
             self._violations.append(f"step {step} trains a row twice")
@@ -156,17 +178,17 @@ class Ledger:
     def _observe_floor(self, checkpoint: Checkpoint) -> None:
         if checkpoint.floor >= self.floor:
             self.floor, self.totals = checkpoint.floor, checkpoint.totals
-            for by_step in (self._states, self._ended, self._aside):
+            for by_step in (self._states, self._ended, self._strays):
                 for step in [s for s in by_step if s < self.floor]:
                     del by_step[step]
-            self._strangers = {row: why for row, why in self._strangers.items() if row.step >= self.floor}
+            self._unadmitted = {row for row in self._unadmitted if row.step >= self.floor}
 
     def state(self, row: RowId) -> RowState | None:
-        """State of a row above the floor; None if it was never admitted."""
+        """Return the state of a row of a step not below the floor; None if it was not admitted."""
         return self._states.get(row.step, {}).get(row.index)
 
     def to_admit(self) -> list[RowId]:
-        """Rows that may and should be admitted now, oldest first: successors owed, and steps within the lead."""
+        """Return the rows to admit now, oldest first: owed successors, and rows of the steps within the lead."""
         if self.version is None:
             return []
         owed = [row for row in self._owed if row.step not in self.batches]
@@ -181,20 +203,21 @@ class Ledger:
         return sorted([*owed, *fresh])
 
     def surplus(self) -> list[RowId]:
-        """Rows in flight of steps whose batch does not name them: nobody will train them."""
+        """Return the rows in flight of trained steps: their batch does not name them, so they will not be trained."""
         return [row for row in self._in_flight() if row.step in self.batches]
 
     def candidates(self, step: int) -> dict[int, int]:
-        """Rows of a step that can still be trained: slot -> index of the newest row in the slot."""
+        """Return the rows of a step that can still be trained: the index of the newest row in flight, by slot."""
         states = self._states.get(step, {})
-        living = sorted(index for index, state in states.items() if state is RowState.IN_FLIGHT)
-        return {index % self.rows: index for index in living}
+        in_flight = sorted(index for index, state in states.items() if state is RowState.IN_FLIGHT)
+        return {index % self.rows: index for index in in_flight}
 
     def next_floor(self, version: int) -> int:
-        """The highest floor that a checkpoint of `version` allows: all rows of the steps below it are finished.
+        """Return the highest floor for a checkpoint of `version`: all rows of the steps below it have ended.
 
-        PromptSource may have admitted a successor that we have not read yet. It admits a step only after it has read
-        all that the step `lead + 1` before it left, so a step is closed once one that far ahead has been admitted.
+        PromptSource may have admitted a successor that this ledger has not observed. It admits a step only after it
+        has read all cells that the step `lead + 1` before left behind. A step is therefore closed once a row `lead + 1`
+        steps ahead of it has been admitted.
         """
         floor = self.floor
         open_steps = {row.step for row in self._in_flight()} | {row.step for row in self._owed}
@@ -204,7 +227,7 @@ class Ledger:
         return floor
 
     def totals_below(self, floor: int) -> Totals:
-        """Counts of all rows of the steps below `floor`."""
+        """Return the counts of all rows of the steps below `floor`, for the checkpoint that raises the floor."""
         counts = dict.fromkeys(RowState, 0)
         for step, states in self._states.items():
             if step < floor:
@@ -213,7 +236,7 @@ class Ledger:
         return self._sum(counts)
 
     def account(self) -> Account:
-        """Rows of the whole run, those below the floor included."""
+        """Return the counts of all rows of the run, including those below the floor."""
         counts = dict.fromkeys(RowState, 0)
         for states in self._states.values():
             for state in states.values():
@@ -222,10 +245,10 @@ class Ledger:
         return Account(total.admitted, total.trained, total.dropped, total.quarantined, counts[RowState.IN_FLIGHT])
 
     def violations(self) -> list[str]:
-        """What breaks the law; empty in every run."""
+        """Return the violations of the invariant; a correct run has none."""
         account = self.account()
         ended = account.trained + account.dropped + account.quarantined
-        found = self._violations + [f"{row} {why}" for row, why in self._strangers.items()]
+        found = self._violations + [f"{row} was trained but never admitted" for row in sorted(self._unadmitted)]
         if account.admitted != ended + account.in_flight:
             found.append(f"admitted {account.admitted} is not {ended} ended + {account.in_flight} in flight")
         found += [f"step {s} has weights but no batch" for s in range(self.version or 0) if s not in self.batches]

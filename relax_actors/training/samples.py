@@ -1,4 +1,4 @@
-"""Cells of a row turned into the sequences that engines train on or score."""
+"""Conversion of a row's cells to the samples that engines train on or score."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from relax_actors.engines.protocols import TrainSample
 from relax_actors.messages import Advantage, Trajectory
 
 PROXIMAL, REFERENCE = "actor_fwd", "reference"
-"""Columns of log-probs, `[total] float32`: of the proximal policy and of the KL's reference model."""
+"""Columns of log-probs, `[total] float32`: of the proximal policy, and of the reference model of the KL."""
 _FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs"}
 
 
 def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
-    """Advantages of a row's tokens, `[total] float32`."""
+    """Return the advantages of a row's tokens, `[total] float32`; a sample's advantage applies to all its tokens."""
     values = np.asarray(advantage.values, np.float32)
     return values if len(values) == len(trajectory.token_ids) else np.repeat(values, trajectory.sample_lengths)
 
@@ -29,13 +29,13 @@ def samples_of(
     *,
     replays: bool = False,
 ) -> list[TrainSample]:
-    """Sequences of a row that have trained tokens, as engines take them.
+    """Convert a row to samples: one for each sequence with trained tokens.
 
     Args:
         row: index of the row within its step.
         trajectory: samples of the row.
-        advantage: advantages and returns of the row, where it is trained.
-        scores: columns of log-probs, each `[total] float32`.
+        advantage: advantages and returns of the row; None if the row is only scored.
+        scores: log-probs of the row, `[total] float32`, by column.
         replays: whether engines compute with the recorded experts.
     """
     flat = {_FIELDS[name]: array for name, array in (scores or {}).items()}
@@ -46,10 +46,10 @@ def samples_of(
     bounds = np.concatenate([[0], np.cumsum(trajectory.trained)])
     ends = np.concatenate([[0], np.cumsum(trajectory.sample_lengths)])
     trained = np.repeat(np.diff(bounds[ends]), trajectory.counts).tolist()
-    found, begin = [], 0
+    found, start = [], 0
     for sequence, own, tokens in zip(trajectory.sequences, trajectory.lengths.tolist(), trained, strict=True):
-        part, shared = slice(begin, begin + own), len(sequence.token_ids) - own
-        begin += own
+        part, prompt_length = slice(start, start + own), len(sequence.token_ids) - own
+        start += own
         if not sequence.loss_mask.any():
             continue
         found.append(
@@ -58,7 +58,7 @@ def samples_of(
                 sequence.loss_mask,
                 sequence.logprobs,
                 sequence.versions,
-                **{name: _after(shared, array[part]) for name, array in flat.items()},
+                **{name: _pad_prompt(prompt_length, array[part]) for name, array in flat.items()},
                 routed_experts=sequence.routed_experts if replays else None,
                 row=row,
                 sample_tokens=tokens,
@@ -67,6 +67,6 @@ def samples_of(
     return found
 
 
-def _after(shared: int, own: Array) -> Array:
-    """An array of own tokens as one of the whole sequence, 0 where the prompt is."""
-    return np.concatenate([np.zeros(shared, own.dtype), own])
+def _pad_prompt(prompt_length: int, own: Array) -> Array:
+    """Extend an array over a sequence's own tokens to its whole length, with 0 for the prompt."""
+    return np.concatenate([np.zeros(prompt_length, own.dtype), own])

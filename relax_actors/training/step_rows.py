@@ -1,4 +1,4 @@
-"""Rows of a step: read from the table, checked, and turned into the sequences that engines train on."""
+"""Rows of a step: reads them from the table, checks them and converts them to training samples."""
 
 from __future__ import annotations
 
@@ -21,25 +21,31 @@ from relax_actors.training.samples import PROXIMAL, REFERENCE, samples_of, token
 from relax_actors.training.validation import RowValidator
 
 Columns = dict[str, Any]
-"""What is read of a row by column; a `RelaxError` in place of what cannot be had."""
-Lost = dict[int, Dropped | Quarantined]
-"""How rows end that cannot be trained, by index."""
+"""Values of a row by column; a `RelaxError` in place of a value that cannot be read."""
+UnusableRows = dict[int, Dropped | Quarantined]
+"""Rows that cannot be trained, by index, and the cell that ends each."""
 
 
 @dataclass(slots=True)
 class StepRows:
-    """The rows of a step."""
+    """Rows of a step, in the order in which they are trained.
+
+    Attributes:
+        ids: indices of the rows within the step.
+        trajectories: samples of each row.
+        advantages: advantages of each row.
+        scores: log-probs of each row, `[total] float32`, by column.
+        replays: whether engines compute with the recorded experts.
+    """
 
     ids: list[int]
     trajectories: list[Trajectory]
     advantages: list[Advantage]
     scores: dict[str, list[Array]] = field(default_factory=dict)
-    """Columns of log-probs, each `[total] float32` a row."""
     replays: bool = False
-    """Whether engines are to compute with the recorded experts."""
 
     def add(self, index: int, columns: Columns) -> None:
-        """Take in one more row."""
+        """Append a row."""
         self.ids.append(index)
         self.trajectories.append(columns["trajectory"])
         self.advantages.append(columns["advantage"])
@@ -50,7 +56,7 @@ class StepRows:
         return len(self.ids)
 
     def extend(self, more: StepRows) -> None:
-        """Take in the rows of another."""
+        """Append the rows of `more`."""
         self.ids += more.ids
         self.trajectories += more.trajectories
         self.advantages += more.advantages
@@ -58,23 +64,23 @@ class StepRows:
             self.scores.setdefault(name, []).extend(arrays)
 
     def part(self, rows: range) -> StepRows:
-        """Some of the rows."""
+        """Return a copy with the rows at these positions."""
         cut = slice(rows.start, rows.stop)
         scores = {name: arrays[cut] for name, arrays in self.scores.items()}
         return StepRows(self.ids[cut], self.trajectories[cut], self.advantages[cut], scores, self.replays)
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Tokens of each sequence of each row, those of the prompt included."""
+        """Number of tokens of each sequence of each row, prompt included."""
         return [trajectory.sequence_lengths for trajectory in self.trajectories]
 
     @property
     def tokens(self) -> int:
-        """Trained tokens of all rows."""
+        """Number of trained tokens of all rows."""
         return sum(int(np.count_nonzero(trajectory.trained)) for trajectory in self.trajectories)
 
     def samples(self) -> list[TrainSample]:
-        """Sequences with trained tokens, row after row, as engines take them."""
+        """Return one `TrainSample` for each sequence with trained tokens, in the order of the rows."""
         found: list[TrainSample] = []
         for i, (index, trajectory) in enumerate(zip(self.ids, self.trajectories, strict=True)):
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
@@ -82,7 +88,7 @@ class StepRows:
         return found
 
     def normalised(self, kind: StepNormalisation) -> StepRows:
-        """Copy whose advantages are normalised over all of its rows; see `normalise_step`."""
+        """Return a copy with advantages normalised over all rows; see `normalise_step`."""
         if kind == "none":
             return self
         if all(len(a.values) == len(t.texts) for a, t in zip(self.advantages, self.trajectories, strict=True)):
@@ -99,61 +105,64 @@ class StepRows:
 
     @property
     def oldest(self) -> int:
-        """The oldest version that wrote a token."""
+        """Oldest version that sampled a trained token."""
         return min(self.oldest_of_rows)
 
     @property
     def oldest_of_rows(self) -> list[int]:
-        """Oldest version that sampled a trained token of each row."""
+        """Oldest version that sampled a trained token, for each row."""
         return [trajectory.oldest_version for trajectory in self.trajectories]
 
     @property
     def span(self) -> int:
-        """Versions that wrote one trajectory, at most; more than 1 only where weights change in mid-generation."""
+        """Largest number of versions that sampled one trajectory; above 1 only with in-flight updates."""
         return max(len(np.unique(t.versions[t.versions >= 0])) for t in self.trajectories)
 
-    def older_than(self, step: int, most: int) -> int:
-        """Rows with a token that is more than `most` versions older than `step`."""
-        return sum(step - oldest > most for oldest in self.oldest_of_rows)
+    def older_than(self, step: int, max_staleness: int) -> int:
+        """Count the rows with a token more than `max_staleness` versions older than `step`."""
+        return sum(step - oldest > max_staleness for oldest in self.oldest_of_rows)
 
 
 class StepReader:
-    """Reads the rows of a step.
+    """Reads and checks the rows of a step.
 
     Args:
-        table: the run's.
-        config: the run's.
+        table: table of the run.
+        config: settings of the run.
+
+    Attributes:
+        columns: columns of log-probs that the algorithm reads.
     """
 
     def __init__(self, table: Table, config: Config) -> None:
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays = config.trainer.router_replay
-        wanted = {
+        needed = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
             REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
         }
-        self.columns = tuple(name for name, wants in wanted.items() if wants)
+        self.columns = tuple(name for name, is_needed in needed.items() if is_needed)
 
     def empty(self) -> StepRows:
-        """No rows yet."""
+        """Return a `StepRows` without rows."""
         return StepRows([], [], [], {name: [] for name in self.columns}, self._replays)
 
-    def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, Lost]:
-        """The rows that can be trained, and how those end that cannot."""
-        rows, lost = self.empty(), {}
+    def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, UnusableRows]:
+        """Read rows; return the rows that can be trained and the rows that cannot."""
+        rows, unusable = self.empty(), {}
         for index, columns in zip(indices, self._columns(step, indices), strict=True):
-            fate = self._fate(columns, step)
-            if fate is None:
+            ending = self._ending(columns, step)
+            if ending is None:
                 rows.add(index, columns)
             else:
-                lost[index] = fate
-        return rows, lost
+                unusable[index] = ending
+        return rows, unusable
 
     def read_again(self, step: int, indices: Sequence[int]) -> StepRows:
-        """The rows of a step that was trained before.
+        """Read the rows of a step that was trained before; staleness is not checked again.
 
         Raises:
-            ConfigError: one is lost.
+            ConfigError: a row is lost.
         """
         rows = self.empty()
         for index, columns in zip(indices, self._columns(step, indices), strict=True):
@@ -163,10 +172,10 @@ class StepReader:
             rows.add(index, columns)
         return rows
 
-    def _fate(self, columns: Columns, step: int) -> Dropped | Quarantined | None:
-        """How a row ends that cannot be trained; None if it can."""
+    def _ending(self, columns: Columns, step: int) -> Dropped | Quarantined | None:
+        """Return the cell that ends a row which cannot be trained; None if it can be trained."""
         if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
-            return lost_row(error)
+            return _ending_of_unreadable(error)
         trajectory: Trajectory = columns["trajectory"]
         if why := self._validator.of_row(trajectory, columns["advantage"], step):
             return Quarantined("trainer", 1, why, "")
@@ -176,21 +185,21 @@ class StepReader:
         return None
 
     def _columns(self, step: int, indices: Sequence[int]) -> list[Columns]:
-        """What the trainer reads of each row, or why it cannot."""
+        """Read the columns of each row."""
         rows = [RowId(step, index) for index in indices]
-        known: list[Columns] = [{} for _ in rows]
+        rows_read: list[Columns] = [{} for _ in rows]
         for name, expected in (("trajectory", Trajectory), ("advantage", Advantage)):
-            for columns, found in zip(known, read_column(self._table, rows, name, expected), strict=True):
+            for columns, found in zip(rows_read, read_column(self._table, rows, name, expected), strict=True):
                 columns[name] = found
         for name in self.columns:
-            trajectories = [columns["trajectory"] for columns in known]
-            for columns, found in zip(known, read_logprobs(self._table, rows, name, trajectories), strict=True):
+            trajectories = [columns["trajectory"] for columns in rows_read]
+            for columns, found in zip(rows_read, read_logprobs(self._table, rows, name, trajectories), strict=True):
                 columns[name] = found
-        return known
+        return rows_read
 
 
-def lost_row(error: RelaxError) -> Dropped | Quarantined:
-    """How a row ends whose data cannot be read: made again if it was lost, looked at if it was never good."""
+def _ending_of_unreadable(error: RelaxError) -> Dropped | Quarantined:
+    """Drop a row whose data was lost, so that it is replaced; quarantine malformed data, so that it is inspected."""
     if isinstance(error, StoreError):
         return Dropped(DropReason.LOST_SEGMENT, str(error)[:2000])
     return Quarantined("trainer", 1, f"{type(error).__name__}: {error}"[:2000], "")

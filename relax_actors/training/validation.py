@@ -1,4 +1,4 @@
-"""Checks that a row's data can be true, so that malformed rows are quarantined and never reach an engine."""
+"""Plausibility checks of a row's data: malformed rows are quarantined and never reach an engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from relax_actors.messages.experts import expanded, flaw
 
 MAX_ADVANTAGE = 1e6
 MAX_LOGPROB = 0.1
+"""Largest accepted log-prob: rounding can make the log-prob of a certain token slightly positive."""
 
 
 class RowValidator:
-    """Checks rows against what the model and the run allow; every method returns the reason, or an empty string.
+    """Checks rows against the limits of the model and the run.
+
+    Every method returns the reason why a row is malformed, or an empty string if it is not.
 
     Args:
         config: settings of the run.
@@ -29,19 +32,19 @@ class RowValidator:
         self._moe = facts.moe if config.trainer.router_replay else None
 
     def of_prompt(self, prompt: Prompt) -> str:
-        """Why no sample can be generated from a prompt."""
+        """Return why samples cannot be generated from a prompt."""
         length, room = len(prompt.tokens), self._context - self._max_tokens
         if not 0 < length <= room:
             return f"the prompt has {length} tokens; the model's context leaves 1 to {room}"
         if prompt.min_version > self._steps:
-            return f"the prompt wants weights {prompt.min_version}, the run has {self._steps} steps"
+            return f"the prompt requires weights {prompt.min_version}; the run has {self._steps} steps"
         return self._outside_vocabulary(prompt.tokens, "the prompt's tokens")
 
     def of_row(self, trajectory: Trajectory, advantage: Advantage, step: int) -> str:
-        """Why a row cannot be trained in a step."""
+        """Return why a row cannot be trained in a step."""
         n, total = len(trajectory.texts), len(trajectory.token_ids)
         if len(advantage.values) not in (n, total):
-            return f"there are {len(advantage.values)} advantages for {n} samples of {total} tokens"
+            return f"there are {len(advantage.values)} advantages for {n} samples with {total} tokens"
         if advantage.returns is not None and len(advantage.returns) != total:
             return f"there are {len(advantage.returns)} returns for {total} tokens"
         if np.abs(advantage.values).max(initial=0) > MAX_ADVANTAGE:
@@ -49,7 +52,7 @@ class RowValidator:
         return self.of_trajectory(trajectory, step)
 
     def of_trajectory(self, trajectory: Trajectory, step: int) -> str:
-        """Why a row of a step cannot be passed through the model."""
+        """Return why a row of a step cannot be passed through the model."""
         if int(trajectory.lengths.min()) < 1 or not len(trajectory.prompt_tokens):
             return "the prompt or a sequence has no tokens"
         if (longest := max(trajectory.sequence_lengths)) > min(self._context, self._budget):
@@ -61,7 +64,7 @@ class RowValidator:
         if not (logprobs <= MAX_LOGPROB).all() or not (logprobs > np.finfo(np.float32).min).all():
             return "a log-prob is positive or not finite"
         if versions.min() < -1 or int(versions.max()) > step:
-            return f"a token is said to be of a version that is not from 0 to {step}"
+            return f"the version of a token is not from 0 to {step}"
         return self._outside_vocabulary(trajectory.prompt_tokens, "the prompt's tokens") or self._outside_vocabulary(
             trajectory.token_ids, "the samples' tokens"
         )
@@ -71,9 +74,10 @@ class RowValidator:
         if moe is None:
             return ""
         if prompt is None or routed is None:
-            return "its rollout has not recorded experts, which trainer.router_replay replays"
+            return "the rollout has not recorded experts, which trainer.router_replay needs"
         if routed.shape[1:] != (moe.layers, moe.experts_of_token):
-            return f"experts are {list(routed.shape)}, not of {moe.layers} layers and {moe.experts_of_token} a token"
+            shape = list(routed.shape)
+            return f"experts have shape {shape}, not {moe.layers} layers with {moe.experts_of_token} per token"
         return next((why for part in (prompt, routed) if (why := flaw(expanded(part), moe.experts))), "")
 
     def _outside_vocabulary(self, tokens: Array, what: str) -> str:

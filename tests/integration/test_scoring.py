@@ -108,7 +108,7 @@ def test_a_row_of_bad_data_gets_its_error_and_its_neighbours_their_scores(
     role = make_scorer("reference", *BOTH)
     good, strange = role.handle_many([*rows_of(table, 0, range(1)), *rows_of(table, 0, range(4, 5))])
     assert good.shape == (20,)
-    assert "a token is said to be of a version that is not from 0 to 0" in str(strange)
+    assert "the version of a token is not from 0 to 0" in str(strange)
 
 
 def train_to(trainer: Trainer, table: Table, last: int, *columns: Role) -> None:

@@ -182,7 +182,7 @@ def test_a_row_that_cannot_be_true_is_told_why(limits: RowValidator, change: dic
         ({"prompt_experts": None, "routed_experts": None}, "has not recorded experts"),
         (
             {"prompt_experts": np.zeros((1, 2, 2, 2), np.uint8), "routed_experts": np.zeros((5, 2, 2), np.uint8)},
-            "experts are [5, 2, 2], not of 1 layers and 2 a token",
+            "experts have shape [5, 2, 2], not 1 layers with 2 per token",
         ),
         ({"routed_experts": np.full((5, 1, 2), 4, np.uint8)}, "an expert is not from 0 to 3"),
         ({"prompt_experts": np.full((1, 2, 1, 2), 1, np.int16)}, "an expert is chosen twice"),

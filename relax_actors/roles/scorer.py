@@ -1,6 +1,6 @@
-"""Reference and ActorFwd: log-probs of a trajectory's tokens under other weights than those that it was sampled with.
+"""Base class of the roles that score trajectories: log-probs of the tokens under a chosen weight version.
 
-Optional roles: where a run has no [roles.reference] or [roles.actor_fwd], the trainer computes what it needs of them.
+Such roles are optional. In a run without [roles.reference] or [roles.actor_fwd] the trainer computes the log-probs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from relax_actors.engines.backends import scoring_backend
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.catalog import SCORING_ENGINES
-from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, Row
 from relax_actors.training.samples import samples_of
 from relax_actors.training.validation import RowValidator
@@ -26,9 +25,10 @@ from relax_actors.weights.stager import Stager
 
 
 class Scorer(Role):
-    """Writes `[total] float32`, laid out as `Trajectory.logprobs`, for up to `max_concurrent_rows` rows at once.
+    """Computes log-probs of the tokens of a trajectory, `[total] float32` in the layout of `Trajectory.logprobs`.
 
-    With run.deterministic a row is scored on its own: its numbers are then the same bits whatever else is in flight.
+    Scores up to `max_concurrent_rows` rows at once. With run.deterministic each row is scored on its own, so that its
+    bits do not depend on the rows that happen to be scored with it.
     """
 
     reads: ClassVar = ("trajectory",)
@@ -36,15 +36,16 @@ class Scorer(Role):
 
     device: str = "auto"
     backend: str = "torch"
-    """Scoring engine, in the actor's process."""
+    """Name or dotted path of the scoring engine, which runs in the actor's process."""
 
     follows_weights: ClassVar[bool]
+    """Whether the stager prepares every newly published version."""
     replays: ClassVar = False
-    """Whether it computes with the experts that the rollout recorded, where trainer.router_replay is set."""
+    """Whether to compute with the experts that the rollout recorded, if trainer.router_replay is set."""
 
     @classmethod
     def options(cls) -> dict[str, tuple[Any, Any]]:
-        """As of every role, and `max_concurrent_rows`."""
+        """Return the options of every role, and `max_concurrent_rows` and `backend`."""
         own = {
             "max_concurrent_rows": (Annotated[int, Field(gt=0)], 8),
             "backend": (Annotated[str, Named(SCORING_ENGINES)], cls.backend),
@@ -52,32 +53,36 @@ class Scorer(Role):
         return super().options() | own
 
     def row_limit(self) -> int:
-        """Rows scored at once."""
+        """Return the maximum number of rows scored at once."""
         return 1 if self.context.config.run.deterministic else self.max_concurrent_rows
 
     def setup(self) -> None:
-        """Build the engine; its weights come when they are published."""
+        """Build the engine, and start to stage published weights in the background."""
         backend = scoring_backend(self.backend, f"roles.{self.context.role}.backend")
         self._engine = backend.build(self.context, self.device, follows=self.follows_weights)
         self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
         self._stager.start()
         self._validator = RowValidator(self.context.config)
-        self._tokens = 0
+        self._scored_tokens = 0
         self._model_seconds = 0.0
 
-    def use_weights(self, least: int) -> None:
-        """Have the engine serve what tokens are to be scored with of which version `least` wrote the newest."""
+    def use_weights(self, newest_sampled: int) -> None:
+        """Load the weights to score with into the engine.
+
+        Args:
+            newest_sampled: newest version that sampled a token of the rows.
+        """
         raise NotImplementedError
 
     def handle_many(self, rows: Sequence[Row]) -> list[Array | RelaxError]:
-        """Score rows together; one that is bad gets its error and does not hold up its neighbours."""
-        found: list[Array | RelaxError | None] = [self._refusal(row) for row in rows]
-        good = [n for n, refused in enumerate(found) if refused is None]
+        """Score rows together; a malformed row gets its error, and the others are scored."""
+        found: list[Array | RelaxError | None] = [self._flaw(row) for row in rows]
+        good = [n for n, flaw in enumerate(found) if flaw is None]
         for n, logprobs in zip(good, self._score([rows[n] for n in good]) if good else [], strict=True):
             found[n] = logprobs
         return [value for value in found if value is not None]
 
-    def _refusal(self, row: Row) -> RelaxError | None:
+    def _flaw(self, row: Row) -> RelaxError | None:
         try:
             why = self._validator.of_trajectory(row.trajectory, row.id.step)
         except RelaxError as error:
@@ -87,64 +92,41 @@ class Scorer(Role):
     def _score(self, rows: list[Row]) -> list[Array]:
         trajectories: list[Trajectory] = [row.trajectory for row in rows]
         self.use_weights(max(int(t.versions.max()) for t in trajectories))
-        began = time.thread_time()
+        cpu_start = time.thread_time()
         replays = self.replays and self.context.config.trainer.router_replay
         samples = [s for i, t in enumerate(trajectories) for s in samples_of(i, t, replays=replays)]
         scored = iter(self._engine.score(samples, self.progress))
-        self._model_seconds += time.thread_time() - began
-        self._tokens += sum(sample.trained for sample in samples)
-        return [_own_tokens(trajectory, scored) for trajectory in trajectories]
+        self._model_seconds += time.thread_time() - cpu_start
+        self._scored_tokens += sum(sample.trained for sample in samples)
+        return [_in_layout(trajectory, scored) for trajectory in trajectories]
 
     def metrics(self) -> dict[str, float]:
-        """Tokens scored in this life, and the version in use."""
+        """Return the tokens scored by this incarnation, and the version in use."""
         version = self._engine.version
         return {
-            "scored_tokens": self._tokens,
+            "scored_tokens": self._scored_tokens,
             "model_cpu_seconds": round(self._model_seconds, 3),
             "version": -1 if version is None else version,
         }
 
     def close(self) -> None:
-        """Close the engine."""
+        """Close the stager and the engine."""
         self._stager.close()
         self._engine.close()
 
 
-def _own_tokens(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
-    """Log-probs of a row as its trajectory lays tokens out, `[total] float32`, from those of its trained sequences."""
+def _in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
+    """Return log-probs in the layout of a trajectory, `[total] float32`; 0 for sequences without trained tokens.
+
+    Args:
+        trajectory: samples of the row.
+        scored: log-probs of each sequence with trained tokens, prompt included.
+    """
     found = np.zeros(len(trajectory.token_ids), np.float32)
-    begin = 0
+    start = 0
     for own in trajectory.lengths.tolist():
-        part = slice(begin, begin + own)
+        part = slice(start, start + own)
         if trajectory.trained[part].any():
             found[part] = next(scored)[-own:]
-        begin += own
+        start += own
     return found
-
-
-class Reference(Scorer):
-    """Log-probs of the model at the start of the run, version 0, for the KL."""
-
-    writes: ClassVar = "reference"
-    spec: ClassVar = RoleSpec(device=True, start_order=70)
-    follows_weights: ClassVar = False
-
-    def use_weights(self, least: int) -> None:  # noqa: ARG002 whatever was trained since
-        """Version 0."""
-        self._stager.use_version(0)
-
-
-class ActorFwd(Scorer):
-    """Log-probs of the newest weights when the row comes, for the proximal policy: never older than its tokens'.
-
-    On-policy, with staleness.max = 0, they are those of the very step that trains the row.
-    """
-
-    writes: ClassVar = "actor_fwd"
-    spec: ClassVar = RoleSpec(device=True, start_order=71)
-    follows_weights: ClassVar = True
-    replays: ClassVar = True
-
-    def use_weights(self, least: int) -> None:
-        """The newest that are ready."""
-        self._stager.use_newest(least)
