@@ -1,6 +1,6 @@
-"""Evaluator: sends held-out prompts through the same columns for chosen versions, and adds the rewards up.
+"""Role `evaluator`: sends held-out prompts through the run's columns for selected versions and averages the rewards.
 
-What a version came to is one cell, `evaluation.<version>`. The rows themselves are kept of the last version only.
+The result of a version is one cell, `evaluation.<version>`. Evaluation rows are kept for the latest result only.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import put_own, read_numbered
 from relax_actors.runtime.seeds import derive_seed
 
-ENDS = ("reward", "dropped", "quarantined")
+EVAL_END_COLUMNS = ("reward", "dropped", "quarantined")
+"""Columns that end an evaluation row."""
 
 
 class Evaluator(StatefulRole):
-    """Owns the evaluation rows `eval.<version>.<index>`, answered greedily by just that version."""
+    """Owns the evaluation rows `eval.<version>.<index>`, which are answered greedily by exactly that version.
+
+    All methods but `metrics` run in the role's thread.
+    """
 
     writes = "prompt"
     spec = RoleSpec(
-        reads=ENDS,
+        reads=EVAL_END_COLUMNS,
         writes=("prompt", "quarantined"),
         kinds=("eval",),
         numbered=("evaluation",),
@@ -40,56 +44,58 @@ class Evaluator(StatefulRole):
     )
 
     def setup(self) -> None:
-        """Open the held-out data."""
+        """Open the held-out data and the tokenizer."""
         config = self.context.config
         if config.eval is None:
-            msg = "the evaluator needs a section [eval]"
+            msg = "role evaluator needs a section [eval]; add it"
             raise ConfigError(msg)
         self._settings = config.eval
         self._source = open_data(config.eval.data)
         self._rows = min(config.eval.rows, len(self._source))
         tokenizer = Tokenizer(config.model_path)
         self._maker = PromptMaker(config.eval.data, tokenizer, room(config), config.rollout.max_tokens)
+        # Mean reward of each ended row by version and index; None for rows without a reward.
         self._ended: dict[int, dict[int, float | None]] = {}
         self._done: set[int] = set()
         self._latest: tuple[int, float] | None = None
 
     def follows(self) -> list[str]:
-        """Versions, what they came to, and how evaluation rows end."""
+        """Return the published versions, the results, and the columns that end evaluation rows."""
         subjects = self.context.table.subjects
         numbered = [subjects.numbered(kind, "*") for kind in ("weights", "evaluation")]
-        return [*numbered, *(subjects.column(name, "eval") for name in ENDS)]
+        return [*numbered, *(subjects.column(name, "eval") for name in EVAL_END_COLUMNS)]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Read again what was evaluated."""
+        """Rebuild the results, continue unfinished evaluations and remove old rows."""
         self.on_cells(cells)
-        # The life before may have ended before it had let all rows go.
-        self._let_go()
+        # The previous incarnation may have ended before it had removed all old rows.
+        self._remove_old_rows()
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Ask for versions that are there, add up those that are done."""
+        """Admit rows of newly published versions, and publish the results of finished versions."""
         config = self.context.config
-        wanted: set[int] = set()
+        published: set[int] = set()
         for cell_id, cell in cells:
             if not is_evaluated(config, cell_id.step):
                 continue
             if cell_id.kind == "weights" and read_numbered(self.context, cell_id, cell) is not None:
-                wanted.add(cell_id.step)
+                published.add(cell_id.step)
             elif cell_id.kind == "evaluation":
-                self._is_done(cell_id, cell)
+                self._record_result(cell_id, cell)
             elif cell_id.kind == "eval" and cell_id.step not in self._done and cell_id.index < self._rows:
-                self._end(cell_id, cell)
-        for version in sorted(wanted - self._done):
+                self._record_end(cell_id, cell)
+        for version in sorted(published - self._done):
             if len(self._ended.get(version, {})) < self._rows:
-                self._ask(version)
+                self._admit(version)
         complete = [version for version, ended in sorted(self._ended.items()) if len(ended) >= self._rows]
         for version in complete:
-            self._sum_up(version)
+            self._publish_result(version)
         if complete:
-            self._let_go()
+            self._remove_old_rows()
         self.context.report_waiting("a version to evaluate")
 
-    def _end(self, cell_id: CellId, cell: Cell) -> None:
+    def _record_end(self, cell_id: CellId, cell: Cell) -> None:
+        """Record the reward of an ended row; a row that ends twice counts once."""
         ended = self._ended.setdefault(cell_id.step, {})
         if cell_id.index in ended:
             return
@@ -100,18 +106,18 @@ class Evaluator(StatefulRole):
             except (CodecError, StoreError) as error:
                 self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
 
-    def _sum_up(self, version: int) -> None:
-        """Write down what a version came to."""
+    def _publish_result(self, version: int) -> None:
+        """Publish the mean reward of a version's rows."""
         values = [value for value in self._ended.pop(version).values() if value is not None]
-        found = Evaluation(version, sum(values) / len(values) if values else 0.0, len(values))
+        result = Evaluation(version, sum(values) / len(values) if values else 0.0, len(values))
         table = self.context.table
         self._done.add(version)
-        self._latest = version, found.reward
-        if put_own(self.context, table.subjects.numbered("evaluation", version), found) is None:
-            self.context.journal.event("evaluated", version=version, reward=found.reward, rows=found.rows)
+        self._latest = version, result.reward
+        if put_own(self.context, table.subjects.numbered("evaluation", version), result) is None:
+            self.context.journal.event("evaluated", version=version, reward=result.reward, rows=result.rows)
 
-    def _is_done(self, cell_id: CellId, cell: Cell) -> None:
-        """A version was summed up, by this life or an earlier one; a cell that is not the evaluator's is removed."""
+    def _record_result(self, cell_id: CellId, cell: Cell) -> None:
+        """Record a result of this or an earlier incarnation; remove a malformed cell, which would block the result."""
         value = read_numbered(self.context, cell_id, cell)
         if not isinstance(value, Evaluation):
             self.context.table.remove([cell])
@@ -120,18 +126,21 @@ class Evaluator(StatefulRole):
         self._ended.pop(cell_id.step, None)
         self._latest = cell_id.step, value.reward
 
-    def _let_go(self) -> None:
-        """Remove the rows of versions that are summed up, all but the last, and what was written to them late."""
+    def _remove_old_rows(self) -> None:
+        """Remove the rows of all finished versions but the last, including cells that were written late."""
         table, state = self.context.table, self.context.state
-        gone = self._done - {max(self._done, default=0)}
-        there = {cell.step for cell in table.list_cells(f"{table.subjects.prefix}.eval.>")}
-        table.purge(f"{table.subjects.prefix}.eval.{version}.>" for version in sorted(gone & there))
+        removable = self._done - {max(self._done, default=0)}
+        present = {cell.step for cell in table.list_cells(f"{table.subjects.prefix}.eval.>")}
+        table.purge(f"{table.subjects.prefix}.eval.{version}.>" for version in sorted(removable & present))
         for name in table.store.list_names("eval"):
-            if name.isdigit() and int(name) in gone:
+            if name.isdigit() and int(name) in removable:
                 table.store.remove(f"eval/{name}")
-        table.connection.call(state.forget_failures(lambda row: row.kind == "eval" and row.step in gone), CALL_DEADLINE)
+        table.connection.call(
+            state.forget_failures(lambda row: row.kind == "eval" and row.step in removable), CALL_DEADLINE
+        )
 
-    def _ask(self, version: int) -> None:
+    def _admit(self, version: int) -> None:
+        """Write the prompts of a version's rows; those that exist are kept."""
         rows = [RowId(version, index, "eval") for index in range(self._rows)]
         self.context.table.put_encoded([first_cell(self.context, row, partial(self._prompt, row)) for row in rows])
 
@@ -141,5 +150,5 @@ class Evaluator(StatefulRole):
         return self._maker.make(task, seed=seed, min_version=row.step, exact_version=True, greedy=True)
 
     def metrics(self) -> dict[str, float]:
-        """The last result."""
+        """Return the version and the mean reward of the latest result."""
         return {} if self._latest is None else {"eval_version": self._latest[0], "eval_reward": self._latest[1]}

@@ -1,6 +1,7 @@
-"""PromptSource: admits rows as far ahead of the trained version as `staleness.max` allows, and replaces lost ones.
+"""Role `prompts`: admits rows up to `staleness.max` steps ahead of the trained version, and replaces failed rows.
 
-What it admits is a function of the configuration and the row's id, so that a new life of it admits the same.
+Invariant: the prompt of a row is a function of the settings, the row's id and the row that it requeues, if any. A
+restarted PromptSource therefore admits the same rows.
 """
 
 from __future__ import annotations
@@ -22,9 +23,18 @@ from relax_actors.runtime.cells import observe
 from relax_actors.runtime.seeds import derive_seed, task_index
 from relax_actors.training.ledger import Ledger
 
+REQUEUE_COLUMNS = {"requeued": Requeued, "readmitted": Readmitted}
+"""Columns of a quarantined row whose task is to be admitted again, and their types."""
+MAX_ROWS_PER_WRITE = 256
+"""Rows admitted at once, at most. In between, progress is reported and a request to stop is honoured."""
+
 
 def first_cell(context: Context, row: RowId, make: Callable[[], Prompt]) -> tuple[str, bytes]:
-    """Subject and content of the cell that begins a row: its prompt, or why it can have none."""
+    """Encode the first cell of a row: its prompt, or `quarantined` if the prompt cannot be made.
+
+    Returns:
+        The subject and the encoded content of the cell.
+    """
     table = context.table
     subject = table.subject(row, "prompt")
     try:
@@ -36,12 +46,11 @@ def first_cell(context: Context, row: RowId, make: Callable[[], Prompt]) -> tupl
         return subject, table.encode(subject, Quarantined(context.role, 1, str(error)[:2000], trace[-8000:]))
 
 
-# What is said of a quarantined row whose task is wanted again.
-WORDS = {"requeued": Requeued, "readmitted": Readmitted}
-
-
 class PromptSource(StatefulRole):
-    """Owns the admission of rows."""
+    """Admits rows, drops surplus rows and readmits the tasks of requeued rows.
+
+    All methods but `metrics` run in the role's thread.
+    """
 
     writes = "prompt"
     spec = RoleSpec(
@@ -53,71 +62,77 @@ class PromptSource(StatefulRole):
     )
 
     def setup(self) -> None:
-        """Open the data and the tokenizer."""
+        """Open the data source and the tokenizer."""
         config = self.context.config
         self._source = open_data(config.data)
         tokenizer = Tokenizer(config.model_path)
         self._maker = PromptMaker(config.data, tokenizer, room(config), config.rollout.max_tokens)
-        self._figures: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
+        # Requeued rows that are not readmitted yet, in the order of their requests (an ordered set).
         self._requeued: dict[RowId, None] = {}
-        # The row whose task a row took over, where it was requeued.
+        # First row that had the task, for each readmitted row.
         self._origins: dict[RowId, RowId] = {}
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
 
     def follows(self) -> list[str]:
-        """Rows as they begin and end, and what the trainer publishes."""
+        """Return the columns that begin or end rows, and the trainer's numbered cells."""
         subjects = self.context.table.subjects
         columns = [subjects.column(name) for name in ("prompt", *END_COLUMNS)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Read the ledger again and go on."""
+        """Rebuild the ledger, finish interrupted readmissions, and admit rows."""
         for cell_id, cell in cells:
-            self._take(cell_id, cell)
+            self._observe(cell_id, cell)
         if self._requeued:
-            # The last life may have ended between a readmitted row's prompt and the word of it.
+            # The previous incarnation may have ended between the new row's prompt and the cell `readmitted`.
             for cell_id, cell in cells:
                 if cell_id.kind == "group" and cell_id.field == "prompt":
-                    self._find_readmitted(cell_id.row, cell)
+                    self._finish_readmission(cell_id.row, cell)
         self.on_cells([])
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Keep the ledger; admit what may be admitted, drop what nobody will train."""
+        """Update the ledger, drop surplus rows and admit all rows that are due.
+
+        Raises:
+            ConfigError: a slot was refilled `prompts.max_refills` times and failed again.
+        """
         for cell_id, cell in cells:
-            self._take(cell_id, cell)
+            self._observe(cell_id, cell)
         self._drop_surplus()
-        while not self.context.stopping() and (rows := self._ledger.to_admit()[:256]):
-            self._require_an_end(rows)
+        while not self.context.stopping() and (rows := self._ledger.to_admit()[:MAX_ROWS_PER_WRITE]):
+            self._check_refills(rows)
             self._admit(rows)
             self.progress()
         lead = self.context.config.staleness.max
-        self._figures = self._measure()
+        self._metrics = self._compute_metrics()
         version = self._ledger.version
         self.context.report_waiting("weights 0" if version is None else f"weights {version + 1} (lead {lead})")
 
-    def _take(self, cell_id: CellId, cell: Cell) -> None:
-        expected = WORDS.get(cell_id.field) if cell_id.kind == "group" else None
-        if expected is None:
+    def _observe(self, cell_id: CellId, cell: Cell) -> None:
+        requeue_type = REQUEUE_COLUMNS.get(cell_id.field) if cell_id.kind == "group" else None
+        if requeue_type is None:
             observe(self._ledger, self.context, cell_id, cell)
             return
         try:
-            value: Requeued | Readmitted = self.context.table.read(cell.data, expected)
-            taken_by = RowId.parse(value.row) if isinstance(value, Readmitted) else None
+            value: Requeued | Readmitted = self.context.table.read(cell.data, requeue_type)
+            new_row = RowId.parse(value.row) if isinstance(value, Readmitted) else None
         except (CodecError, StoreError, SubjectError) as error:
             self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
             return
-        if taken_by is None:
+        if new_row is None:
             self._requeued[cell_id.row] = None
         else:
             self._requeued.pop(cell_id.row, None)
-            self._origins[taken_by] = self._origins.get(cell_id.row, cell_id.row)
+            self._origins[new_row] = self._origins.get(cell_id.row, cell_id.row)
 
-    def _find_readmitted(self, row: RowId, cell: Cell) -> None:
+    def _finish_readmission(self, row: RowId, cell: Cell) -> None:
+        """Mark the row that this row's prompt requeues as readmitted, if it is not marked yet."""
         with suppress(CodecError, StoreError, SubjectError):
-            if of := self.context.table.read(cell.data, Prompt).requeue_of:
-                self._readmitted(RowId.parse(of), row)
+            if requeue_of := self.context.table.read(cell.data, Prompt).requeue_of:
+                self._mark_readmitted(RowId.parse(requeue_of), row)
 
-    def _readmitted(self, old: RowId, row: RowId) -> None:
+    def _mark_readmitted(self, old: RowId, row: RowId) -> None:
         if old in self._requeued:
             self.context.table.put(self.context.table.subject(old, "readmitted"), Readmitted(str(row)))
             self.context.journal.event("row_readmitted", row=str(old), as_row=str(row))
@@ -125,6 +140,7 @@ class PromptSource(StatefulRole):
             self._origins[row] = self._origins.get(old, old)
 
     def _admit(self, rows: list[RowId]) -> None:
+        """Write the first cells of rows; the first rows take over the tasks of requeued rows."""
         table = self.context.table
         requeued = dict(zip(rows, self._requeued, strict=False))
         cells = [first_cell(self.context, row, partial(self._prompt, row, requeued.get(row))) for row in rows]
@@ -135,39 +151,40 @@ class PromptSource(StatefulRole):
             if row not in requeued:
                 continue
             if is_new:
-                self._readmitted(requeued[row], row)
+                self._mark_readmitted(requeued[row], row)
             elif (cell := table.get(table.subject(row, "prompt"))) is not None:
-                # Ours, if only its acknowledgement was lost.
-                self._find_readmitted(row, cell)
+                # The cell is this actor's own if only the acknowledgement of the write was lost.
+                self._finish_readmission(row, cell)
 
-    def _require_an_end(self, rows: list[RowId]) -> None:
-        """A step that is filled up again and again is never trained.
+    def _check_refills(self, rows: list[RowId]) -> None:
+        """End the run instead of refilling a slot forever.
 
         Raises:
-            ConfigError: a row would be one too many in its slot; says how the one before it ended.
+            ConfigError: a row would exceed `prompts.max_refills` in its slot; the message says how the row before it
+                ended.
         """
         config, table = self.context.config, self.context.table
         for row in rows:
             if row.index // config.trainer.prompts_per_step <= config.prompts.max_refills:
                 continue
-            before = RowId(row.step, row.index - config.trainer.prompts_per_step)
-            why = "no word of it is left"
+            predecessor = RowId(row.step, row.index - config.trainer.prompts_per_step)
+            why = "its cells are gone"
             with suppress(CodecError):
-                if (bad := table.fetch(table.subject(before, "quarantined"), Quarantined)) is not None:
-                    why = f"quarantined by {bad.role}: {bad.error}"
-                elif (dropped := table.fetch(table.subject(before, "dropped"), Dropped)) is not None:
+                if (quarantined := table.fetch(table.subject(predecessor, "quarantined"), Quarantined)) is not None:
+                    why = f"quarantined by {quarantined.role}: {quarantined.error}"
+                elif (dropped := table.fetch(table.subject(predecessor, "dropped"), Dropped)) is not None:
                     why = f"dropped, {dropped.reason}: {dropped.detail}"
             msg = (
-                f"a slot of step {row.step} was refilled {config.prompts.max_refills} times, and {before} failed too "
-                f"({why}); mend the cause, or raise prompts.max_refills"
+                f"a slot of step {row.step} was refilled {config.prompts.max_refills} times, and {predecessor} failed "
+                f"too ({why}). Fix the cause, or raise prompts.max_refills"
             )
             raise ConfigError(msg)
 
     def _prompt(self, row: RowId, requeue_of: RowId | None) -> Prompt:
-        """The prompt of a row: its own task, or that of a requeued one."""
+        """Make the prompt of a row, from its own task or from the task of the row that it requeues."""
         config = self.context.config
-        of = row if requeue_of is None else self._origins.get(requeue_of, requeue_of)
-        index = task_index(config.run.seed, of, config.trainer.prompts_per_step, len(self._source))
+        task_row = row if requeue_of is None else self._origins.get(requeue_of, requeue_of)
+        index = task_index(config.run.seed, task_row, config.trainer.prompts_per_step, len(self._source))
         return self._maker.make(
             self._source[index],
             seed=derive_seed(config.run.seed, "row", row.step, row.index),
@@ -176,6 +193,7 @@ class PromptSource(StatefulRole):
         )
 
     def _drop_surplus(self) -> None:
+        """Drop rows in flight that the batch of their step does not name."""
         table = self.context.table
         surplus = [table.subject(row, "dropped") for row in self._ledger.surplus()]
         if surplus:
@@ -185,10 +203,10 @@ class PromptSource(StatefulRole):
                 self._ledger.observe(table.subjects.parse(subject))
 
     def metrics(self) -> dict[str, float]:
-        """The ledger, as of the last cells."""
-        return self._figures
+        """Return the counts of the ledger after the last cells, the version and the lead."""
+        return self._metrics
 
-    def _measure(self) -> dict[str, float]:
+    def _compute_metrics(self) -> dict[str, float]:
         account = self._ledger.account()
         version = -1 if self._ledger.version is None else self._ledger.version
         return {

@@ -35,7 +35,7 @@ from relax_actors.weights.transports.base import ADDRESS_KEY
 class Trainer(StatefulRole):
     """Trains one step after another and publishes the weights of each.
 
-    All methods run in the role's thread; the publisher and background checkpoints have threads of their own.
+    All methods but `metrics` run in the role's thread. The publisher has a thread of its own.
     """
 
     writes = "batch"

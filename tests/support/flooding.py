@@ -18,7 +18,7 @@ from broker.table import Cell, Table
 from relax_actors.messages import Batch
 from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.summary import read_ledger
-from relax_actors.roles.prompts import WORDS
+from relax_actors.roles.prompts import REQUEUE_COLUMNS
 from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
 from relax_actors.training.ledger import Ledger
@@ -182,7 +182,7 @@ def _fate(cell: CellId, ended: dict[RowId, str], ledger: Ledger) -> str | None:
     """How the run answered an unreadable cell of a row; None if it did not."""
     if cell.field not in COLUMNS:
         return "of a column that nobody reads"
-    if cell.field in WORDS:
+    if cell.field in REQUEUE_COLUMNS:
         return "reported in an event"
     if cell.row in ended:
         return f"its row is {ended[cell.row]}"
