@@ -1,4 +1,4 @@
-"""PromptSource and the rollout on a real server: rows that are asked for again, and versions that are gone."""
+"""PromptSource and Rollout on a real server: requeued rows, refilled slots, and weight versions that are gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeSource = Callable[..., PromptSource]
 
 @pytest.fixture
 def make_source(table: Table, make_context: MakeContext) -> MakeSource:
-    """Make one life of PromptSource, which has read what the table holds."""
+    """Return a function that makes an incarnation of PromptSource, recovered from the table."""
 
     def make(*settings: str, incarnation: int = 1) -> PromptSource:
         source = PromptSource()
@@ -57,14 +57,14 @@ def prompt(table: Table, row: RowId) -> Prompt:
     return found
 
 
-def test_a_task_that_is_requeued_twice_is_the_same_task(make_source: MakeSource, table: Table) -> None:
+def test_task_requeued_twice_stays_the_same_task(make_source: MakeSource, table: Table) -> None:
     publish(table, 0)
     source = make_source()
     first = RowId(0, 1)
     quarantine(table, source, first, requeue=True)
     second = RowId(0, 1 + ROWS)
     assert prompt(table, second).requeue_of == str(first)
-    source = make_source(incarnation=2)  # knows it from the table alone
+    source = make_source(incarnation=2)  # rebuilds its state from the table alone
     quarantine(table, source, second, requeue=True)
     third = RowId(0, 1 + 2 * ROWS)
     assert prompt(table, third).requeue_of == str(second)
@@ -73,9 +73,7 @@ def test_a_task_that_is_requeued_twice_is_the_same_task(make_source: MakeSource,
         assert table.fetch(table.subject(old, "readmitted"), Readmitted) == Readmitted(str(new))
 
 
-def test_a_place_that_is_filled_again_and_again_ends_the_run_with_the_last_reason(
-    make_source: MakeSource, table: Table
-) -> None:
+def test_slot_refilled_too_often_ends_the_run_with_the_last_reason(make_source: MakeSource, table: Table) -> None:
     publish(table, 0)
     source = make_source("prompts.max_refills=2")
     for index in (2, 2 + ROWS):
@@ -84,7 +82,7 @@ def test_a_place_that_is_filled_again_and_again_ends_the_run_with_the_last_reaso
         quarantine(table, source, RowId(0, 2 + 2 * ROWS))
 
 
-def test_a_row_of_a_version_that_is_gone_does_not_get_another(
+def test_row_with_a_version_that_is_gone_gets_an_error_and_no_other_version(
     make_trainer: MakeTrainer, make_context: MakeContext, table: Table
 ) -> None:
     trainer = make_trainer()
@@ -95,12 +93,12 @@ def test_a_row_of_a_version_that_is_gone_does_not_get_another(
     try:
         tokens = np.array([1, 2, 10], np.int32)
         exact = Prompt("12>", tokens, "", {}, 1, 3, exact_version=True, greedy=True)
-        given = []
-        for index, asked in enumerate((exact, Prompt("12>", tokens, "", {}, 2, 0))):
+        rows = []
+        for index, request in enumerate((exact, Prompt("12>", tokens, "", {}, 2, 0))):
             row = RowId(0, index, "eval")
-            table.put(table.subject(row, "prompt"), asked)
-            given.append(Row(row, {"prompt": table.get(table.subject(row, "prompt")).data}, table.store))
-        gone, found = rollout.handle_many(given)
+            table.put(table.subject(row, "prompt"), request)
+            rows.append(Row(row, {"prompt": table.get(table.subject(row, "prompt")).data}, table.store))
+        gone, found = rollout.handle_many(rows)
     finally:
         rollout.close()
     assert isinstance(gone, StoreError)

@@ -1,4 +1,4 @@
-"""Reference and ActorFwd on a real server, with the trainer that publishes their weights."""
+"""Reference and ActorFwd on a real server, with a trainer that publishes their weights."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def rows_of(table: Table, step: int, indices: range = range(4)) -> list[Row]:
 
 
 def score(table: Table, role: Role, step: int) -> list[np.ndarray]:
-    """Have a role write its column of a step; gives what it wrote."""
+    """Handle a step's rows with a scoring role, write its column and return the values."""
     found: list[np.ndarray] = role.handle_many(rows_of(table, step))
     for index, value in enumerate(found):
         table.put(table.subject(RowId(step, index), role.writes), value)
     return found
 
 
-def test_a_step_waits_for_both_columns_and_is_replayed_with_them(
+def test_step_waits_for_both_columns_and_is_replayed_with_them(
     make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
 ) -> None:
     trainer = make_trainer(*BOTH)
@@ -84,18 +84,18 @@ def test_a_step_waits_for_both_columns_and_is_replayed_with_them(
         assert (reference.metrics()["version"], actor_fwd.metrics()["version"]) == (0, step)
         read_all(table, trainer)
         assert step in batches(table)
-        # The newest weights are those that the trainer steps from: its own log-probs are the column's.
+        # The newest weights are the weights before the step, so the trainer's own log-probs equal the column.
         assert (trainer._metrics["kl"] > 1e-4) == (step > 0)
     other = make_trainer(*BOTH, incarnation=2)
     assert other._engine.fingerprint() == fingerprint(table, 3)
 
 
-def test_one_row_at_a_time_if_deterministic_and_else_many(make_scorer: MakeScorer) -> None:
+def test_deterministic_run_scores_one_row_at_a_time(make_scorer: MakeScorer) -> None:
     assert make_scorer("reference", *BOTH, "roles.reference.max_concurrent_rows=5").row_limit() == 5
     assert make_scorer("reference", *BOTH, "run.deterministic=true").row_limit() == 1
 
 
-def test_a_row_of_bad_data_gets_its_error_and_its_neighbours_their_scores(
+def test_malformed_row_gets_its_error_and_the_others_are_scored(
     make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
 ) -> None:
     make_trainer(*BOTH)
@@ -106,9 +106,9 @@ def test_a_row_of_bad_data_gets_its_error_and_its_neighbours_their_scores(
     assert [type(error) for error in errors] == [RowError]
     assert "a sequence has 8 tokens, more than the context or trainer.max_tokens_per_microbatch" in str(errors[0])
     role = make_scorer("reference", *BOTH)
-    good, strange = role.handle_many([*rows_of(table, 0, range(1)), *rows_of(table, 0, range(4, 5))])
-    assert good.shape == (20,)
-    assert "the version of a token is not from 0 to 0" in str(strange)
+    scored, error = role.handle_many([*rows_of(table, 0, range(1)), *rows_of(table, 0, range(4, 5))])
+    assert scored.shape == (20,)
+    assert "the version of a token is not from 0 to 0" in str(error)
 
 
 def train_to(trainer: Trainer, table: Table, last: int, *columns: Role) -> None:
@@ -128,9 +128,9 @@ def shard_of(table: Table, version: int) -> Path:
 KL = ("roles.reference.replicas=1", "algorithm.kl_coefficient=0.1")
 
 
-@pytest.mark.parametrize("harm", ["gone", "flipped", "short"])
-def test_version_0_outlives_collection_damage_and_the_loss_of_the_store(
-    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table, harm: str
+@pytest.mark.parametrize("damage", ["gone", "flipped", "short"])
+def test_version_0_survives_collection_and_damage_or_loss_of_its_file(
+    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table, damage: str
 ) -> None:
     trainer = make_trainer(*KL)
     first = make_scorer("reference", *KL)
@@ -139,30 +139,28 @@ def test_version_0_outlives_collection_damage_and_the_loss_of_the_store(
     assert shard.exists()
     assert not shard_of(table, 2).exists()
     expected = first.handle_many(rows_of(table, 7))
-    whole = shard.read_bytes()
-    if harm == "gone":
+    original = shard.read_bytes()
+    if damage == "gone":
         shard.unlink()
-        # A new life of the trainer: it begins at version 8 and has never had version 0.
+        # The new incarnation of the trainer starts at version 8 and has never loaded version 0.
         trainer = make_trainer(*KL, incarnation=2)
-        assert shard.read_bytes() == whole
+        assert shard.read_bytes() == original
         shard.unlink()
     else:
-        shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if harm == "flipped" else whole[:100])
-    again = make_scorer("reference", *KL)
+        shard.write_bytes(original[:-1] + bytes([original[-1] ^ 1]) if damage == "flipped" else original[:100])
+    late = make_scorer("reference", *KL)
     found: list[np.ndarray] = []
-    work = threading.Thread(target=lambda: found.extend(again.handle_many(rows_of(table, 7))))
-    work.start()
-    while work.is_alive():
+    scoring = threading.Thread(target=lambda: found.extend(late.handle_many(rows_of(table, 7))))
+    scoring.start()
+    while scoring.is_alive():
         trainer.idle()
-        work.join(0.05)
-    assert shard.read_bytes() == whole
+        scoring.join(0.05)
+    assert shard.read_bytes() == original
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_version_0_that_is_lost_twice_is_an_error_that_names_both_places(
-    make_trainer: MakeTrainer, table: Table
-) -> None:
+def test_version_0_lost_in_both_places_is_an_error_that_names_them(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer(*KL)
     kept = next(trainer.context.folder.reference.glob("model*.safetensors"))
     shard = shard_of(table, 0)
@@ -177,7 +175,7 @@ def test_version_0_that_is_lost_twice_is_an_error_that_names_both_places(
         trainer.idle()
 
 
-def test_without_the_role_version_0_goes_as_all_others(make_trainer: MakeTrainer, table: Table) -> None:
+def test_version_0_is_collected_without_a_reference_role(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer("algorithm.kl_coefficient=0.1")
     train_to(trainer, table, 6)
     assert not shard_of(table, 0).exists()
@@ -185,7 +183,7 @@ def test_without_the_role_version_0_goes_as_all_others(make_trainer: MakeTrainer
     assert trainer._metrics["kl"] > 0
 
 
-def test_the_column_is_plain_data_for_any_role(
+def test_reference_column_is_plain_data_for_any_role(
     make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
 ) -> None:
     trainer = make_trainer(*KL)

@@ -1,4 +1,4 @@
-"""The ledger's law holds for every order of events, in every life."""
+"""Ledger: its invariant holds for every order of cells and for every restart."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def admit_all(ledger: Ledger) -> list[RowId]:
     return rows
 
 
-def test_nothing_is_admitted_before_the_first_weights() -> None:
+def test_no_row_is_admitted_before_the_first_weights() -> None:
     assert Ledger(ROWS, 3, 1).to_admit() == []
 
 
-def test_rows_are_admitted_oldest_first_as_far_as_the_lead_allows() -> None:
+def test_rows_are_admitted_oldest_first_within_the_lead() -> None:
     ledger = started(steps=3, lead=1)
     assert admit_all(ledger) == [RowId(0, 0), RowId(0, 1), RowId(1, 0), RowId(1, 1)]
     assert ledger.to_admit() == []
@@ -52,7 +52,7 @@ def test_rows_are_admitted_oldest_first_as_far_as_the_lead_allows() -> None:
     assert ledger.to_admit() == [RowId(2, 0), RowId(2, 1)]
 
 
-def test_nothing_is_admitted_beyond_the_last_step() -> None:
+def test_no_row_is_admitted_beyond_the_last_step() -> None:
     ledger = started(steps=1, lead=9)
     assert admit_all(ledger) == [RowId(0, 0), RowId(0, 1)]
     ledger.observe(CellId("batch", 0), batch(0, 1))
@@ -60,7 +60,7 @@ def test_nothing_is_admitted_beyond_the_last_step() -> None:
     assert ledger.to_admit() == []
 
 
-def test_a_lost_row_is_owed_one_successor_in_its_slot() -> None:
+def test_failed_row_is_owed_one_successor_in_its_slot() -> None:
     ledger = started(lead=0)
     admit_all(ledger)
     ledger.observe(cell(0, 1, "dropped"))
@@ -74,14 +74,14 @@ def test_a_lost_row_is_owed_one_successor_in_its_slot() -> None:
     assert ledger.account() == Account(admitted=4, trained=0, dropped=1, quarantined=1, in_flight=2)
 
 
-def test_a_row_quarantined_at_its_admission_is_admitted_and_owed_a_successor() -> None:
+def test_row_quarantined_at_admission_counts_and_is_owed_a_successor() -> None:
     ledger = started(lead=0)
     ledger.observe(cell(0, 0, "quarantined"))
     assert ledger.account() == Account(1, 0, 0, 1, 0)
     assert ledger.to_admit() == [RowId(0, 1), RowId(0, ROWS)]
 
 
-def test_a_row_ends_once() -> None:
+def test_row_ends_once() -> None:
     ledger = started(lead=0)
     admit_all(ledger)
     ledger.observe(cell(0, 0, "dropped"))
@@ -91,7 +91,7 @@ def test_a_row_ends_once() -> None:
     assert ledger.account() == Account(2, 0, 1, 0, 1)
 
 
-def test_a_trained_row_stays_trained_and_is_owed_nothing() -> None:
+def test_trained_row_stays_trained_and_is_owed_no_successor() -> None:
     ledger = started(steps=1, lead=0)
     admit_all(ledger)
     ledger.observe(CellId("batch", 0), batch(0, 1))
@@ -101,12 +101,12 @@ def test_a_trained_row_stays_trained_and_is_owed_nothing() -> None:
     assert ledger.violations() == []
 
 
-def test_a_row_that_no_batch_names_is_surplus_until_it_is_dropped() -> None:
+def test_row_not_named_by_its_batch_is_surplus_until_dropped() -> None:
     ledger = started(steps=2, lead=0)
     admit_all(ledger)
     ledger.observe(cell(0, 1, "quarantined"))
     admit_all(ledger)
-    ledger.observe(cell(0, 3, "quarantined"))  # while the trainer, which has not read it, takes the row
+    ledger.observe(cell(0, 3, "quarantined"))  # the trainer has not read this cell and trains the row
     assert admit_all(ledger) == [RowId(0, 5)]
     ledger.observe(CellId("batch", 0), batch(0, 3))
     ledger.observe(CellId("weights", 1))
@@ -119,7 +119,7 @@ def test_a_row_that_no_batch_names_is_surplus_until_it_is_dropped() -> None:
     assert ledger.next_floor(1) == 1
 
 
-def test_a_checkpoint_folds_the_finished_steps_into_totals() -> None:
+def test_checkpoint_folds_finished_steps_into_totals() -> None:
     ledger = started(steps=2, lead=0)
     admit_all(ledger)
     ledger.observe(cell(0, 0, "dropped"))
@@ -138,7 +138,7 @@ def test_a_checkpoint_folds_the_finished_steps_into_totals() -> None:
     assert ledger.violations() == []
 
 
-def test_a_floor_never_falls_and_cells_below_it_count_no_more() -> None:
+def test_floor_never_falls_and_cells_below_it_are_not_counted() -> None:
     ledger = started()
     ledger.observe(CellId("batch", 0), batch(0, 1))
     ledger.observe(CellId("checkpoint", 2), checkpoint(2, 1, Totals(2, 2)))
@@ -149,7 +149,7 @@ def test_a_floor_never_falls_and_cells_below_it_count_no_more() -> None:
     assert ledger.violations() == []
 
 
-def test_a_batch_before_its_purged_prompts_is_no_violation_once_the_floor_is_known() -> None:
+def test_batch_with_purged_prompts_is_no_violation_once_the_floor_is_observed() -> None:
     ledger = Ledger(ROWS, 3, 0)
     ledger.observe(CellId("batch", 0), batch(0, 1))
     assert ledger.violations() == [
@@ -160,7 +160,7 @@ def test_a_batch_before_its_purged_prompts_is_no_violation_once_the_floor_is_kno
     assert ledger.violations() == []
 
 
-def test_what_breaks_the_law_is_named() -> None:
+def test_violations_are_named() -> None:
     ledger = started(steps=2, lead=1)
     admit_all(ledger)
     ledger.observe(cell(0, 0, "dropped"))
@@ -173,17 +173,17 @@ def test_what_breaks_the_law_is_named() -> None:
     assert "step 0 trains a row twice" in twice.violations()
 
 
-def test_cells_of_rows_that_nobody_asked_for_count_nothing() -> None:
+def test_cells_of_rows_that_are_not_due_are_not_counted() -> None:
     ledger = started(steps=3, lead=1)
     strays = [cell(0, ROWS, "prompt"), cell(2, 0, "prompt"), cell(3, 0, "dropped"), cell(10**17, 10**17, "quarantined")]
     assert not any(ledger.observe(stray) for stray in strays)
     assert ledger.account() == Account(0, 0, 0, 0, 0)
     assert admit_all(ledger) == [RowId(0, 0), RowId(0, 1), RowId(1, 0), RowId(1, 1)]
     ledger.observe(CellId("batch", 0), batch(0, 1))
-    assert ledger.next_floor(1) == 0  # step 1 has been admitted, which is no more than the lead
+    assert ledger.next_floor(1) == 0  # only step 1 is admitted, within the lead of step 0
 
 
-def test_a_stray_counts_once_its_row_is_due() -> None:
+def test_stray_cell_counts_once_its_row_is_due() -> None:
     ledger = started(steps=2, lead=0)
     ledger.observe(cell(1, 0, "quarantined"))
     ledger.observe(cell(1, ROWS, "prompt"))
@@ -196,7 +196,7 @@ def test_a_stray_counts_once_its_row_is_due() -> None:
     assert ledger.violations() == []
 
 
-def test_a_chain_of_strays_is_followed_to_its_end() -> None:
+def test_chain_of_strays_is_followed_to_its_end() -> None:
     ledger = started(steps=2, lead=0)
     for index in range(ROWS, 4000 * ROWS, ROWS):
         ledger.observe(cell(0, index, "quarantined"))
@@ -205,7 +205,7 @@ def test_a_chain_of_strays_is_followed_to_its_end() -> None:
     assert ledger.to_admit() == [RowId(0, 1), RowId(0, 4000 * ROWS)]
 
 
-def test_unknown_cells_are_let_pass() -> None:
+def test_unknown_cells_are_ignored() -> None:
     ledger = started()
     for other in (CellId("unknown", 0), CellId("eval", 0, 0, "dropped"), CellId("batch", 0), CellId("checkpoint", 0)):
         ledger.observe(other)
@@ -214,16 +214,16 @@ def test_unknown_cells_are_let_pass() -> None:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """A table, the prompt source's ledger that follows it, and the trainer's that may lag behind.
+    """A table, the ledger of PromptSource, which follows it at once, and the ledger of the trainer, which may lag.
 
-    `stream` holds what was ever written, `gone` what was purged of it.
+    `stream` holds every cell ever written, `written` their subjects, and `purged` the subjects of purged cells.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.stream: list[Entry] = []
-        self.there: set[CellId] = set()
-        self.gone: set[CellId] = set()
+        self.written: set[CellId] = set()
+        self.purged: set[CellId] = set()
         self.ready: set[RowId] = set()
         self.trained: list[RowId] = []
 
@@ -235,16 +235,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.write(CellId("weights", 0))
 
     def write(self, cell_id: CellId, value: Value = None) -> bool:
-        """What the server does: a second write is refused; and what writers do: they heed the floor."""
-        if cell_id in self.there or (cell_id.kind == "group" and cell_id.step < self.source.floor):
+        """Write a cell unless it exists, as the server does, or is below the floor, as writers do."""
+        if cell_id in self.written or (cell_id.kind == "group" and cell_id.step < self.source.floor):
             return False
-        self.there.add(cell_id)
+        self.written.add(cell_id)
         self.stream.append((cell_id, value))
         self.source.observe(cell_id, value)
         return True
 
     def surviving(self) -> list[Entry]:
-        return [(cell_id, value) for cell_id, value in self.stream if cell_id not in self.gone]
+        return [(cell_id, value) for cell_id, value in self.stream if cell_id not in self.purged]
 
     def fresh(self) -> Ledger:
         ledger = Ledger(ROWS, self.steps, self.lead)
@@ -257,7 +257,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return sorted({row for row in known if self.source.state(row) in states})
 
     def prompts(self) -> list[RowId]:
-        """Rows that roles handle: all that have a prompt, admitted or not."""
+        """Return the rows that roles handle: all rows with a prompt, admitted or not."""
         return sorted({cell_id.row for cell_id, _ in self.surviving() if cell_id.field == "prompt"})
 
     def open_steps(self) -> range:
@@ -269,22 +269,22 @@ class LedgerMachine(RuleBasedStateMachine):
         for i, row in enumerate(self.source.to_admit()[:count]):
             cell_id = cell(row.step, row.index, "quarantined" if i in bad else "prompt")
             self.write(cell_id)
-            self.source.observe(cell_id)  # also where a stray had taken the subject
+            self.source.observe(cell_id)  # even if a stray cell already has the subject
 
     @rule(step=st.integers(0, 5), index=st.integers(0, 9), field=st.sampled_from(["prompt", "dropped", "quarantined"]))
-    def a_stranger_writes(self, step: int, index: int, field: str) -> None:
+    def write_stray(self, step: int, index: int, field: str) -> None:
         self.write(cell(step, index, field))
 
     @rule(step=st.integers(0, 3), chain=st.integers(1, 4))
-    def a_stranger_writes_a_chain(self, step: int, chain: int) -> None:
+    def write_chain_of_strays(self, step: int, chain: int) -> None:
         for i in reversed(range(chain)):
             self.write(cell(step, i * ROWS, "quarantined"))
 
     @rule(data=st.data(), field=st.sampled_from(["advantage", "advantage", "dropped"]))
-    def finish_a_row(self, data: st.DataObject, field: str) -> None:
-        waiting = [row for row in self.prompts() if row not in self.ready]
-        if waiting:
-            row = data.draw(st.sampled_from(waiting))
+    def finish_row(self, data: st.DataObject, field: str) -> None:
+        unfinished = [row for row in self.prompts() if row not in self.ready]
+        if unfinished:
+            row = data.draw(st.sampled_from(unfinished))
             self.write(cell(row.step, row.index, field))
             if field == "advantage":
                 self.ready.add(row)
@@ -308,19 +308,19 @@ class LedgerMachine(RuleBasedStateMachine):
             self.write(cell(row.step, row.index, "dropped"))
 
     @rule(data=st.data())
-    def deliver_a_cell_again(self, data: st.DataObject) -> None:
+    def redeliver_cell(self, data: st.DataObject) -> None:
         cells = [entry for entry in self.surviving() if entry[0].kind in ("group", "weights", "checkpoint")]
         self.source.observe(*data.draw(st.sampled_from(cells)))
 
     @rule(count=st.integers(1, 20))
     def trainer_reads(self, count: int) -> None:
         for cell_id, value in self.stream[self.read : self.read + count]:
-            if cell_id not in self.gone and not (cell_id.kind == "batch" and cell_id.step in self.trainer.batches):
+            if cell_id not in self.purged and not (cell_id.kind == "batch" and cell_id.step in self.trainer.batches):
                 self.trainer.observe(cell_id, value)
         self.read = min(len(self.stream), self.read + count)
 
-    def tell_trainer(self, cell_id: CellId, value: Value = None) -> None:
-        """What the trainer writes it knows before it reads it."""
+    def write_as_trainer(self, cell_id: CellId, value: Value = None) -> None:
+        """Write a cell as the trainer, which observes its own cells before it reads them."""
         self.write(cell_id, value)
         self.trainer.observe(cell_id, value)
 
@@ -337,25 +337,26 @@ class LedgerMachine(RuleBasedStateMachine):
     def train(self) -> None:
         step, rows = self.trainer.version or 0, self.trainable() or []
         self.trained += [RowId(step, index) for index in rows]
-        self.tell_trainer(CellId("batch", step), batch(*rows))
-        self.tell_trainer(CellId("weights", step + 1))
+        self.write_as_trainer(CellId("batch", step), batch(*rows))
+        self.write_as_trainer(CellId("weights", step + 1))
 
     @precondition(lambda self: self.trainable())
     @rule(slot=st.integers(0, ROWS - 1))
-    def trainer_drops_a_row(self, slot: int) -> None:
+    def trainer_drops_row(self, slot: int) -> None:
         step, rows = self.trainer.version or 0, self.trainable() or []
-        self.tell_trainer(cell(step, rows[slot], "dropped"))
+        self.write_as_trainer(cell(step, rows[slot], "dropped"))
 
     @rule(keep=st.integers(0, 4))
     def checkpoint(self, keep: int) -> None:
-        """The floor rises; of the rows below it, a purge that was cut short leaves some."""
+        """Raise the floor; an interrupted purge leaves the last `keep` cells below it."""
         version = self.trainer.version or 0
-        if CellId("checkpoint", version) in self.there:
+        if CellId("checkpoint", version) in self.written:
             return
         floor = self.trainer.next_floor(version)
-        self.tell_trainer(CellId("checkpoint", version), checkpoint(version, floor, self.trainer.totals_below(floor)))
+        value = checkpoint(version, floor, self.trainer.totals_below(floor))
+        self.write_as_trainer(CellId("checkpoint", version), value)
         below = [c for c, _ in self.stream if c.kind == "group" and c.step < floor and c.field != "quarantined"]
-        self.gone |= set(below[: len(below) - keep])
+        self.purged |= set(below[: len(below) - keep])
 
     @rule()
     def source_restarts(self) -> None:
@@ -366,17 +367,17 @@ class LedgerMachine(RuleBasedStateMachine):
         self.trainer, self.read = self.fresh(), len(self.stream)
 
     @invariant()
-    def the_law_holds(self) -> None:
+    def ledger_balances(self) -> None:
         assert self.source.violations() == []
         account = self.source.account()
         assert account.admitted == account.trained + account.dropped + account.quarantined + account.in_flight
 
     @invariant()
-    def nothing_is_trained_twice_or_lost(self) -> None:
+    def no_row_is_trained_twice_or_lost(self) -> None:
         assert len(set(self.trained)) == len(self.trained) == self.source.account().trained
 
     @invariant()
-    def a_restarted_ledger_is_the_same(self) -> None:
+    def restarted_ledger_is_equal(self) -> None:
         fresh = self.fresh()
         assert fresh.violations() == []
         assert fresh.account() == self.source.account()
@@ -393,18 +394,18 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert filled == set(range(ROWS))
 
     @invariant()
-    def no_row_is_passed_over_for_being_slow(self) -> None:
-        """Who trains a row's successor has seen the row end."""
+    def no_slow_row_is_passed_over(self) -> None:
+        """A row's successor is trained only after the row has ended."""
         for step, value in self.source.batches.items():
             for i in (i for index in value.rows for i in range(index % ROWS, index, ROWS)):
-                assert {cell(step, i, "dropped"), cell(step, i, "quarantined")} & self.there
+                assert {cell(step, i, "dropped"), cell(step, i, "quarantined")} & self.written
 
     @invariant()
-    def the_lead_is_kept(self) -> None:
+    def admitted_rows_are_within_the_lead(self) -> None:
         assert all(row.step in self.open_steps() for row in self.source.to_admit())
 
     def teardown(self) -> None:
-        """With progress a run always reaches the last step, and its floor follows as close as it may."""
+        """Check that a run with progress reaches its last step, and that its floor follows at the allowed distance."""
         for _ in range(2 * self.steps + 2):
             self.admit(100, set())
             self.finish_all_rows()
@@ -413,9 +414,9 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.train()
             self.drop_surplus()
         assert self.source.version == self.steps
-        self.the_law_holds()
-        self.nothing_is_trained_twice_or_lost()
-        self.a_restarted_ledger_is_the_same()
+        self.ledger_balances()
+        self.no_row_is_trained_twice_or_lost()
+        self.restarted_ledger_is_equal()
         assert self.source.account().in_flight == 0
         assert self.source.account().trained == ROWS * self.steps
         assert self.fresh().next_floor(self.steps) >= self.steps - 1 - self.lead
