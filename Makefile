@@ -29,7 +29,7 @@ $(VENV)/.megatron: $(VENV)/.base
 	$(PIP) --editable ".[megatron]"
 	touch $@
 
-# Which SGLang to install: torch with CUDA has the real kernels, torch without it the stand-in for them.
+# Which SGLang to install: without CUDA, deploy/sglang-cpu replaces its kernels.
 SGLANG = $(shell $(BIN)/python -c "import torch; print('cpu' if torch.version.cuda is None else 'cuda')")
 
 $(VENV)/.sglang: $(VENV)/.base

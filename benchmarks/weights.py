@@ -46,9 +46,9 @@ from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.host_copy import HostCopy
-from relax_actors.weights.protocol import Step
-from relax_actors.weights.torch_transport.receiver import TorchReceiver
-from relax_actors.weights.torch_transport.sender import Address, TorchSender
+from relax_actors.weights.protocols import WeightUpdate
+from relax_actors.weights.transports.torch_transport.receiver import TorchReceiver
+from relax_actors.weights.transports.torch_transport.sender import Address, TorchSender
 
 T = TypeVar("T")
 HERE = ("here", "late")
@@ -111,7 +111,7 @@ class FromMemory:
 
     def seconds(self, version: int, sender: WeightEncoder) -> dict[str, float]:
         """Seconds until the receiver's two copies have what was published last, verified, by `HERE`."""
-        self._sender.offer(sender.fingerprint(), sender.contents())
+        self._sender.offer(sender.fingerprint(), sender.payloads())
         if self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError
         print(json.dumps([version, sender.fingerprint()]), file=self._process.stdin, flush=True)
@@ -135,7 +135,7 @@ def receive(address: Address) -> None:
         for name, copy in zip(HERE, (follower, HostCopy()), strict=True):
             began = time.perf_counter()
             content = receiver.fetch(address, wanted, copy.fingerprint, 1 << 40)
-            copy.take([Step(version, wanted, [], content)])
+            copy.apply([WeightUpdate(version, wanted, [], content)])
             found[name] = time.perf_counter() - began
         print(json.dumps(found), flush=True)
 
@@ -146,13 +146,13 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     config = config_of(folder, layers, rate)
     trainer = TorchEngine(config)
     own = tensors_of(trainer._model)  # noqa: SLF001
-    sender = WeightEncoder(lambda: {name: t.detach().bfloat16() for name, t in own.items()}, remembers=True)
+    sender = WeightEncoder(lambda: {name: t.detach().bfloat16() for name, t in own.items()}, keep_base=True)
     rollout = TransformersEngine(config.model_path, dtype=torch.bfloat16)
     whole, delta = folder / "whole.safetensors", folder / "delta.safetensors"
-    sender.whole(whole)
-    sender.remember()
+    sender.write_full(whole)
+    sender.set_base()
     copy = HostCopy()
-    copy.take([Step(0, sender.fingerprint(), [whole])])
+    copy.apply([WeightUpdate(0, sender.fingerprint(), [whole])])
     rollout.stage(0, copy.tensors)
     rollout.swap()
     memory = FromMemory()
@@ -161,20 +161,20 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     pauses = []
     for step in range(steps):
         found["step_seconds"], _ = timed(lambda step=step: train(trainer, batch_of(step, 151936), step, lambda: None))
-        sender.changed()
+        sender.invalidate()
         # The conversion to bfloat16 and the fingerprint are the same work for both ways.
         found["prepare_seconds"], fingerprint = timed(sender.fingerprint)
-        found["whole_write_seconds"], _ = timed(lambda: sender.whole(whole))
-        found["delta_encode_seconds"], write = timed(sender.delta)
+        found["whole_write_seconds"], _ = timed(lambda: sender.write_full(whole))
+        found["delta_encode_seconds"], write = timed(sender.delta_writer)
         if write is None:
             sys.exit(f"at rate {rate} a delta is not worth it: more than half of the whole set's bytes")
         found["delta_write_seconds"], _ = timed(lambda write=write: write(delta))
         received = memory.seconds(step + 1, sender)
         found["delta_memory_seconds"], found["whole_memory_seconds"] = received["here"], received["late"]
-        sender.remember()
-        found["whole_read_seconds"], _ = timed(lambda f=fingerprint: HostCopy().take([Step(0, f, [whole])]))
-        way = [Step(step + 1, fingerprint, [delta])]
-        found["delta_read_seconds"], _ = timed(lambda way=way: copy.take(way))
+        sender.set_base()
+        found["whole_read_seconds"], _ = timed(lambda f=fingerprint: HostCopy().apply([WeightUpdate(0, f, [whole])]))
+        way = [WeightUpdate(step + 1, fingerprint, [delta])]
+        found["delta_read_seconds"], _ = timed(lambda way=way: copy.apply(way))
         found["stage_seconds"], _ = timed(lambda step=step: rollout.stage(step + 1, copy.tensors))
         pause, _ = timed(rollout.swap)
         pauses.append(1000 * pause)
