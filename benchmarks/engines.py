@@ -1,7 +1,7 @@
-"""Tokens a second of the two inference engines on the same small model, turn by turn in one run.
+"""Compare tokens per second of the transformers and SGLang engines on the same small model, interleaved.
 
-The transformers engine generates in this process, SGLang's in its server; one thread each. All samples end after the
-same number of tokens, as stop tokens would make the two draw unequal lengths.
+The transformers engine generates in this process, SGLang in its server, with one thread each. All samples end after the
+same number of tokens, because stop tokens would give the two engines unequal lengths.
 
     python benchmarks/engines.py [--tokens 16 64 256] [--hidden 64] [--layers 3] [--repeats 7] [--json]
 """
@@ -42,7 +42,7 @@ START_SECONDS = 180.0
 
 
 def config_of(folder: Path, hidden: int, layers: int) -> Config:
-    """A run with a model of random weights."""
+    """Configuration of a run with a model of random weights."""
     model = {
         "model_type": "qwen3",
         "vocab_size": 512,
@@ -69,7 +69,7 @@ def config_of(folder: Path, hidden: int, layers: int) -> Config:
 
 @contextmanager
 def server_of(config: Config) -> Iterator[Path]:
-    """A server, as a node would keep it; gives where its record lies."""
+    """Run a server under its keeper, like a node; yield the path of its record."""
     folder = RunFolder(config.folder)
     with folder.root.joinpath("server.log").open("ab") as log:
         command = [sys.executable, "-m", KEEPER, str(folder.root), "0"]
@@ -86,14 +86,14 @@ def server_of(config: Config) -> Iterator[Path]:
 
 
 def seconds(engine: InferenceEngine, tokens: int) -> float:
-    """Wall time of all samples."""
+    """Wall time of generating all samples."""
     prompts = np.random.default_rng(0).integers(0, 500, (PROMPTS, LENGTH)).astype(np.int32)
     requests = [GenerationRequest(p, i, SAMPLES, 1.0, 1.0, tokens, frozenset()) for i, p in enumerate(prompts)]
     began = time.perf_counter()
     groups = engine.generate(requests, lambda: None)
     taken = time.perf_counter() - began
     if {len(sample.tokens) for group in groups for sample in group} != {tokens}:
-        sys.exit("an engine ended samples early")
+        sys.exit("an engine ended samples before the requested number of tokens")
     return taken
 
 

@@ -1,6 +1,6 @@
-"""Our sampling loop against transformers' `generate` on the same small model, one thread, paired in one run.
+"""Compare the sampling loop of the transformers engine with `generate` on the same small model, one thread.
 
-Both draw 16 prompts x 8 samples; `generate` keeps its logits, as log-probs of the sampled tokens are wanted.
+Both generate 16 prompts x 8 samples; `generate` keeps its logits, because the log-probs of sampled tokens are needed.
 
     python benchmarks/generation.py [--tokens 16] [--repeats 15] [--json]
 """
@@ -71,11 +71,11 @@ def main() -> None:
         requests = [GenerationRequest(p, i, SAMPLES, 1.0, 1.0, options.tokens, never) for i, p in enumerate(prompts)]
         ids = torch.from_numpy(prompts.repeat(SAMPLES, 0)).long()
 
-        def ours() -> object:
+        def sampling_loop() -> object:
             return engine.generate(requests, lambda: None)
 
         @torch.inference_mode()
-        def theirs() -> object:
+        def transformers_generate() -> object:
             return model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
@@ -87,16 +87,16 @@ def main() -> None:
                 return_dict_in_generate=True,
             )
 
-        for warm_up in (ours, theirs):
+        for warm_up in (sampling_loop, transformers_generate):
             warm_up()
-        a, b = median_seconds(ours, options.repeats), median_seconds(theirs, options.repeats)
+        a, b = (median_seconds(work, options.repeats) for work in (sampling_loop, transformers_generate))
     total = PROMPTS * SAMPLES * options.tokens
     print(f"{'engine':12} {'tokens/s':>10}")
-    print(f"{'ours':12} {total / a:10.0f}")
+    print(f"{'relax':12} {total / a:10.0f}")
     print(f"{'generate':12} {total / b:10.0f}")
     print(f"ratio {b / a:.2f}")
     if options.json:
-        print(json.dumps({"ours": total / a, "generate": total / b, "ratio": b / a}))
+        print(json.dumps({"relax": total / a, "generate": total / b, "ratio": b / a}))
 
 
 if __name__ == "__main__":

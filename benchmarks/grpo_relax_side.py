@@ -1,6 +1,6 @@
-"""Our side of `grpo_vs_trl.py`: writes the TOML, and listens to the trainer's metrics while `relax up` runs.
+"""relax-actors' side of `grpo_vs_trl.py`: write the TOML file and collect the trainer's metrics of `relax up`.
 
-The follower reads the log's stream from its first message, so connecting late loses nothing.
+The follower reads the log's stream from its first message, so a late connection misses nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ max = {staleness}
 
 
 def write_toml(work: Workload, name: str, staleness: int) -> Path:
-    """Write the run's TOML file; the run's folder will be beside it."""
+    """Write the run's TOML file; the run's folder is beside it."""
     folder = Path(work.folder) / name
     text = TOML.format(
         name=name,
@@ -77,7 +77,7 @@ def write_toml(work: Workload, name: str, staleness: int) -> Path:
 
 
 class Steps(threading.Thread):
-    """Collects the trainer's metrics of every step of a run that starts or is up."""
+    """Collects the trainer's metrics of every step of a starting or live run."""
 
     def __init__(self, work: Workload, name: str) -> None:
         super().__init__(name="steps", daemon=True)
@@ -88,7 +88,7 @@ class Steps(threading.Thread):
         self._wanted = work.steps
 
     def run(self) -> None:
-        """Listen until the last step."""
+        """Collect until the last step."""
         try:
             self._listen()
         except RelaxError as error:

@@ -1,8 +1,8 @@
 """TRL's side of `grpo_vs_trl.py`: `python grpo_trl_side.py WORKLOAD.json RESULT.json`, in TRL's environment.
 
-Settings are those of the other side: constant learning rate, no weight decay, no KL term, the loss normalised over
-the step's tokens (TRL's default), float32, one optimizer step a batch of completions. Gradient checkpointing, TRL's
-default, is switched off: it is slower and saves memory that this model does not need. Nothing is saved or reported.
+Settings equal those of relax-actors' side: constant learning rate, no weight decay, no KL term, the loss normalised
+over the step's tokens (TRL's default), float32, one optimizer step per batch of completions. Gradient checkpointing,
+TRL's default, is off: it is slower and saves memory that this model does not need. Nothing is saved or reported.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class Ends(TrainerCallback):
-    """Notes when each step ended, Unix seconds."""
+    """Records the end of each step, in Unix seconds."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def on_step_end(self, *_args: Any, **_keywords: Any) -> None:
-        """Run by the trainer after the optimizer's step, before it logs."""
+        """Called by the trainer after the optimizer's step, before it logs."""
         self.times.append(time.time())
 
 
 def main() -> None:
-    """Train for the workload's steps; write when each step ended, the rewards and the lengths."""
+    """Train for the workload's steps; write the end times of the steps, the rewards and the lengths."""
     work, result = Workload.load(Path(sys.argv[1])), Path(sys.argv[2])
     torch.set_num_threads(work.threads)
     model = AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.float32, attn_implementation="sdpa")

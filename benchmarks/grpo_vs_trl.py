@@ -1,20 +1,21 @@
-"""GRPO on one machine without an accelerator: completions a second and memory, beside TRL's GRPOTrainer.
+"""Compare GRPO in relax-actors and in TRL's GRPOTrainer without an accelerator: completions per second and memory.
 
-    python benchmarks/grpo_vs_trl.py                          # makes TRL's environment first, 2 GB
+    python benchmarks/grpo_vs_trl.py                          # creates TRL's environment first, 2 GB
     python benchmarks/grpo_vs_trl.py --trl-python PYTHON --json
 
-Compared, in one invocation and in turns: `relax up` as a user runs it (broker, supervisor and five actor processes)
-and TRL's trainer in its one process. Both get the same model (Qwen3, hidden 128, 4 layers, 0.8 M parameters, float32,
-the same random weights), the same tokenizer, the same prompts (8 a step, 16 tokens each), 8 samples a prompt of
-exactly 32 new tokens (the end token is masked out), the same reward, AdamW at 1e-3, no KL term, one torch thread a
-process. A run's figure is completions a second from the end of step `--warm-up` to the end of the last step but one:
-generation, reward, advantages, training, weight transfer, messages and logging are in it; start, warm-up, and what
-ours writes at the end (checkpoint, exported model) are not. Memory is the peak of the summed PSS of all processes of
-a side over its whole life, broker and supervisor included, sampled each half second.
+Runs `relax up` as a user does (broker, supervisor and five actor processes) and TRL's trainer in one process,
+interleaved. Both get the same model (Qwen3, hidden 128, 4 layers, 0.8 M parameters, float32, the same random weights),
+the same tokenizer, the same prompts (8 per step, 16 tokens each), 8 samples per prompt of exactly 32 new tokens (the
+end token is masked out), the same reward, AdamW at 1e-3, no KL term, one torch thread per process.
+
+The figure of a run is completions per second from the end of step `--warm-up` to the end of the last step but one. It
+includes generation, reward, advantages, training, weight transfer, messages and logging; it excludes start, warm-up,
+and the files that relax-actors writes at the end (checkpoint, exported model). Memory is the peak of the summed PSS of
+all processes of a side over its lifetime, broker and supervisor included, sampled every half second.
 
 Not compared: quality of learning (the rewards are printed as a check that both learn), models and batches of a useful
-size, GPUs, TRL with vLLM, more threads (TRL with 2 threads is slower on 2 cores). By default ours generates a step
-ahead of the weights (`staleness.max = 1`) and so has two cores to use where TRL, synchronous, has one;
+size, GPUs, TRL with vLLM, more threads (TRL with 2 threads is slower on 2 cores). By default relax-actors generates one
+step ahead of the weights (`staleness.max = 1`) and so uses two cores where the synchronous TRL uses one;
 `--staleness 0` is on-policy like TRL.
 """
 
@@ -46,7 +47,7 @@ REQUIREMENTS = ("torch==2.13.0", "trl==1.16.*")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run of one side. `times` are Unix seconds, one a step; `extra` is shown as it is."""
+    """One run of one side. `times` are the ends of the steps in Unix seconds; `extra` is printed as it is."""
 
     times: list[float]
     rewards: list[float]
@@ -55,25 +56,25 @@ class Result:
     extra: dict[str, Any]
 
     def completions_per_second(self, work: Workload, warm_up: int) -> float:
-        """From the end of the warm-up to the end of the last step but one."""
+        """Rate from the end of the warm-up to the end of the last step but one."""
         counted = self.times[warm_up - 1 : -1]
         return (len(counted) - 1) * work.completions / (counted[-1] - counted[0])
 
 
 def trl_python(folder: Path) -> Path:
-    """Return the interpreter of TRL's environment in `folder`, made if it is not there."""
+    """Return the interpreter of TRL's environment in `folder`; create the environment if it is missing."""
     python = folder / "bin" / "python"
     done = folder / "installed"
     if not done.exists():
         venv.create(folder, with_pip=True, clear=True)
-        for requirement in REQUIREMENTS:  # torch by itself first: pip then keeps this version of it
+        for requirement in REQUIREMENTS:  # torch first, so that pip keeps this version
             subprocess.run([python, "-m", "pip", "install", "--quiet", requirement], check=True)
         done.touch()
     return python
 
 
 def measured(command: list[str], work: Workload, log: Path) -> PeakMemory:
-    """Run a side's command to its end, its output in `log`; gives the memory that it took."""
+    """Run a side's command to its end with its output in `log`; return the memory that it used."""
     environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "PYTHONPATH": str(HERE)}
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=work.folder)
@@ -85,13 +86,13 @@ def measured(command: list[str], work: Workload, log: Path) -> PeakMemory:
             process.terminate()
             memory.stop()
     if code:
-        sys.exit(f"{command[0]} ended with {code}; the end of {log}:\n{log.read_text()[-2000:]}")
+        sys.exit(f"{command[0]} ended with exit code {code}; end of {log}:\n{log.read_text()[-2000:]}")
     return memory
 
 
-def run_ours(work: Workload, turn: int, staleness: int) -> Result:
+def run_relax(work: Workload, turn: int, staleness: int) -> Result:
     """Train with `relax up`."""
-    name = f"ours-{turn}"
+    name = f"relax-{turn}"
     steps = Steps(work, name)
     steps.start()
     relax = Path(sys.executable).with_name("relax")
@@ -101,9 +102,7 @@ def run_ours(work: Workload, turn: int, staleness: int) -> Result:
     seen = steps.steps
     wanted = work.completions * work.new_tokens
     if [s["step"] for s in seen] != list(range(work.steps)) or any(s["tokens"] != wanted for s in seen):
-        sys.exit(
-            f"{name}: the metrics of {len(seen)} of {work.steps} steps came, of {wanted} tokens each; {steps.error}"
-        )
+        sys.exit(f"{name}: got metrics of {len(seen)} of {work.steps} steps with {wanted} tokens each; {steps.error}")
     extra = {key: statistics.median(s[key] for s in seen) for key in ("waited_seconds", "train_seconds", "staleness")}
     return Result([s["time"] for s in seen], [s["reward"] for s in seen], memory.peak, memory.processes, extra)
 
@@ -120,8 +119,8 @@ def run_trl(work: Workload, turn: int, python: Path) -> Result:
 
 
 def report(work: Workload, warm_up: int, sides: dict[str, list[Result]], console: Console) -> dict[str, Any]:
-    """Print the table; gives the figures."""
-    table = Table(title=f"{work.completions} completions of {work.new_tokens} tokens a step, {work.steps} steps")
+    """Print the figures and return them."""
+    table = Table(title=f"{work.completions} completions of {work.new_tokens} tokens per step, {work.steps} steps")
     for column in ("run", "completions/s", "peak MiB", "processes", "reward, first 5", "last 5"):
         table.add_column(column)
     rates: dict[str, list[float]] = {}
@@ -133,22 +132,22 @@ def report(work: Workload, warm_up: int, sides: dict[str, list[Result]], console
     console.print(table)
     for side, results in sides.items():
         console.print(f"{side}: " + ", ".join(f"{k} {v}" for k, v in results[-1].extra.items()), highlight=False)
-    ours, trl = (statistics.median(rates[side]) for side in ("ours", "trl"))
+    relax, trl = (statistics.median(rates[side]) for side in ("relax", "trl"))
     peaks = {f"{side}_peak_mib": round(statistics.median(r.peak_mib for r in sides[side])) for side in sides}
     memory = ", ".join(f"{name} {value}" for name, value in peaks.items())
-    console.print(f"medians: ours {ours:.1f}, TRL {trl:.1f} completions/s, ratio {ours / trl:.2f}; {memory}")
-    return {"ratio": round(ours / trl, 3), "ours": round(ours, 1), "trl": round(trl, 1), **peaks}
+    console.print(f"medians: relax {relax:.1f}, TRL {trl:.1f} completions/s, ratio {relax / trl:.2f}; {memory}")
+    return {"ratio": round(relax / trl, 3), "relax": round(relax, 1), "trl": round(trl, 1), **peaks}
 
 
 def main() -> None:
-    """Read the arguments, run the sides in turns, report."""
+    """Run both sides interleaved and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=5, help="steps left out at the start of each run")
-    parser.add_argument("--staleness", type=int, default=1, help="staleness.max of ours")
+    parser.add_argument("--staleness", type=int, default=1, help="staleness.max of relax-actors")
     parser.add_argument("--venv", type=Path, default=HERE.parent / ".bench" / "trl-venv")
-    parser.add_argument("--trl-python", type=Path, help="use this environment, which has TRL, instead of --venv")
+    parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL, instead of --venv")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the runs and logs")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -159,9 +158,9 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="grpo-vs-trl-"))
     work = Workload(str(folder), arguments.steps)
     work.make()
-    sides: dict[str, list[Result]] = {"ours": [], "trl": []}
+    sides: dict[str, list[Result]] = {"relax": [], "trl": []}
     for turn in range(arguments.repeats):
-        sides["ours"].append(run_ours(work, turn, arguments.staleness))
+        sides["relax"].append(run_relax(work, turn, arguments.staleness))
         sides["trl"].append(run_trl(work, turn, python))
         load = os.getloadavg()[0]
         console.print(f"turn {turn + 1} of {arguments.repeats} done, load average {load:.1f}", highlight=False)

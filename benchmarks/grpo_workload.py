@@ -1,6 +1,6 @@
-"""The work that both sides of `grpo_vs_trl.py` get: one model folder, one file of prompts, one reward.
+"""Workload of both sides of `grpo_vs_trl.py`: one model folder, one file of prompts, one reward.
 
-Runs in both environments, so it imports nothing at the top but the standard library.
+Runs in both environments, so the module imports only the standard library at the top.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARCHITECTURE = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sizes of a step and settings of the algorithm. `folder` holds the model, the prompts and the results."""
+    """Sizes of a step and settings of the algorithm; `folder` holds the model, the prompts and the results."""
 
     folder: str
     steps: int
@@ -43,12 +43,12 @@ class Workload:
 
     @property
     def model(self) -> Path:
-        """A Hugging Face folder with random float32 weights."""
+        """Hugging Face folder with random float32 weights."""
         return Path(self.folder) / "model"
 
     @property
     def prompts(self) -> Path:
-        """JSON Lines with one `prompt` a line, all of `prompt_tokens` characters."""
+        """JSON Lines file with one `prompt` of `prompt_tokens` characters per line."""
         return Path(self.folder) / "prompts.jsonl"
 
     @property
@@ -57,7 +57,7 @@ class Workload:
         return self.rows * self.samples
 
     def save(self) -> Path:
-        """Write it for the other side's process."""
+        """Write the workload for the other side's process; return the path."""
         path = Path(self.folder) / "workload.json"
         path.write_text(json.dumps(asdict(self)))
         return path
@@ -68,7 +68,7 @@ class Workload:
         return cls(**json.loads(path.read_text()))
 
     def make(self) -> None:
-        """Make the model folder and the prompts; needs torch and relax_actors."""
+        """Create the model folder and the prompts; needs torch and relax_actors."""
         from relax_actors.data.tokenizer import make_character_tokenizer  # noqa: PLC0415
         from relax_actors.engines.torch.model import build  # noqa: PLC0415
 
@@ -76,13 +76,13 @@ class Workload:
         ids = make_character_tokenizer(ALPHABET, END, self.model)
         (self.model / "config.json").write_text(json.dumps(ids | {"bos_token_id": None} | ARCHITECTURE, indent=1))
         build(self.model, seed=self.seed).save_pretrained(self.model)
-        source = random.Random(self.seed)  # noqa: S311 no secret
+        source = random.Random(self.seed)  # noqa: S311 not a secret
         letters = ALPHABET.replace(END, "")
         lines = ("".join(source.choices(letters, k=self.prompt_tokens)) for _ in range(self.rows * self.steps))
         self.prompts.write_text("".join(json.dumps({"prompt": line}) + "\n" for line in lines))
 
 
-def digits(completion: str, prompt: Any = None) -> float:  # noqa: ARG001 what relax_actors passes
+def digits(completion: str, prompt: Any = None) -> float:  # noqa: ARG001 relax_actors passes it
     """Return the reward: the fraction of a completion's characters that are digits."""
     return sum(c.isdigit() for c in completion) / max(1, len(completion))
 

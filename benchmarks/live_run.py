@@ -1,4 +1,4 @@
-"""A run of the demo that is up and gets hurt: its processes, its cells as they come, and what became of every row."""
+"""A live run of the demo for benchmarks that kill its processes: processes, new cells, and the end of every row."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ PROGRAMS = {"nats-server": "broker", "supervision.node": "node", "supervision.zy
 
 
 def name_of(pid: int) -> str | None:
-    """Which of a run's processes a pid is: a role, `broker`, `node`, `zygote` or `root`; None if none, or gone."""
+    """Name the process of a run: a role, `broker`, `node`, `zygote` or `root`; None for other or ended processes."""
     try:
         command = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
     except OSError:
         return None
-    # The zygote is told to import the hosts' module, which its command therefore names too.
+    # The zygote's command line also contains the actor module, which the zygote imports.
     if "relax_actors.supervision.actor_process" in command and "relax_actors.supervision.zygote" not in command:
         return command[-2]
     return next((name for part, name in PROGRAMS.items() if any(part in word for word in command)), None)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs and is no zombie."""
+    """Return whether a process runs and is not a zombie."""
     try:
         return (PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
@@ -59,7 +59,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_for(look: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
-    """Look again and again until there is something, and give it; ends the program after `deadline` seconds."""
+    """Poll until `look` returns a true value, and return it; exit after `deadline` seconds."""
     end = time.monotonic() + deadline
     while not (found := look()):
         if time.monotonic() > end:
@@ -70,7 +70,7 @@ def wait_for(look: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
 
 @dataclass(frozen=True)
 class Written:
-    """A cell as it was stored: by whom, in which of its lives, and when (seconds since 1970, the server's clock)."""
+    """A stored cell with the role and incarnation of its writer and the time (Unix seconds, the server's clock)."""
 
     cell: CellId
     role: str
@@ -80,34 +80,34 @@ class Written:
 
 @dataclass
 class Seen:
-    """What was heard of a run."""
+    """Observations of a run."""
 
     last: dict[str, Written] = field(default_factory=dict)
-    """The last cell of each role."""
+    """Last cell of each role."""
     first: dict[tuple[str, int], Written] = field(default_factory=dict)
-    """The first cell of each life of a role."""
+    """First cell of each incarnation of a role."""
     trajectories: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    """Of each training row, the stored trajectory cells: sequence and incarnation."""
+    """Stored trajectory cells of each training row: sequence and incarnation."""
     attempts: dict[tuple[int, int], set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Of each training row, the lives of rollout that wanted to write its trajectory."""
+    """Rollout incarnations that tried to write the trajectory, by training row."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Training rows that were dropped or quarantined."""
     batches: list[tuple[float, int]] = field(default_factory=list)
-    """When each step began, and in which life of the trainer."""
+    """Start time of each step, and the incarnation of the trainer."""
     steps: int = 0
     record: int = 0
-    """Bytes of the cells that are kept for good: subject, data, and what the server adds."""
+    """Bytes of the cells that are never removed: subject, data, and the server's overhead."""
     stored: float = 0.0
-    """When the last cell was stored."""
+    """Time of the last stored cell."""
     events: list[dict[str, object]] = field(default_factory=list)
 
 
 class LiveRun:
-    """One `relax up` of the demo below a folder.
+    """One `relax up` of the demo.
 
     Args:
-        folder: the run's.
-        settings: over the demo's.
+        folder: folder of the run.
+        settings: `section.key=value` overrides of the demo's configuration.
     """
 
     def __init__(self, folder: Path, settings: list[str]) -> None:
@@ -131,7 +131,7 @@ class LiveRun:
         self.table = Table(self.connection, self.subjects, Store(self.folder.root / "store"), "bench")
         self.connection.call(wait_for_stream(self.connection, self.subjects.table_stream, 60), 61)
         self.state = RunState(self.connection, self.connection.call(ensure_bucket(self.connection, self.subjects), 30))
-        self.connection.call(self._attend(), 10)
+        self.connection.call(self._subscribe(), 10)
         self._following = [self.connection.submit(self._follow_cells()), self.connection.submit(self._follow_events())]
 
     def _address(self) -> Address | None:
@@ -142,8 +142,8 @@ class LiveRun:
             return None
         return address
 
-    async def _attend(self) -> None:
-        """Hear every attempt to write a trajectory, those that the table refuses among them."""
+    async def _subscribe(self) -> None:
+        """Receive every attempt to write a trajectory, including those that the table refuses."""
 
         async def take(message: Msg) -> None:
             cell, author = self.subjects.parse(message.subject), open_envelope(message.data).author
@@ -163,8 +163,8 @@ class LiveRun:
         except SubjectError:
             return
         seen, known = self.seen, message.metadata
-        actor, _, life = open_envelope(message.data).author.partition("#")
-        written = Written(cell, actor.rpartition(".")[0], int(life or 0), known.timestamp.timestamp())
+        actor, _, incarnation = open_envelope(message.data).author.partition("#")
+        written = Written(cell, actor.rpartition(".")[0], int(incarnation or 0), known.timestamp.timestamp())
         seen.last[written.role] = written
         seen.first.setdefault((written.role, written.incarnation), written)
         seen.stored = written.stored
@@ -185,7 +185,7 @@ class LiveRun:
             self.seen.events += [json.loads(message.data) for message in batch]
 
     def pids(self) -> dict[str, list[int]]:
-        """The run's processes by name."""
+        """Process ids of the run, by name."""
         found: dict[str, list[int]] = defaultdict(list)
         for pid in tree(self.process.pid):
             if (name := name_of(pid)) is not None and is_alive(pid):
@@ -193,7 +193,7 @@ class LiveRun:
         return found
 
     def check(self) -> None:
-        """End the program if the run, or what listens to it, has ended."""
+        """Exit if the run or one of its followers has ended."""
         for future in self._following:
             if future.done():
                 future.result()
@@ -201,7 +201,7 @@ class LiveRun:
             sys.exit(f"the run ended with exit code {code}; its logs are in {self.folder.root / 'logs'}")
 
     def wait_for_steps(self, steps: int, deadline: float = DEADLINE) -> None:
-        """Wait until so many steps have begun."""
+        """Wait until `steps` steps have begun."""
 
         def look() -> bool:
             self.check()
@@ -210,7 +210,7 @@ class LiveRun:
         wait_for(look, f"step {steps}", deadline)
 
     def kill(self, name: str) -> float:
-        """SIGKILL a process of the run, see it dead, and give the time of the signal (seconds since 1970)."""
+        """SIGKILL a process of the run, wait for its end, and return the time of the signal (Unix seconds)."""
         pid = wait_for(lambda: self.pids().get(name), f"process of {name}")[0]
         at = time.time()
         os.kill(pid, signal.SIGKILL)
@@ -218,17 +218,17 @@ class LiveRun:
         return at
 
     def lost(self) -> list[str]:
-        """Trajectories that were stored and are gone though nobody is done with their rows, or were stored twice."""
+        """Violations: trajectories that were stored twice, or that disappeared before their rows ended."""
         ledger = read_ledger(self.table, self.folder.load_config())
         trained = {(step, index) for step, batch in ledger.batches.items() for index in batch.rows}
-        there = {(cell.step, cell.index) for cell in self.table.list_cells(self.subjects.column("trajectory"))}
-        known, found = trained | there | self.seen.ended, list(ledger.violations())
+        present = {(cell.step, cell.index) for cell in self.table.list_cells(self.subjects.column("trajectory"))}
+        known, found = trained | present | self.seen.ended, list(ledger.violations())
 
-        async def heard() -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
-            # In the thread that hears: it may be adding to them.
+        async def snapshot() -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
+            # Copied in the follower's thread, which adds to the dict.
             return list(self.seen.trajectories.items())
 
-        for row, cells in self.connection.call(heard(), 10):
+        for row, cells in self.connection.call(snapshot(), 10):
             if row not in known:
                 found.append(f"trajectory of group.{row[0]}.{row[1]} is gone")
             if len({sequence for sequence, _ in cells}) > 1:
@@ -236,13 +236,13 @@ class LiveRun:
         return found
 
     def account(self) -> dict[str, int]:
-        """Rows of the run by what became of them."""
+        """Number of rows by their state."""
         account = read_ledger(self.table, self.folder.load_config()).account()
         names = ("admitted", *(state.value for state in RowState))
         return {name: int(getattr(account, name)) for name in names}
 
     def stop(self) -> None:
-        """End the run in order."""
+        """Stop the run in order."""
         if hasattr(self, "connection"):
             for future in getattr(self, "_following", []):
                 future.cancel()

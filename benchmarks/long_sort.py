@@ -1,4 +1,4 @@
-"""The task of `modes.py`: sort the digits of numbers whose lengths have a long tail."""
+"""Task of `modes.py`: sort the digits of numbers whose lengths have a long tail."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ MEDIAN, SIGMA, LONGEST = 4.0, 0.7, 24
 
 
 def make(*, size: int | None, seed: int) -> list[Task]:
-    """`size` random numbers; how many digits they have is log-normal, from 1 to 24."""
-    source = random.Random(seed)  # noqa: S311 no secret
+    """Return `size` random numbers with a log-normal number of digits, from 1 to 24."""
+    source = random.Random(seed)  # noqa: S311 not a secret
     lengths = (min(LONGEST, max(1, round(MEDIAN * source.lognormvariate(0, SIGMA)))) for _ in range(size or 10_000))
     numbers = ("".join(source.choices("0123456789", k=length)) for length in lengths)
     return [Task(f"{number}>", "".join(sorted(number))) for number in numbers]

@@ -1,4 +1,4 @@
-"""A step of Megatron-Core against one of the torch engine: CPU time on the same model and batches, in turns.
+"""Compare the CPU time of a step in Megatron-Core and in the torch engine on the same model and batches, interleaved.
 
     python benchmarks/megatron_step.py [--steps 15] [--json]
 
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from training_workload import DENSE, MOE, VOCABULARY, begun, config_of, stepped
+from training_workload import DENSE, MOE, VOCABULARY, config_of, start_engine, timed_step
 
-from relax_actors.engines.protocols import Sequences, TrainBatch
+from relax_actors.engines.protocols import TrainSample
 
 SAMPLES, PROMPT = 64, 32
 CASES: dict[str, tuple[dict[str, Any], float]] = {
@@ -31,25 +31,33 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-def batch_of(seed: int, sigma: float) -> TrainBatch:
-    """Random sequences whose completions have a median of 96 tokens."""
+def batch_of(seed: int, sigma: float) -> list[TrainSample]:
+    """Random sequences with completions of 96 tokens in the median."""
     random = np.random.default_rng(seed)
     lengths = np.clip((96 * random.lognormal(0, sigma, SAMPLES)).round(), 2, 400).astype(np.int64)
     completions = [random.integers(0, VOCABULARY, n, dtype=np.int32) for n in lengths]
     prompts = [random.integers(0, VOCABULARY, PROMPT, dtype=np.int32) for _ in lengths]
-    logprobs = [np.full(n, -np.log(VOCABULARY), np.float32) for n in lengths]
-    return TrainBatch(Sequences(prompts, completions), logprobs, random.standard_normal(SAMPLES).astype(np.float32))
+    advantages = random.standard_normal(SAMPLES).astype(np.float32)
+    return [
+        TrainSample.of_completion(
+            prompt,
+            completion,
+            logprobs=np.full(len(completion), -np.log(VOCABULARY), np.float32),
+            advantages=np.full(len(completion), advantage, np.float32),
+        )
+        for prompt, completion, advantage in zip(prompts, completions, advantages, strict=True)
+    ]
 
 
 def measure(folder: Path, model: dict[str, Any], sigma: float, steps: int) -> dict[str, float]:
-    """CPU seconds of a step of both, without the first; the losses must agree."""
+    """Median CPU seconds of a step of both engines, without the first step; the losses must agree."""
     names = ("torch", "megatron")
-    engines = [begun(config_of(folder / name, model, backend=name)) for name in names]
+    engines = [start_engine(config_of(folder / name, model, backend=name)) for name in names]
     times = np.zeros((steps, 2))
     for step in range(steps):
         batch, losses = batch_of(step, sigma), [0.0, 0.0]
         for which in (step % 2, 1 - step % 2):
-            times[step, which], found = stepped(engines[which], batch, step)
+            times[step, which], found = timed_step(engines[which], batch, step)
             losses[which] = found["loss"]
         if abs(losses[0] - losses[1]) > 1e-3:
             message = f"step {step}: losses {losses} differ"

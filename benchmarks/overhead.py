@@ -1,8 +1,8 @@
-"""What the engine costs beside the model: CPU time a row over all processes, less the model's own compute.
+"""Measure the overhead of the engine: CPU time per row over all processes, minus the time in the model.
 
-Runs the demo for some steps and takes two readings of it while it is in full swing, so that start-up does not count.
-"Model" is the time of the rollout's thread in the inference engine and of the trainer's thread in the training engine;
-all else counts as overhead: broker, supervisors, encoding, rewards, publishing weights.
+Runs the demo and takes two readings after the start-up. "Model" is the time of the rollout's thread in the inference
+engine and of the trainer's thread in the training engine. Everything else is overhead: broker, supervisors, encoding,
+rewards, publishing weights.
 
     python benchmarks/overhead.py [--steps 300] [--json]
 """
@@ -31,7 +31,7 @@ DEADLINE = 240.0
 
 @dataclass(frozen=True)
 class Reading:
-    """CPU seconds by process, model seconds, and rows trained at one moment."""
+    """CPU seconds by process, model seconds, and trained rows at one moment."""
 
     cpu: dict[str, float]
     model: float
@@ -39,7 +39,7 @@ class Reading:
 
 
 def name_of(pid: int, folder: Path) -> str | None:
-    """Which of a run's processes a pid is, None if none."""
+    """Name the process of a run; None for processes of other programs."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ").split()
     except OSError:
@@ -53,7 +53,7 @@ def name_of(pid: int, folder: Path) -> str | None:
 
 
 def cpu_of(folder: Path) -> dict[str, float]:
-    """CPU seconds of a run's processes."""
+    """CPU seconds of a run's processes, by name."""
     found: dict[str, float] = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and (name := name_of(int(path.name), folder)) is not None:
@@ -63,7 +63,7 @@ def cpu_of(folder: Path) -> dict[str, float]:
 
 
 class Listener:
-    """Keeps the last metric of the trainer, the rollout and the prompts."""
+    """Keeps the last metrics of every role."""
 
     def __init__(self, address: Address) -> None:
         self.last: dict[str, dict[str, float]] = {}
@@ -73,18 +73,18 @@ class Listener:
     async def _listen(self) -> None:
         async def take(message: object) -> None:
             body = json.loads(message.data)  # type: ignore[attr-defined]
-            if "kind" not in body:  # those with one are of a step or a row
+            if "kind" not in body:  # metrics with a kind belong to a step or a row
                 self.last[body["role"]] = body
 
         await self._connection.nc.subscribe("relax.overhead.metric.>", cb=take)
 
     def read(self, folder: Path) -> Reading:
-        """One reading."""
+        """Take a reading."""
         model = sum(self.last.get(role, {}).get("model_cpu_seconds", 0.0) for role in ("rollout", "trainer"))
         return Reading(cpu_of(folder), model, int(self.last.get("prompts", {}).get("trained", 0)))
 
     def wait(self, rows: int) -> None:
-        """Wait until so many rows are trained."""
+        """Wait until `rows` rows are trained."""
         end = time.monotonic() + DEADLINE
         while self.last.get("prompts", {}).get("trained", 0) < rows:
             if time.monotonic() > end:
@@ -97,7 +97,7 @@ class Listener:
 
 
 def measure(steps: int, folder: Path) -> dict[str, object]:
-    """Run the demo and compare two readings."""
+    """Run the demo and compare two readings, `steps` steps apart."""
     command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(DEMO), "run.name=overhead", "--quiet"]
     process = subprocess.Popen([*command, f"run.folder={folder}", "run.steps=100000"], stdout=subprocess.DEVNULL)
     try:
@@ -120,7 +120,7 @@ def measure(steps: int, folder: Path) -> dict[str, object]:
 
 
 def wait_for_address(folder: Path) -> Address:
-    """The address of the run's broker once it answers."""
+    """Wait for the run's broker to answer; return its address."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
@@ -130,7 +130,7 @@ def wait_for_address(folder: Path) -> Address:
             time.sleep(0.1)
         else:
             return address
-    sys.exit("the run's broker did not come up within 30 s")
+    sys.exit("the run's broker did not answer within 30 s")
 
 
 def main() -> None:
@@ -141,7 +141,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         result = measure(options.steps, Path(scratch) / "run")
-    print(f"{'process':12} CPU ms a row")
+    print(f"{'process':12} CPU ms per row")
     for name, value in result["by_process"].items():  # type: ignore[attr-defined]
         print(f"{name:12} {value:8.2f}")
     print(f"{'total':12} {result['total_ms']:8.2f}")

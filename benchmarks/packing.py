@@ -1,9 +1,9 @@
-"""Packed against padded micro-batches: CPU time of forward and backward, one thread, paired in one run.
+"""Compare packed and padded micro-batches: CPU time of forward and backward, one thread, interleaved.
 
     python benchmarks/packing.py [--repeats 7] [--json]
 
-Both get the same sequences, the same budget of tokens a micro-batch and the same model; "padded" is what a
-transformers model takes as it is: rows padded to the longest, sorted by length, logits of completions only.
+Both get the same sequences, the same limit of tokens per micro-batch and the same model. "Padded" is the input that a
+transformers model takes unchanged: rows padded to the longest, sorted by length, logits of completions only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +25,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.engines.protocols.sequences import Sequences
+from relax_actors.engines.protocols import TrainSample
+from relax_actors.engines.protocols.samples import lengths_of
 from relax_actors.engines.torch.forward import Forward
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model's sizes, and the lengths of completions."""
+    """Sizes of a model, and lengths of completions."""
 
     name: str
     hidden: int
@@ -41,7 +43,7 @@ class Case:
     budget: int
 
     def model(self, attention: str | None) -> PreTrainedModel:
-        """A Qwen3 of these sizes with random weights."""
+        """Build a Qwen3 of these sizes with random weights."""
         config = Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
@@ -58,53 +60,53 @@ class Case:
         return model
 
 
-def tailed(median: float, sigma: float, most: int, count: int) -> NDArray[np.int64]:
-    """Log-normal lengths."""
+def long_tailed(median: float, sigma: float, most: int, count: int) -> NDArray[np.int64]:
+    """Draw `count` log-normal lengths, at most `most`."""
     drawn = median * np.random.default_rng(0).lognormal(0, sigma, count)
     return np.clip(drawn.round(), 2, most).astype(np.int64)
 
 
 CASES = (
     Case("all of 32 tokens", 128, 4, 103, 16, np.full(64, 32), 8192),
-    Case("long tail, 2 to 25 tokens", 128, 3, 12, 6, tailed(5, 0.7, 25, 128), 2048),
-    Case("long tail, 2 to 300 tokens", 128, 3, 4096, 20, tailed(40, 0.9, 300, 64), 4096),
+    Case("long tail, 2 to 25 tokens", 128, 3, 12, 6, long_tailed(5, 0.7, 25, 128), 2048),
+    Case("long tail, 2 to 300 tokens", 128, 3, 4096, 20, long_tailed(40, 0.9, 300, 64), 4096),
 )
 
 
-def padded_step(model: PreTrainedModel, sequences: Sequences, budget: int) -> None:
-    """Forward and backward of micro-batches whose rows are padded on the right."""
-    order = sorted(range(len(sequences)), key=lambda i: -sequences.lengths[i])
+def padded_step(model: PreTrainedModel, sequences: Sequence[TrainSample], budget: int) -> None:
+    """Forward and backward of micro-batches with rows padded on the right."""
+    lengths = lengths_of(sequences)
+    order = sorted(range(len(sequences)), key=lambda i: -lengths[i])
     parts: list[list[int]] = []
     for i in order:
-        if parts and sequences.lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= budget:
+        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= budget:
             parts[-1].append(i)
         else:
             parts.append([i])
     for part in parts:
-        prompt, width = len(sequences.prompts[part[0]]), max(len(sequences.completions[i]) for i in part)
+        width = max(sequences[i].trained for i in part)
+        prompt = len(sequences[part[0]]) - sequences[part[0]].trained
         tokens = torch.zeros(len(part), prompt + width, dtype=torch.long)
         mask = torch.zeros_like(tokens)
         for row, i in enumerate(part):
-            whole = np.concatenate([sequences.prompts[i], sequences.completions[i]])
-            tokens[row, : len(whole)] = torch.from_numpy(whole.astype(np.int64))
-            mask[row, : len(whole)] = 1
+            tokens[row, : lengths[i]] = torch.from_numpy(sequences[i].token_ids.astype(np.int64))
+            mask[row, : lengths[i]] = 1
         logits = model(tokens, attention_mask=mask, use_cache=False, logits_to_keep=width + 1).logits[:, :-1]
         (token_logprobs(logits, tokens[:, -width:], 1.0) * mask[:, -width:]).sum().backward()
 
 
-def packed_step(model: PreTrainedModel, sequences: Sequences, budget: int, forward: Forward) -> None:
-    """Forward and backward as the trainer does it."""
-    for part in micro_batches(sequences.lengths, token_budget=budget):
+def packed_step(model: PreTrainedModel, sequences: Sequence[TrainSample], budget: int, forward: Forward) -> None:
+    """Forward and backward as in the trainer."""
+    for part in micro_batches(lengths_of(sequences), token_budget=budget):
         forward.logprobs(model, forward.part(sequences, part)).sum().backward()
 
 
 def measure(case: Case, repeats: int) -> dict[str, float]:
-    """Median CPU seconds of both."""
+    """Median CPU seconds of both, and their ratio."""
     source, forward = np.random.default_rng(1), Forward(torch.device("cpu"), torch.float32, 1.0)
-    sequences = Sequences(
-        [source.integers(0, case.vocabulary, case.prompt, dtype=np.int32) for _ in case.lengths],
-        [source.integers(0, case.vocabulary, n, dtype=np.int32) for n in case.lengths],
-    )
+    prompts = [source.integers(0, case.vocabulary, case.prompt, dtype=np.int32) for _ in case.lengths]
+    completions = [source.integers(0, case.vocabulary, n, dtype=np.int32) for n in case.lengths]
+    sequences = [TrainSample.of_completion(p, c) for p, c in zip(prompts, completions, strict=True)]
     padded, packed = case.model("sdpa"), forward.prepare(case.model(None))
     times: dict[str, list[float]] = {"padded": [], "packed": []}
     for _ in range(repeats + 1):

@@ -1,4 +1,4 @@
-"""Memory of a tree of processes as PSS: pages that several processes share are counted once, in equal parts."""
+"""Memory of a process tree as PSS: pages shared by several processes are counted once, in equal parts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PROC = Path("/proc")
 
 
 def tree(root: int) -> list[int]:
-    """Return the process and all below it, by parent ids as they are now."""
+    """Return the process and all its descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for folder in PROC.iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                # The name, in brackets, may hold blanks; the parent is the second field after it.
+                # The name, in parentheses, may contain blanks; the parent is the second field after it.
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 children[int(fields[1])].append(int(folder.name))
     found, waiting = [], [root]
@@ -27,7 +27,7 @@ def tree(root: int) -> list[int]:
 
 
 def pss_mib(process: int) -> float:
-    """PSS of one process in MiB; 0 if it is gone."""
+    """PSS of one process in MiB; 0 if it has ended."""
     try:
         for line in (PROC / str(process) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -38,7 +38,7 @@ def pss_mib(process: int) -> float:
 
 
 class PeakMemory(threading.Thread):
-    """Samples the PSS of a process and all below it until stopped; `peak` is the greatest sum, MiB."""
+    """Samples the PSS of a process tree until stopped; `peak` is the largest sum in MiB."""
 
     def __init__(self, root: int, seconds: float = 0.5) -> None:
         super().__init__(name="memory", daemon=True)
@@ -48,7 +48,7 @@ class PeakMemory(threading.Thread):
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
-        """Sample."""
+        """Sample until stopped."""
         while not self._stop_asked.wait(self._seconds):
             members = tree(self._root)
             total = sum(pss_mib(process) for process in members)
@@ -56,6 +56,6 @@ class PeakMemory(threading.Thread):
                 self.peak, self.processes = total, len(members)
 
     def stop(self) -> None:
-        """End; `peak` is final after it."""
+        """Stop sampling; `peak` is final afterwards."""
         self._stop_asked.set()
         self.join()

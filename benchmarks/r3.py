@@ -1,10 +1,10 @@
-"""Router replay (R3) against none: CPU time of a step, paired, and how far the trainer is from the rollout.
+"""Compare steps with and without router replay (R3): CPU time, and distance of the trainer from the rollout.
 
     python benchmarks/r3.py [--backend torch|megatron|both] [--steps 25] [--json]
 
-One small Qwen3-MoE of random weights. The rollout generates in bfloat16 and records the experts; a trainer in float32
-steps on each batch with them and without. One of 25 pairs holds the pass without replay that a run makes every fifty
-steps, so it is counted twice here.
+A small Qwen3-MoE with random weights. The rollout generates in bfloat16 and records the experts; a trainer in float32
+steps on each batch with and without them. One of 25 pairs contains the pass without replay that a run makes every 50
+steps, so this pass is counted twice here.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from training_workload import MOE, VOCABULARY, begun, config_of, stepped
+from training_workload import MOE, VOCABULARY, config_of, start_engine, timed_step
 
-from relax_actors.engines.protocols import GenerationRequest, Sequences, TrainBatch
+from relax_actors.engines.protocols import GenerationRequest, TrainSample
 from relax_actors.engines.transformers.engine import TransformersEngine
 
 ROWS, SAMPLES, PROMPT, LONGEST, BUDGET = 8, 4, 32, 64, 1024
 
 
-def rolled_out(rollout: TransformersEngine, seed: int) -> TrainBatch:
-    """A step's samples with the experts that they were generated with."""
+def generated_batch(rollout: TransformersEngine, seed: int) -> list[TrainSample]:
+    """Generate the samples of a step, with the experts that the rollout chose."""
     random = np.random.default_rng(seed)
     requests = [
         GenerationRequest(
@@ -45,27 +45,35 @@ def rolled_out(rollout: TransformersEngine, seed: int) -> TrainBatch:
     ]
     generated = rollout.generate(requests, lambda: None)
     pairs = [(request, sample) for request, group in zip(requests, generated, strict=True) for sample in group]
-    experts = [sample.routed_experts for _, sample in pairs if sample.routed_experts is not None]
-    sequences = Sequences([request.tokens for request, _ in pairs], [sample.tokens for _, sample in pairs], experts)
     advantages = random.standard_normal(len(pairs)).astype(np.float32)
-    return TrainBatch(sequences, [sample.logprobs for _, sample in pairs], advantages, samples=[SAMPLES] * ROWS)
+    return [
+        TrainSample.of_completion(
+            request.tokens,
+            sample.tokens,
+            logprobs=sample.logprobs,
+            advantages=np.full(len(sample.tokens), advantage, np.float32),
+            routed_experts=sample.routed_experts,
+            row=i // SAMPLES,
+        )
+        for i, ((request, sample), advantage) in enumerate(zip(pairs, advantages, strict=True))
+    ]
 
 
 def measure(folder: Path, backend: str, steps: int) -> dict[str, float]:
-    """One trainer on the same batches with and without their experts, in turns; its weights all but stand still."""
-    settings = {"backend": backend, "router_replay": True, "token_budget": BUDGET, "learning_rate": 1e-9}
+    """Step on the same batches with and without their experts, interleaved; the weights hardly change."""
+    settings = {"backend": backend, "router_replay": True, "max_tokens_per_microbatch": BUDGET, "learning_rate": 1e-9}
     config = config_of(folder / backend, MOE, **settings)
-    engine = begun(config)
+    engine = start_engine(config)
     rollout = TransformersEngine(config.model_path, dtype=torch.bfloat16, records_experts=True)
     published = folder / f"{backend}.safetensors"
     rollout.load(0, engine.publish(published), [published])
     times, deltas = np.zeros((steps, 2)), np.zeros((steps, 2, 2))
     rerouted, compared = [], {}
     for step in range(steps):
-        batch = rolled_out(rollout, step)
-        without = replace(batch, sequences=replace(batch.sequences, experts=None))
+        batch = generated_batch(rollout, step)
+        without = [replace(sample, routed_experts=None) for sample in batch]
         for which in (step % 2, 1 - step % 2):
-            times[step, which], found = stepped(engine, batch if which else without, step)
+            times[step, which], found = timed_step(engine, batch if which else without, step)
             deltas[step, which] = found["abs_delta"], found["k3"]
             if which:
                 rerouted.append(found["rerouted"])
@@ -97,7 +105,7 @@ def main() -> None:
     backends = ("torch", "megatron") if options.backend == "both" else (options.backend,)
     with tempfile.TemporaryDirectory() as folder:
         figures = {backend: measure(Path(folder), backend, options.steps) for backend in backends}
-    table = Table("", *figures, title="Router replay against none")
+    table = Table("", *figures, title="With and without router replay")
     for name in next(iter(figures.values())):
         table.add_row(name, *(str(found[name]) for found in figures.values()))
     Console(stderr=options.json).print(table)

@@ -1,18 +1,18 @@
-"""How long a run is without one of its parts: from SIGKILL to the first new output, for every role, broker and node.
+"""Measure the recovery of every role, the node and the broker: time from SIGKILL to the first new output.
 
-Runs the demo and kills, in turn, the trainer, the rollout, the reward, the advantages, the prompts, the evaluator, the
-node's supervisor (with it all actors die) and the broker. What counts as the first new output:
+Runs the demo and kills, in random order, the trainer, the rollout, the reward, the advantages, the prompts, the
+evaluator, the node's supervisor (all its actors die with it) and the broker. The first new output is
 
-    a role    the first cell that its next life has stored
-    node      the first cell of any role's next life
-    broker    the first cell stored after it died
+    a role    the first cell that its next incarnation has stored
+    node      the first cell of the next incarnation of any role
+    broker    the first cell stored after its death
 
-"load" is what the part needs to be ready: imports, engine and model of the actor that wrote it (event `ready`), with
-the node those of the process that forks actors too (its log), nothing for the broker. "Next step" is the time to the
-first step that begins after the death. A row is "rolled out again" if a life of the rollout had it in hand when it was
-killed and a later one wrote its trajectory, or if two lives wanted to write it. "Replayed" are steps that the trainer
-went through again from its checkpoint. A trajectory is lost if it was stored, and is gone though its row was neither
-trained nor dropped; one stored twice counts too.
+"Load" is the time that the part needs to be ready: imports, engine and model of the actor that wrote the cell (event
+`ready`), for the node also the imports of the zygote (from its log), nothing for the broker. "Next step" is the time to
+the first step that begins after the death. A row is "rolled out again" if an incarnation of the rollout was generating
+it when it was killed and a later one wrote its trajectory, or if two incarnations tried to write it. "Replayed" counts
+the steps that the trainer repeated from its checkpoint. A trajectory is lost if it disappeared before its row was
+trained or dropped; a trajectory stored twice counts as lost, too.
 
     python benchmarks/recovery.py [--kills 10] [--seed 1] [--json]
 """
@@ -54,7 +54,7 @@ SETTINGS = [
 
 @dataclass
 class Recovered:
-    """What the kills of one part came to; seconds."""
+    """Results of the kills of one part; times in seconds."""
 
     seconds: list[float] = field(default_factory=list)
     load: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Recovered:
     replayed: int = 0
 
     def row(self) -> dict[str, float]:
-        """As figures."""
+        """Summarise as figures."""
         beyond = [a - b for a, b in zip(self.seconds, self.load, strict=True)]
         return {
             "kills": len(self.seconds),
@@ -78,8 +78,8 @@ class Recovered:
         }
 
 
-def in_hand(run: LiveRun) -> set[tuple[int, int]]:
-    """Training rows that the rollout was generating, as its black box tells."""
+def rows_being_generated(run: LiveRun) -> set[tuple[int, int]]:
+    """Training rows that the rollout was generating, from its black box."""
     box = BlackBox(run.folder.black_box("rollout.0"))
     rows = [RowId.parse(text) for text in box.read().rows]
     box.close()
@@ -87,24 +87,24 @@ def in_hand(run: LiveRun) -> set[tuple[int, int]]:
 
 
 def preload(run: LiveRun) -> float:
-    """Seconds that the process which forks actors took for its imports the last time."""
+    """Seconds of the last import of the zygote."""
     return float(re.findall(r"preloaded .* in ([0-9.]+) s", run.folder.log("zygote").read_text())[-1])
 
 
-def lives(run: LiveRun) -> dict[str, int]:
-    """The present incarnation of every role."""
+def incarnations(run: LiveRun) -> dict[str, int]:
+    """Current incarnation of every role."""
     found = run.connection.call(run.state.leases(), 30)
     return {role: int(found[f"{role}.0"]["incarnation"]) for role in ROLES if f"{role}.0" in found}
 
 
 def kill_once(run: LiveRun, target: str, into: Recovered) -> None:
-    """Kill a part, wait for its first new output, and take the measures."""
+    """Kill a part, wait for its first new output, and record the figures."""
     seen = run.seen
-    before = wait_for(lambda: found if len(found := lives(run)) == len(ROLES) else None, "lease of every role")
+    before = wait_for(lambda: found if len(found := incarnations(run)) == len(ROLES) else None, "lease of every role")
     events = len(seen.events)
     at = run.kill(target)
     dead = time.time()
-    hand = in_hand(run) if target in ("rollout", "node") else set()
+    generating = rows_being_generated(run) if target in ("rollout", "node") else set()
 
     def first_output() -> tuple[float, str] | None:
         run.check()
@@ -112,7 +112,9 @@ def kill_once(run: LiveRun, target: str, into: Recovered) -> None:
             return (seen.stored, "") if seen.stored > dead else None
         roles = ROLES if target == "node" else (target,)
         later = {
-            role: w.stored for (role, life), w in list(seen.first.items()) if role in roles and life > before[role]
+            role: w.stored
+            for (role, incarnation), w in list(seen.first.items())
+            if role in roles and incarnation > before[role]
         }
         return min(((stored, role) for role, stored in later.items() if stored > at), default=None)
 
@@ -123,25 +125,27 @@ def kill_once(run: LiveRun, target: str, into: Recovered) -> None:
         if not found:
             return None
         before_fork = preload(run) if target == "node" and by in FORKED else 0.0
-        # A new node that waits for the process that forks actors hears late that another actor is ready.
+        # A new node that waits for the zygote publishes late that another actor is ready.
         return min(stored - at, before_fork + float(str(found[0]["seconds"])))
 
     into.seconds.append(stored - at)
     into.load.append(wait_for(load, f"event that {by} is ready") if by else 0.0)
     # The trainer may outlive its node for a moment.
     least = before["trainer"] + (target in ("trainer", "node"))
-    steps = wait_for(lambda: [stored for stored, life in seen.batches if stored > dead and life >= least], "step")
+    steps = wait_for(
+        lambda: [stored for stored, incarnation in seen.batches if stored > dead and incarnation >= least], "step"
+    )
     into.step.append(steps[0] - at)
     run.wait_for_steps(seen.steps + SETTLE_STEPS)
     into.replayed += sum(int(str(e["replayed"])) for e in seen.events[events:] if e["kind"] == "recovered")
-    for row in hand:
-        into.rows_again += any(life > before["rollout"] for _, life in seen.trajectories.get(row, []))
-    print(f"{target} was killed: {into.seconds[-1]:.2f} s, of it load {into.load[-1]:.2f} s", file=sys.stderr)
+    for row in generating:
+        into.rows_again += any(incarnation > before["rollout"] for _, incarnation in seen.trajectories.get(row, []))
+    print(f"killed {target}: {into.seconds[-1]:.2f} s, of which load {into.load[-1]:.2f} s", file=sys.stderr)
 
 
 def measure(kills: int, seed: int, folder: Path) -> dict[str, object]:
-    """Kill every part so many times, in turn."""
-    source = random.Random(seed)  # noqa: S311 no secret
+    """Kill every part `kills` times, in random order."""
+    source = random.Random(seed)  # noqa: S311 not a secret
     found = {target: Recovered() for target in TARGETS}
     run = LiveRun(folder, SETTINGS)
     try:

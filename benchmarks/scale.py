@@ -1,9 +1,9 @@
-"""How many rollout actors one broker carries: 10, 100 and 1,000 of them on the same rows.
+"""Measure one broker with 10, 100 and 1,000 rollout actors on the same rows.
 
-The actors are the real ones: the role `rollout` with a simulated engine that takes no time, each with a pump, a thread
-and a connection of its own; `--processes` processes hold all of them. The rows are admitted beforehand as fast as
-they can be written; what is measured runs from the first of them to the last trajectory. CPU of the broker is that of
-nats-server, memory its resident set. Repeats take turns; medians are shown.
+The actors are real: the role `rollout` with a simulated engine that takes no time, each with its own pump, thread and
+connection; `--processes` processes hold all of them. Rows are admitted as fast as they can be written; the time is
+taken from the first row to the last trajectory. CPU and memory (resident set) of the broker are those of nats-server.
+Repeats are interleaved; the table shows medians.
 
     python benchmarks/scale.py [--actors 10 100 1000] [--rows 10000] [--processes 2] [--repeats 3] [--json]
 """
@@ -54,7 +54,7 @@ FLAT = 0.20
 
 
 class LoopConnection(Connection):
-    """A connection of its own, in a loop that others use too."""
+    """A separate connection in an event loop shared with other actors."""
 
     def __init__(self, address: Address, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.address, self.loop, self.on_reconnect = address, loop, []
@@ -68,14 +68,14 @@ class LoopConnection(Connection):
 
 
 def config_of(folder: Path) -> Config:
-    """A run whose rows take no time."""
+    """Configuration of a run whose rows take no time."""
     simulate = {"devices": 2, "rollout_devices": 1, "generation": {"row": 0.0}, "training": {"step": 0.0}}
     body = {**DEFAULTS, "run": {"name": "scale", "folder": str(folder)}, "simulate": simulate}
     return validate(body, "benchmark")
 
 
-async def act(config: Config, connection: LoopConnection, n: int) -> None:
-    """One actor, for ever."""
+async def run_actor(config: Config, connection: LoopConnection, n: int) -> None:
+    """Run one actor until the process ends."""
     await connection.connect()
     subjects, folder = Subjects("scale"), RunFolder(config.folder)
     table = Table(connection, subjects, Store(config.store_path), f"rollout.{n}#1")
@@ -88,35 +88,35 @@ async def act(config: Config, connection: LoopConnection, n: int) -> None:
     await PoolPump(role, role.context, mailbox, watch, lambda error: os._exit(print(error) or 1)).run(asyncio.Event())
 
 
-def work(folder: Path, numbers: range) -> None:
-    """A process of actors; ends with its input."""
+def run_actors(folder: Path, numbers: range) -> None:
+    """Run actors in this process until its input is closed."""
     logs.configure(logging.ERROR)
     threading.stack_size(256 << 10)
     config, address = config_of(folder), Address.load(folder / "broker" / "address.json")
     loop = asyncio.new_event_loop()
 
-    async def all_of_them() -> None:
-        await asyncio.gather(*(act(config, LoopConnection(address, f"rollout.{n}", loop), n) for n in numbers))
+    async def run_all() -> None:
+        await asyncio.gather(*(run_actor(config, LoopConnection(address, f"rollout.{n}", loop), n) for n in numbers))
 
-    threading.Thread(target=loop.run_until_complete, args=(all_of_them(),), daemon=True).start()
+    threading.Thread(target=loop.run_until_complete, args=(run_all(),), daemon=True).start()
     sys.stdin.read()
     os._exit(0)
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far."""
+    """CPU seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
+    """Resident memory of a process in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
-class Field:
-    """One broker, and a table with weights; rows are added as they are asked for."""
+class Testbed:
+    """A broker, and a table with weights to which rows are admitted."""
 
     def __init__(self, folder: Path) -> None:
         self.config = config_of(folder)
@@ -133,7 +133,7 @@ class Field:
         self.table.put(self.table.subjects.numbered("weights", 0), Weights(0, fingerprint, [shard], 1))
 
     def admit(self, rows: int) -> None:
-        """Write the prompts of a step of so many rows."""
+        """Write the prompts of one step of `rows` rows."""
         tokens = np.array([0, 2], np.int32)
         for begin in range(0, rows, 512):
             self.table.put_all(
@@ -142,7 +142,7 @@ class Field:
             )
 
     def wait(self, what: str, holds: object) -> None:
-        """Wait until something holds."""
+        """Wait until `holds()` is true; exit after the deadline."""
         end = time.monotonic() + DEADLINE
         while not holds():  # type: ignore[operator]
             if time.monotonic() > end:
@@ -150,39 +150,39 @@ class Field:
             time.sleep(0.05)
 
     def consumer(self) -> tuple[int, int]:
-        """Of the actors' consumer: requests that wait, and rows that are not done."""
+        """Waiting requests of the actors' consumer, and rows that are not finished."""
         try:
             info = self.connection.call(
                 self.connection.js.consumer_info(self.table.subjects.table_stream, "rollout"), 10
             )
-        except Exception:  # noqa: BLE001 the first actor has yet to make it
+        except Exception:  # noqa: BLE001 the first actor has not created it yet
             return 0, -1
         return info.num_waiting or 0, (info.num_pending or 0) + (info.num_ack_pending or 0)
 
     def close(self) -> None:
-        """End the broker."""
+        """Stop the broker."""
         self.connection.close()
         self.server.stop()
 
 
 def measure(actors: int, rows: int, processes: int) -> dict[str, float]:
-    """One measurement on a broker of its own."""
+    """Measure once, on a new broker."""
     with tempfile.TemporaryDirectory() as scratch:
-        field = Field(Path(scratch))
+        testbed = Testbed(Path(scratch))
         share = -(-actors // processes)
         bounds = [(n, min(n + share, actors)) for n in range(0, actors, share)]
         command = [sys.executable, __file__, "--work", scratch]
         workers = [subprocess.Popen([*command, str(a), str(b)], stdin=subprocess.PIPE) for a, b in bounds]
         try:
-            field.wait(f"{actors} actors", lambda: field.consumer()[0] >= actors)
-            pid = field.server.process.pid if field.server.process else 0
+            testbed.wait(f"{actors} actors", lambda: testbed.consumer()[0] >= actors)
+            pid = testbed.server.process.pid if testbed.server.process else 0
             began, cpu = time.monotonic(), cpu_seconds(pid)
             own = sum(cpu_seconds(w.pid) for w in workers)
-            field.admit(rows)
-            field.wait("end", lambda: field.consumer()[1] == 0)
+            testbed.admit(rows)
+            testbed.wait("end", lambda: testbed.consumer()[1] == 0)
             seconds, cpu = time.monotonic() - began, cpu_seconds(pid) - cpu
             own = sum(cpu_seconds(w.pid) for w in workers) - own
-            done = field.table.count_cells(field.table.subjects.column("trajectory"))
+            done = testbed.table.count_cells(testbed.table.subjects.column("trajectory"))
             if done != rows:
                 sys.exit(f"{done} of {rows} rows have a trajectory")
             return {
@@ -196,11 +196,11 @@ def measure(actors: int, rows: int, processes: int) -> dict[str, float]:
         finally:
             for worker in workers:
                 worker.communicate()
-            field.close()
+            testbed.close()
 
 
 def main() -> None:
-    """Print the table; exit code 1 if rows/s or CPU a row are not flat."""
+    """Print the table; exit code 1 if rows/s or CPU per row are not flat."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--rows", type=int, default=10000)
@@ -211,7 +211,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.work:
         folder, first, last = options.work
-        work(Path(folder), range(int(first), int(last)))
+        run_actors(Path(folder), range(int(first), int(last)))
     logs.configure(logging.ERROR)
     found: dict[int, list[dict[str, float]]] = {actors: [] for actors in options.actors}
     for _ in range(options.repeats):

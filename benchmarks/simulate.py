@@ -1,9 +1,9 @@
-"""The paper's two set-ups (Relax, arXiv 2604.11554), predicted from one figure of each and compared with the others.
+"""Predict the two set-ups of the Relax paper (arXiv 2604.11554) from one figure each; compare with its other figures.
 
-Runs `relax simulate --split` on the files of examples/simulate. Of the paper's figures only the colocated step goes
-into them; the others stand here, to compare with. `ratio` is to the colocated step as simulated, `to measured` to the
-paper's own: the first is a little too long, for the actors' own time counts `1 / time_scale` times there. The smaller
-of the two is judged.
+Runs `relax simulate --split` on the files of examples/simulate. Of the paper's figures only the colocated step is an
+input; the others are listed here for comparison. `ratio` is relative to the simulated colocated step, `to measured` to
+the paper's. The simulated step is slightly too long, because the actors' own time counts `1 / time_scale` times in it.
+The smaller ratio is compared with the goal.
 
     python benchmarks/simulate.py [--time-scale 0.05] [--steps 5] [--json]
 """
@@ -24,7 +24,7 @@ IDLE = 0.001
 
 @dataclass(frozen=True)
 class SetUp:
-    """A file, what the paper measured (seconds a step, by mode), and the ratio aimed for."""
+    """A configuration file, the paper's measurements (seconds per step, by mode), and the ratio to reach."""
 
     file: str
     measured: dict[str, float]
@@ -42,7 +42,7 @@ SET_UPS = (
 
 
 def simulated(file: str, settings: list[str]) -> dict[str, Any]:
-    """What `relax simulate --split` says of a file."""
+    """Result of `relax simulate --split` for a file."""
     command = [sys.executable, "-m", "relax_actors.cli.main", "simulate", str(EXAMPLES / file), "--split", "--json"]
     done = subprocess.run([*command, *settings], stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -1,17 +1,16 @@
-"""A long run that is killed all the time: does anything grow?
+"""Check that nothing grows in a long run whose processes are killed all the time.
 
-Runs the demo for `--steps` steps and kills one of its parts, drawn at random, every `--every` steps. Every few seconds
-it takes the memory of each process (PSS), the sizes of the store, of the broker's folder, of the logs and of the rest
-of the run folder, open descriptors and threads of the processes that are seldom started anew, and the broker's
-consumers, keys and cells. It prints what the first and the last quarter of the steps come to, draws all of it over the
-steps, and exits with 1 if anything grew by 10 % or more, and by more than a grain. The first tenth of the steps, the
-start, is left out.
+Runs the demo for `--steps` steps and kills a random part every `--every` steps. Every few seconds it samples the memory
+of each process (PSS), the sizes of the store, the broker's folder, the logs and the rest of the run folder, open
+descriptors and threads of the processes that are rarely restarted, and the broker's consumers, keys and cells. It
+prints the figures of the first and the last quarter of the steps, draws all series over the steps, and exits with 1 if
+a series grew by 10 % or more and by more than the noise. The first tenth of the steps, the start-up, is left out.
 
-Figures are medians; of cells and files they are the 95th percentile, for these are saw-teeth: the floor rises with a
-checkpoint, and the broker frees a file of its store when enough of it is gone. To see more than the first tooth, files
-of the table are half as large here as by default (`broker.max_bytes`), and the bucket of leases, whose file is freed
-every 13,000 leases or half an hour, gets `LEASES` more a second. Two things must grow, and are named: the run's record,
-which is taken off the broker's folder, and the logs, of which each is bounded by 4 MiB and one older file.
+Figures are medians, and 95th percentiles for cells and files, which form a sawtooth: the floor rises with a checkpoint,
+and the broker frees a file of its store when enough of it is unused. To see more than the first tooth, files of the
+table are half as large here as by default (`broker.max_bytes`), and the bucket of leases, whose file is freed every
+13,000 leases or half an hour, gets `LEASES` more per second. Two series are expected to grow: the run's record, which
+is subtracted from the broker's folder, and the logs, each bounded by 4 MiB and one older file.
 
     python benchmarks/soak.py [--steps 2000] [--every 20] [--seed 1] [--picture docs/soak.png] [--json]
 """
@@ -45,17 +44,17 @@ SAMPLE_SECONDS = 3.0
 GROWTH = 0.10
 STEP_DEADLINE = 180.0
 LEASES = 100
-GRAINS = {"MiB": 3.0, "KiB": 64.0, "": 3.0}
-"""Growth that is too small to tell from noise, by unit."""
+NOISE = {"MiB": 3.0, "KiB": 64.0, "": 3.0}
+"""Growth that cannot be distinguished from noise, by unit."""
 LABELS = re.compile("^(memory|size) of ")
-TEETH = ("size of", "cells of")
-NAMED = ("table cells of record", "size of record", "size of logs")
+SAWTOOTH = ("size of", "cells of")
+EXPECTED = ("table cells of record", "size of record", "size of logs")
 SETTINGS = [
     "trainer.checkpoint_every=20",
     "trainer.warm_start.steps=2",
     "eval.every=50",
     "eval.rows=16",
-    # Reached early on, so that what is bounded by it does not hide what grows.
+    # Reached early, so that growth up to these bounds does not hide other growth.
     "broker.log_bytes=120000",
     "broker.max_bytes=16000000",
     "supervision.intensity=100000",
@@ -65,14 +64,14 @@ SETTINGS = [
 
 @dataclass(frozen=True)
 class Sample:
-    """All series at one moment: (name, unit) -> value."""
+    """Values of all series at one moment, by (name, unit)."""
 
     step: int
     values: dict[tuple[str, str], float]
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder; those that vanish meanwhile do not count."""
+    """Bytes of all files below a folder; files that disappear meanwhile are ignored."""
     total = 0
     for head, _, names in os.walk(folder):
         for name in names:
@@ -84,7 +83,7 @@ def size_of(folder: Path) -> int:
 
 
 def entries(pid: int, kind: str) -> int:
-    """Open descriptors (`fd`) or threads (`task`) of a process; 0 if it is gone."""
+    """Open descriptors (`fd`) or threads (`task`) of a process; 0 if it has ended."""
     try:
         return sum(1 for _ in (PROC / str(pid) / kind).iterdir())
     except OSError:
@@ -101,20 +100,20 @@ class Sampler(threading.Thread):
         self._halt = threading.Event()
 
     def run(self) -> None:
-        """Sample."""
+        """Sample until stopped."""
         while not self._halt.wait(SAMPLE_SECONDS):
-            self._age()
+            self._write_leases()
             values = self._processes() | self._folders() | self._broker()
             self.samples.append(Sample(self._run.seen.steps, values))
 
-    def _age(self) -> None:
-        """Write leases that nobody reads."""
+    def _write_leases(self) -> None:
+        """Write leases that no process reads, to fill the bucket's file."""
         lease = {
             "pid": 0,
             "incarnation": 0,
             "since": 0.0,
             "rows": [],
-            "waits_for": "nothing: it is there to be replaced",
+            "waits_for": "nothing: this lease only fills the bucket",
         }
 
         async def work() -> None:
@@ -124,7 +123,7 @@ class Sampler(threading.Thread):
         try:
             self._run.connection.call(work(), 5)
         except (BrokerError, nats.errors.Error) as error:
-            print(f"no more leases: {error}", file=sys.stderr)
+            print(f"could not write leases: {error}", file=sys.stderr)
 
     def _processes(self) -> dict[tuple[str, str], float]:
         found: dict[tuple[str, str], float] = {}
@@ -154,7 +153,7 @@ class Sampler(threading.Thread):
             cells = Counter(
                 run.subjects.parse(subject).kind for subject in run.table.list_subjects(f"{run.subjects.prefix}.>")
             )
-        except Exception as error:  # noqa: BLE001 the broker is being killed; there is a next sample
+        except Exception as error:  # noqa: BLE001 the broker is being killed; the next sample follows
             print(f"no sample of the broker: {error}", file=sys.stderr)
             return found
         found["consumers", ""] = sum(consumers for consumers, _ in streams)
@@ -171,14 +170,14 @@ class Sampler(threading.Thread):
         return [(state.consumer_count, state.messages) for state in states]
 
     def stop(self) -> None:
-        """End it."""
+        """Stop sampling."""
         self._halt.set()
         self.join()
 
 
 @dataclass(frozen=True)
 class Series:
-    """One series: what the first and the last quarter of the steps come to."""
+    """Figures of one series in the first and the last quarter of the steps."""
 
     name: str
     unit: str
@@ -187,33 +186,33 @@ class Series:
 
     @property
     def growth(self) -> float:
-        """Relative."""
+        """Relative growth."""
         return (self.last - self.first) / self.first if self.first else 0.0
 
     @property
     def verdict(self) -> str:
-        """Flat, grows, or is named in the docstring above."""
-        if self.name in NAMED:
-            return "named"
-        return "grows" if self.growth >= GROWTH and self.last - self.first > GRAINS[self.unit] else "flat"
+        """`flat`, `grows`, or `expected` for series that must grow."""
+        if self.name in EXPECTED:
+            return "expected"
+        return "grows" if self.growth >= GROWTH and self.last - self.first > NOISE[self.unit] else "flat"
 
 
 def judge(samples: list[Sample], steps: int) -> list[Series]:
-    """The series of a soak."""
+    """Compute the series of a soak test."""
     found = []
     start, quarter = steps // 10, steps // 4
     for key in sorted({key for sample in samples for key in sample.values}):
         early = [s.values[key] for s in samples if key in s.values and start <= s.step < start + quarter]
         late = [s.values[key] for s in samples if key in s.values and s.step >= steps - quarter]
         if early and late:
-            percent = 95 if key[0].startswith(TEETH) else 50
+            percent = 95 if key[0].startswith(SAWTOOTH) else 50
             found.append(Series(*key, *(float(np.percentile(values, percent)) for values in (early, late))))
     return found
 
 
 def draw(samples: list[Sample], path: Path, title: str) -> None:
     """Draw the series over the steps."""
-    import matplotlib as mpl  # noqa: PLC0415 not needed without a picture
+    import matplotlib as mpl  # noqa: PLC0415 needed for a picture only
 
     mpl.use("agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
@@ -238,15 +237,15 @@ def draw(samples: list[Sample], path: Path, title: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
-    # Few colours: a fraction of the size.
+    # 64 colours reduce the size of the file to a fraction.
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(64)
     small.save(path, optimize=True)
 
 
 def soak(steps: int, every: int, seed: int, folder: Path) -> tuple[list[Sample], dict[str, object]]:
-    """Run, kill, sample; gives the samples and what the run came to."""
-    source = random.Random(seed)  # noqa: S311 no secret
+    """Run, kill, sample; return the samples and the result of the run."""
+    source = random.Random(seed)  # noqa: S311 not a secret
     run = LiveRun(folder, [f"run.steps={steps + 1000}", *SETTINGS])
     sampler = Sampler(run)
     began = time.monotonic()
@@ -269,7 +268,7 @@ def soak(steps: int, every: int, seed: int, folder: Path) -> tuple[list[Sample],
 
 
 def main() -> None:
-    """Print the table; exit code 1 if something grows or is lost."""
+    """Print the table; exit code 1 if a series grows or a trajectory is lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--every", type=int, default=20)

@@ -1,14 +1,15 @@
-"""One model and one engine after another, for benchmarks that step engines in turns."""
+"""Models and engines for benchmarks that compare steps of several engines."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
-from relax_actors.engines.protocols import TrainBatch, TrainingEngine, train
+from relax_actors.engines.protocols import TrainingEngine, TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 
 VOCABULARY = 512
@@ -34,7 +35,7 @@ MOE = DENSE | {
 
 
 def config_of(folder: Path, model: dict[str, Any], **trainer: Any) -> Config:
-    """A run with a model of random weights; its folder is made."""
+    """Configuration of a run with a model of random weights; creates the model folder."""
     tree: dict[str, Any] = {
         "run": {"name": "benchmark", "folder": str(folder)},
         "model": {"architecture": model, "tokenizer": {"alphabet": "01#"}},
@@ -46,13 +47,13 @@ def config_of(folder: Path, model: dict[str, Any], **trainer: Any) -> Config:
     return config
 
 
-def begun(config: Config) -> TrainingEngine:
-    """The engine of a configuration, at version 0."""
+def start_engine(config: Config) -> TrainingEngine:
+    """Return the training engine of a configuration at version 0."""
     engine: TrainingEngine
     if config.trainer.backend == "torch":
         engine = TorchEngine(config)
     else:
-        from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 only where it is asked for
+        from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 optional package
 
         engine = MegatronEngine(config)
     engine.initialise(1)
@@ -60,8 +61,8 @@ def begun(config: Config) -> TrainingEngine:
     return engine
 
 
-def stepped(engine: TrainingEngine, batch: TrainBatch, step: int) -> tuple[float, dict[str, float]]:
-    """CPU seconds of a step, and its figures."""
+def timed_step(engine: TrainingEngine, batch: Sequence[TrainSample], step: int) -> tuple[float, dict[str, float]]:
+    """Run one step; return its CPU seconds and its metrics."""
     began = time.process_time()
     metrics = dict(train(engine, batch, step, lambda: None).metrics)
     return time.process_time() - began, metrics

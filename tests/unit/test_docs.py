@@ -1,29 +1,40 @@
-"""What the documents say is what the code says."""
+"""The documentation agrees with the code: generated pages, links, commands, keys and examples."""
 
 from __future__ import annotations
 
+import re
 import runpy
+import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+import typer
+from pydantic import BaseModel
 
 import relax_actors
 from relax_actors.cli.check import examine
-from relax_actors.config import load_config
+from relax_actors.cli.main import build
+from relax_actors.config import Config, load_config
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+WRITTEN = [page for page in PAGES if page.name not in ("config.md", "subjects.md")]
+FILE_TYPES = ("json", "md", "png", "py", "toml")
 
 
-def test_the_page_of_settings_is_made_from_the_schema_as_it_is() -> None:
+def test_configuration_page_matches_the_schema() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "make_config.py"))["page"]
     assert (ROOT / "docs" / "config.md").read_text() == page()
 
 
-def test_the_page_of_subjects_is_made_from_the_code_as_it_is() -> None:
+def test_subjects_page_matches_the_code() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "make_subjects.py"))["page"]
     assert (ROOT / "docs" / "subjects.md").read_text() == page()
 
 
-def test_the_readme_shows_the_example_role_as_it_is() -> None:
+def test_readme_shows_the_example_role() -> None:
     readme = (ROOT / "README.md").read_text()
     code = (ROOT / "examples" / "custom_role" / "length_penalty.py").read_text()
     shown = readme.split("```python\n", 1)[1].split("```", 1)[0]
@@ -32,21 +43,94 @@ def test_the_readme_shows_the_example_role_as_it_is() -> None:
     assert all(line in written for line in body)
 
 
-def test_links_of_the_documents_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]:
-        for part in page.read_text().split("](")[1:]:
-            target = part.split(")", 1)[0].split("#", 1)[0]
-            if target and "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    for part in page.read_text().split("](")[1:]:
+        target = part.split(")", 1)[0].split("#", 1)[0]
+        if target and "://" not in target:
+            assert (page.parent / target).exists(), target
 
 
-def test_the_version_is_said_once() -> None:
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_included_files_exist(page: Path) -> None:
+    for name in re.findall(r'--8<-- "([^":]+)', page.read_text()):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_options_exist(page: Path) -> None:
+    app = build(["up"])
+    for words in relax_commands(page.read_text()):
+        command = typer.main.get_command(app)
+        for word in words:
+            command = getattr(command, "commands", {}).get(word, command)
+        assert not getattr(command, "commands", {}), f"no command in {words}"
+        known = {option for parameter in command.params for option in parameter.opts}
+        used = {word.split("=", 1)[0] for word in words if re.match(r"--[a-z]", word)}
+        assert used <= known, f"{command.name}: {used - known}"
+
+
+def relax_commands(text: str) -> Iterator[list[str]]:
+    """Arguments of every `relax` command in a page's code, without comments."""
+    code = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
+    for line in [*code, *re.findall(r"`(relax [^`]+)`", text.replace("\n", " "))]:
+        command = re.match(r"(?:\S*/)?relax (.*)", line.strip())
+        if command:
+            yield shlex.split(command[1].replace("[", "").replace("]", ""), comments=True)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_configuration_keys_exist(page: Path) -> None:
+    text = page.read_text()
+    named = re.findall(r"`((?:[a-z_]+\.)+[a-z_]+)(?: ?= ?[^`]*)?`", text)
+    for key in {*named, *re.findall(r"\s([a-z]+\.[a-z_.]+)=\S", text)}:
+        section, *names = key.split(".")
+        if section in Config.model_fields and section != "roles" and names[-1] not in FILE_TYPES:
+            assert is_key(Config, [section, *names]), key
+
+
+def is_key(model: object, names: list[str]) -> bool:
+    """Whether a path of names leads to a setting below a section of the schema."""
+    if not names:
+        return True
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return model is not None
+    field = model.model_fields.get(names[0])
+    if field is None:
+        return False
+    options = [field.annotation, *getattr(field.annotation, "__args__", ())]
+    inner = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+    return is_key(inner if inner or len(names) == 1 else dict, names[1:])
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_make_targets_exist(page: Path) -> None:
+    targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    used = re.findall(r"(?:^|`)make ([a-z][\w-]*)", page.read_text(), re.MULTILINE)
+    assert set(used) <= set(targets)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_source_files_exist(page: Path) -> None:
+    folders = ("relax_actors", "broker", "benchmarks", "examples", "deploy", "docs", "tests")
+    files = [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    for name in re.findall(r"`([\w./-]+\.py)(?: [^`]*)?`", page.read_text()):
+        assert any(file.endswith(f"/{name}") for file in files), name
+
+
+def test_pages_of_the_site_are_in_its_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n", 1)[1]
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert set(re.findall(r": (\S+\.md)", navigation)) == pages
+
+
+def test_package_and_project_have_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == relax_actors.__version__
 
 
-def test_the_examples_can_be_run() -> None:
-    for path in (ROOT / "examples").rglob("*.toml"):
-        config = load_config(path)
-        if config.model.path is None:
-            assert examine(config).errors == (), path
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda path: path.stem)
+def test_example_passes_the_check(path: Path) -> None:
+    config = load_config(path)
+    if config.model.path is None:
+        assert examine(config).errors == ()

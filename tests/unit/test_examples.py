@@ -1,0 +1,67 @@
+"""The extensions in examples/ do what their pages say."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from relax_actors.messages import Reward, Trajectory
+from relax_actors.monitoring.sinks import LogMessage
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_ranked_advantages_depend_on_the_order_of_rewards_only() -> None:
+    ranked = runpy.run_path(str(EXAMPLES / "custom_estimator" / "ranked.py"))["ranked"]
+    found = ranked(np.array([0.1, 9.0, 0.2], np.float32), normalise="std")
+    assert found.tolist() == [-1.0, 1.0, 0.0]
+    assert ranked(np.ones(4, np.float32), normalise="std").tolist() == [0.0] * 4
+
+
+def test_csv_sink_writes_a_line_for_each_step(tmp_path: Path) -> None:
+    target = tmp_path / "steps.csv"
+    sink = runpy.run_path(str(EXAMPLES / "csv_sink" / "csv_sink.py"))["CsvSink"](str(target), "demo")
+    for body in ({"kind": "step", "step": 3, "reward": 0.5, "loss": 0.25}, {"role": "trainer", "n": 0}):
+        message = LogMessage.parse("relax.demo.metric.trainer.0", json.dumps(body).encode())
+        assert message is not None
+        sink.take(message)
+    sink.close()
+    assert target.read_text().split() == ["demo,3,0.5,0.25"]
+
+
+def test_turns_train_only_what_the_policy_sampled() -> None:
+    turns = runpy.run_path(str(EXAMPLES / "samples" / "turns.py"))
+    part = turns["Part"]
+    read = {"prompt": [1, 2], "result": [5, 6, 7], "summary": [9]}
+    sampled = {"call": [3, 4], "answer": [8]}
+    parts = {name: part(np.array(ids, np.int32)) for name, ids in read.items()}
+    parts |= {
+        name: part(np.array(ids, np.int32), np.full(len(ids), -0.5, np.float32), 3) for name, ids in sampled.items()
+    }
+    trajectory = turns["trajectory_of"](**parts)
+    assert trajectory.counts.tolist() == [1, 2]
+    assert [s.token_ids.tolist() for s in trajectory.sequences] == [
+        [1, 2, 3, 4, 5, 6, 7, 8],
+        [1, 2, 3, 4, 5, 6, 7],
+        [1, 2, 9, 8],
+    ]
+    trained = [s.token_ids[s.loss_mask].tolist() for s in trajectory.sequences]
+    assert trained == [[3, 4, 8], [3, 4], [8]]
+
+
+def test_token_penalty_rewards_tokens_beyond_the_budget() -> None:
+    penalty = runpy.run_path(str(EXAMPLES / "custom_role" / "token_penalty.py"))["TokenPenalty"]()
+    penalty.budget = 2
+    tokens, one = np.arange(4, dtype=np.int32), np.zeros(4, np.float32)
+    versions = np.zeros(4, np.int32)
+    trajectory = Trajectory(
+        tokens[:1], np.array([3, 1], np.int32), tokens, one, versions, ["", ""], ["stop", "stop"], ""
+    )
+    row = SimpleNamespace(trajectory=trajectory, reward=Reward(np.array([1.0, 0.0], np.float32)))
+    reward = penalty.handle(row)
+    assert reward.token_values.tolist() == [0.0, 0.0, np.float32(-0.01), 0.0]
+    assert reward.lengths.tolist() == [3, 1]
