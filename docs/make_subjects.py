@@ -40,7 +40,7 @@ EXAMPLES: dict[str, Any] = {
     "readmitted": messages.Readmitted("group.14.5"),
     "batch": messages.Batch([0, 1, 2, 3], 99, 1, 0.5, 1, 512, 1.7e9),
     "weights": messages.Weights(12, FINGERPRINT, [messages.Shard("weights/12.1.safetensors", 4096, FINGERPRINT)], 1),
-    "checkpoint": messages.Checkpoint(12, "checkpoints/12.1", FINGERPRINT, 9, messages.Totals(40, 36, 4, 0), 1),
+    "checkpoint": messages.Checkpoint(12, "checkpoints/12.1", FINGERPRINT, 9, messages.RowCounts(40, 36, 4, 0), 1),
     "evaluation": messages.Evaluation(12, 0.75, 256),
 }
 LOG = {

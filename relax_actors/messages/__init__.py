@@ -12,8 +12,8 @@ from relax_actors.messages.cells import (
     Readmitted,
     Requeued,
     Reward,
+    RowCounts,
     Shard,
-    Totals,
     Weights,
 )
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
@@ -33,10 +33,10 @@ __all__ = [
     "Readmitted",
     "Requeued",
     "Reward",
+    "RowCounts",
     "Sample",
     "Shard",
     "TokenSequence",
-    "Totals",
     "Trajectory",
     "Weights",
 ]

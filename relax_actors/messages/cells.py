@@ -211,8 +211,8 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """Rows below the floor by how they ended."""
+class RowCounts:
+    """Counts of the rows below the floor, by how they ended."""
 
     admitted: int = 0
     trained: int = 0
@@ -228,7 +228,7 @@ class Checkpoint:
     path: str
     fingerprint: str
     floor: int
-    totals: Totals = field(default_factory=Totals)
+    totals: RowCounts = field(default_factory=RowCounts)
     incarnation: int = 0
 
 

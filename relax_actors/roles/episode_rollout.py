@@ -64,7 +64,7 @@ class EpisodeRollout(Rollout):
 
     def _trajectory_of(self, row: Row) -> Trajectory | RelaxError:
         try:
-            prompt = self._prompt(row)
+            prompt = self._checked_prompt(row)
             if not prompt.exact_version:
                 self._stager.use_newest(prompt.min_version)
             elif not self._stager.try_use_version(prompt.min_version):
@@ -75,14 +75,14 @@ class EpisodeRollout(Rollout):
             return RowError(f"{type(self).__name__}.samples of {row.id}: {error}")
         except RelaxError as error:
             return error
-        self._tokens += sum(len(sample.tokens) for sample in samples)
+        self._generated_tokens += sum(len(sample.tokens) for sample in samples)
         return trajectory
 
     def _generator(self, row: Row) -> Generate:
         """Return the function that generates for a row; each call draws from seeds of its own."""
         prompt, calls = row.prompt, 0
         request = self._request(prompt, greedy=prompt.greedy)
-        refresh = self._stager.refresh if self._in_flight and not prompt.exact_version else None
+        refresh = self._stager.refresh if self._in_flight_updates and not prompt.exact_version else None
 
         def generate(sequences: Sequence[NDArray[Any]]) -> list[Generation]:
             nonlocal calls

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from broker.subjects import CellId, RowId
-from relax_actors.messages import Batch, Checkpoint, Totals
+from relax_actors.messages import Batch, Checkpoint, RowCounts
 
 
 class RowState(StrEnum):
@@ -63,7 +63,7 @@ class Ledger:
         self.rows, self.steps, self.lead = rows, steps, lead
         self.version: int | None = None
         self.floor = 0
-        self.totals = Totals()
+        self.totals = RowCounts()
         self.batches: dict[int, Batch] = {}
         self._states: dict[int, dict[int, RowState]] = {}
         self._owed: dict[RowId, None] = {}
@@ -226,7 +226,7 @@ class Ledger:
             floor += 1
         return floor
 
-    def totals_below(self, floor: int) -> Totals:
+    def totals_below(self, floor: int) -> RowCounts:
         """Return the counts of all rows of the steps below `floor`, for the checkpoint that raises the floor."""
         counts = dict.fromkeys(RowState, 0)
         for step, states in self._states.items():
@@ -257,8 +257,8 @@ class Ledger:
             found.append(f"batches name {trained} rows, {account.trained} are trained")
         return found
 
-    def _sum(self, counts: dict[RowState, int]) -> Totals:
-        return Totals(
+    def _sum(self, counts: dict[RowState, int]) -> RowCounts:
+        return RowCounts(
             admitted=self.totals.admitted + sum(counts.values()),
             trained=self.totals.trained + counts[RowState.TRAINED],
             dropped=self.totals.dropped + counts[RowState.DROPPED],

@@ -20,7 +20,7 @@ from broker.streams import ensure_bucket
 from broker.subjects import RowId
 from broker.table import Cell, Table
 from relax_actors.config import validate
-from relax_actors.messages import Batch, Quarantined, Totals
+from relax_actors.messages import Batch, Quarantined, RowCounts
 from relax_actors.roles.advantages import Advantages
 from relax_actors.runtime import Context, Role, Row
 from relax_actors.runtime.blackbox import BlackBox
@@ -271,7 +271,7 @@ def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_p
     gone = RowId(1, 1)
     table.put(table.subject(gone, "trajectory"), samples()["trajectory"])
     checkpoint = samples()["checkpoint"]
-    floor = type(checkpoint)(3, "p", "f", 2, Totals(), 1)
+    floor = type(checkpoint)(3, "p", "f", 2, RowCounts(), 1)
     table.put(table.subjects.numbered("checkpoint", 3), floor)
     mailbox = Mailbox.start()
     try:

@@ -59,7 +59,7 @@ def samples() -> dict[str, Any]:
         "readmitted": messages.Readmitted("group.1.3"),
         "batch": messages.Batch([0, 1, 2, 3], 5, 1, 0.5, 0, 20, 1e9),
         "weights": messages.Weights(1, "f" * 32, [messages.Shard("weights/1.1.safetensors", 10, "0" * 32)], 1),
-        "checkpoint": messages.Checkpoint(3, "checkpoints/3.1", "f" * 32, 1, messages.Totals(4, 4), 1),
+        "checkpoint": messages.Checkpoint(3, "checkpoints/3.1", "f" * 32, 1, messages.RowCounts(4, 4), 1),
         "value": [1.0, 2.0],
     }
 

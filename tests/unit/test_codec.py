@@ -40,7 +40,7 @@ PLAIN = st.recursive(
     max_leaves=12,
 )
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-TOTALS = st.builds(messages.Totals, *[st.integers(0, 2**62)] * 4)
+ROW_COUNTS = st.builds(messages.RowCounts, *[st.integers(0, 2**62)] * 4)
 SHARDS = st.builds(messages.Shard, st.text(), INTEGERS, st.text())
 
 
@@ -124,8 +124,8 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.Weights: st.builds(
         messages.Weights, INTEGERS, st.text(), st.lists(SHARDS, max_size=3), INTEGERS, st.none() | INTEGERS
     ),
-    messages.Totals: TOTALS,
-    messages.Checkpoint: st.builds(messages.Checkpoint, INTEGERS, st.text(), st.text(), INTEGERS, TOTALS, INTEGERS),
+    messages.RowCounts: ROW_COUNTS,
+    messages.Checkpoint: st.builds(messages.Checkpoint, INTEGERS, st.text(), st.text(), INTEGERS, ROW_COUNTS, INTEGERS),
     messages.Requeued: st.builds(messages.Requeued, st.floats()),
     messages.Readmitted: st.builds(messages.Readmitted, st.text()),
     messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.subjects import CellId, RowId
-from relax_actors.messages import Batch, Checkpoint, Totals
+from relax_actors.messages import Batch, Checkpoint, RowCounts
 from relax_actors.training.ledger import Account, Ledger, RowState
 
 ROWS = 2
@@ -23,7 +23,7 @@ def cell(step: int, index: int, field: str) -> CellId:
     return CellId("group", step, index, field)
 
 
-def checkpoint(version: int, floor: int, totals: Totals) -> Checkpoint:
+def checkpoint(version: int, floor: int, totals: RowCounts) -> Checkpoint:
     return Checkpoint(version, "", "", floor, totals)
 
 
@@ -131,7 +131,7 @@ def test_checkpoint_folds_finished_steps_into_totals() -> None:
     assert ledger.next_floor(1) == 1
     assert ledger.next_floor(0) == 0
     totals = ledger.totals_below(1)
-    assert totals == Totals(admitted=3, trained=2, dropped=1)
+    assert totals == RowCounts(admitted=3, trained=2, dropped=1)
     ledger.observe(CellId("checkpoint", 1), checkpoint(1, 1, totals))
     assert ledger.account() == before
     assert ledger.state(RowId(0, 1)) is None
@@ -141,8 +141,8 @@ def test_checkpoint_folds_finished_steps_into_totals() -> None:
 def test_floor_never_falls_and_cells_below_it_are_not_counted() -> None:
     ledger = started()
     ledger.observe(CellId("batch", 0), batch(0, 1))
-    ledger.observe(CellId("checkpoint", 2), checkpoint(2, 1, Totals(2, 2)))
-    ledger.observe(CellId("checkpoint", 1), checkpoint(1, 0, Totals()))
+    ledger.observe(CellId("checkpoint", 2), checkpoint(2, 1, RowCounts(2, 2)))
+    ledger.observe(CellId("checkpoint", 1), checkpoint(1, 0, RowCounts()))
     ledger.observe(cell(0, 1, "quarantined"))
     assert ledger.floor == 1
     assert ledger.account() == Account(2, 2, 0, 0, 0)
@@ -156,7 +156,7 @@ def test_batch_with_purged_prompts_is_no_violation_once_the_floor_is_observed() 
         "group.0.0 was trained but never admitted",
         "group.0.1 was trained but never admitted",
     ]
-    ledger.observe(CellId("checkpoint", 1), checkpoint(1, 1, Totals(2, 2)))
+    ledger.observe(CellId("checkpoint", 1), checkpoint(1, 1, RowCounts(2, 2)))
     assert ledger.violations() == []
 
 
