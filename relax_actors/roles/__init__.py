@@ -1,4 +1,4 @@
-"""The roles of the training loop, one file each, and the functions that find a run's roles by name."""
+"""Roles of the training loop, one file each, and functions that look up a run's roles by name."""
 
 from relax_actors.roles.registry import (
     FAILURES,

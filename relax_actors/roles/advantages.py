@@ -16,7 +16,7 @@ from relax_actors.runtime import Drop, Role, Row
 
 
 class Advantages(Role):
-    """Computes advantages within the group of samples of a row, with the estimator `advantages.estimator`.
+    """Computes advantages within a row's group of samples with `advantages.estimator`.
 
     Built-in estimators: `grpo` (arXiv 2402.03300, section 4.1; without normalisation Dr. GRPO, arXiv 2503.20783), and
     `rloo` (leave-one-out).

@@ -1,6 +1,7 @@
-"""Role `evaluator`: sends held-out prompts through the run's columns for selected versions and averages the rewards.
+"""Role `evaluator`: evaluates selected weight versions on held-out prompts.
 
-The result of a version is one cell, `evaluation.<version>`. Evaluation rows are kept for the latest result only.
+Held-out rows pass through the same columns as training rows, and their rewards are averaged. The result of a version is
+one cell, `evaluation.<version>`. Rows are kept for the latest result only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ EVAL_END_COLUMNS = ("reward", "dropped", "quarantined")
 
 
 class Evaluator(StatefulRole):
-    """Owns the evaluation rows `eval.<version>.<index>`, which are answered greedily by exactly that version.
+    """Owns the evaluation rows `eval.<version>.<index>`.
+
+    Each row is answered greedily by exactly its version.
 
     All methods but `metrics` run in the role's thread.
     """
@@ -117,7 +120,7 @@ class Evaluator(StatefulRole):
             self.context.journal.event("evaluated", version=version, reward=result.reward, rows=result.rows)
 
     def _record_result(self, cell_id: CellId, cell: Cell) -> None:
-        """Record a result of this or an earlier incarnation; remove a malformed cell, which would block the result."""
+        """Record a published result; remove a malformed cell, which would block the result."""
         value = read_numbered(self.context, cell_id, cell)
         if not isinstance(value, Evaluation):
             self.context.table.remove([cell])
@@ -127,7 +130,7 @@ class Evaluator(StatefulRole):
         self._latest = cell_id.step, value.reward
 
     def _remove_old_rows(self) -> None:
-        """Remove the rows of all finished versions but the last, including cells that were written late."""
+        """Remove the rows of all finished versions but the last, late cells included."""
         table, state = self.context.table, self.context.state
         removable = self._done - {max(self._done, default=0)}
         present = {cell.step for cell in table.list_cells(f"{table.subjects.prefix}.eval.>")}
@@ -140,7 +143,7 @@ class Evaluator(StatefulRole):
         )
 
     def _admit(self, version: int) -> None:
-        """Write the prompts of a version's rows; those that exist are kept."""
+        """Write the prompts of a version's rows; existing prompts are kept."""
         rows = [RowId(version, index, "eval") for index in range(self._rows)]
         self.context.table.put_encoded([first_cell(self.context, row, partial(self._prompt, row)) for row in rows])
 

@@ -1,4 +1,6 @@
-"""Role `prompts`: admits rows up to `staleness.max` steps ahead of the trained version, and replaces failed rows.
+"""Role `prompts`: admits rows and replaces failed rows.
+
+Rows are admitted up to `staleness.max` steps ahead of the trained version.
 
 Invariant: the prompt of a row is a function of the settings, the row's id and the row that it requeues, if any. A
 restarted PromptSource therefore admits the same rows.
@@ -181,7 +183,7 @@ class PromptSource(StatefulRole):
             raise ConfigError(msg)
 
     def _prompt(self, row: RowId, requeue_of: RowId | None) -> Prompt:
-        """Make the prompt of a row, from its own task or from the task of the row that it requeues."""
+        """Make the prompt of a row from its own task, or from the task of the row that it requeues."""
         config = self.context.config
         task_row = row if requeue_of is None else self._origins.get(requeue_of, requeue_of)
         index = task_index(config.run.seed, task_row, config.trainer.prompts_per_step, len(self._source))

@@ -1,4 +1,4 @@
-"""Base class of the roles that score trajectories: log-probs of the tokens under a chosen weight version.
+"""Base class of roles that compute log-probs of trajectories under a chosen weight version.
 
 Such roles are optional. In a run without [roles.reference] or [roles.actor_fwd] the trainer computes the log-probs.
 """
@@ -25,10 +25,11 @@ from relax_actors.weights.stager import Stager
 
 
 class Scorer(Role):
-    """Computes log-probs of the tokens of a trajectory, `[total] float32` in the layout of `Trajectory.logprobs`.
+    """Computes log-probs of the tokens of trajectories.
 
-    Scores up to `max_concurrent_rows` rows at once. With run.deterministic each row is scored on its own, so that its
-    bits do not depend on the rows that happen to be scored with it.
+    The column is `[total] float32` in the layout of `Trajectory.logprobs`. Up to `max_concurrent_rows` rows are scored
+    at once. With run.deterministic each row is scored on its own, so that its bits do not depend on the other rows that
+    are ready.
     """
 
     reads: ClassVar = ("trajectory",)
@@ -116,7 +117,9 @@ class Scorer(Role):
 
 
 def _in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
-    """Return log-probs in the layout of a trajectory, `[total] float32`; 0 for sequences without trained tokens.
+    """Return log-probs in the layout of a trajectory, `[total] float32`.
+
+    Sequences without trained tokens get 0.
 
     Args:
         trajectory: samples of the row.

@@ -72,13 +72,13 @@ class Trainer(StatefulRole):
         self._last_arrival: dict[int, float] = {}
 
     def follows(self) -> list[str]:
-        """Return the columns that make a row ready or end it, and the trainer's own numbered cells."""
+        """Return the columns that make a row ready or end it, and the trainer's numbered cells."""
         subjects = self.context.table.subjects
         columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *self._required_columns)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Load the last checkpoint, replay the batches after it, and train the steps that are ready.
+        """Load the last checkpoint, replay the batches after it, and train the ready steps.
 
         Raises:
             ConfigError: the checkpoint is missing or damaged, or checkpoints exist that the table does not know.
@@ -111,7 +111,7 @@ class Trainer(StatefulRole):
         self._train_ready_steps()
 
     def _initialise(self) -> None:
-        """Start a new run: initialise and warm-start the model, then publish version 0 and its checkpoint."""
+        """Initialise and warm-start the model of a new run; publish version 0 and its checkpoint."""
         config = self.context.config
         folder = self.context.folder.checkpoints
         if older := [p.name for p in folder.glob("[1-9]*")] if folder.is_dir() else []:
@@ -149,14 +149,14 @@ class Trainer(StatefulRole):
             raise ConfigError(msg)
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Record new cells, compute on rows that have arrived, and train each step whose rows are complete."""
+        """Record new cells, compute on the rows that have arrived, and train complete steps."""
         for cell_id, cell in cells:
             self._observe(cell_id, cell)
         self._remove_malformed()
         self._train_ready_steps()
 
     def idle(self) -> None:
-        """Publish a pending checkpoint, and rewrite files of the latest weights that are missing."""
+        """Publish a pending checkpoint, and rewrite missing files of the latest weights."""
         self._checkpoints.finish()
         self._publisher.repair()
 
@@ -172,7 +172,7 @@ class Trainer(StatefulRole):
         return value
 
     def _remove_malformed(self) -> None:
-        """Remove malformed cells from subjects that only the trainer writes: they would block its own cells."""
+        """Remove malformed numbered cells, which would block the trainer's own cells."""
         self.context.table.remove(self._malformed)
         self._malformed.clear()
 
@@ -195,7 +195,7 @@ class Trainer(StatefulRole):
         self.context.report_waiting(f"rows of step {step}: {ready} of {self._settings.prompts_per_step} are ready")
 
     def _rows_of(self, step: int) -> StepRows | None:
-        """Return the step's rows, one per slot, once all are usable; drop or quarantine unusable rows."""
+        """Return the step's rows once every slot has a usable one; end the unusable rows."""
         ready = self._ready(step)
         candidates = self._ledger.candidates(step)
         unusable = self._feed.take(step, candidates, ready.__contains__, self._settings.prompts_per_step)
@@ -218,7 +218,7 @@ class Trainer(StatefulRole):
         self._ledger.observe(CellId("group", row.step, row.index, field))
 
     def _train(self, step: int, rows: StepRows) -> None:
-        """Write the step's batch cell, then step on its rows; if the cell already exists, use its batch."""
+        """Write the step's batch cell, then step on its rows; an existing batch takes precedence."""
         waited = time.monotonic() - self._idle_since - self._feed.seconds
         # Time until the last row arrived. The rest of `waited` is the trainer's own: reading rows, publishing.
         starved = min(waited, max(0.0, waited - (time.time() - self._last_arrival.get(step, 0.0))))
@@ -264,7 +264,7 @@ class Trainer(StatefulRole):
         self._report(step, batch, rows, result.metrics)
 
     def _publish(self, step: int) -> None:
-        """Publish the weights that a step computed, and write or start a checkpoint if one is due."""
+        """Publish the weights of a step, and write or start a checkpoint if one is due."""
         self._version = step + 1
         self._arrived.pop(step, None)
         self._last_arrival.pop(step, None)

@@ -38,7 +38,9 @@ class _PendingCheckpoint:
 
 
 class Checkpointer:
-    """Writes and publishes the checkpoints of one incarnation of the trainer. Call it in the trainer's thread only.
+    """Writes and publishes the checkpoints of one incarnation of the trainer.
+
+    Call all methods in the trainer's thread.
 
     Args:
         context: context of the trainer.
@@ -58,7 +60,7 @@ class Checkpointer:
         self.published: dict[int, str] = {}
 
     def write(self, version: int) -> None:
-        """Write a checkpoint of the current state and publish it; wait for room if the disk is full.
+        """Write and publish a checkpoint of the current state; wait for room on a full disk.
 
         Raises:
             StoreFullError: the disk stayed full for `store.patience` seconds.
@@ -79,7 +81,7 @@ class Checkpointer:
         self._publish(version, path, self._engine.fingerprint())
 
     def start(self, version: int) -> None:
-        """Start to write a checkpoint of the current state in the background; `finish` publishes it.
+        """Start to write a checkpoint in the background, of the current state; `finish` publishes it.
 
         Falls back to `write` if trainer.async_checkpoints is off, if the engine cannot save in the background, or if
         the disk was full at the last attempt.

@@ -188,7 +188,7 @@ class Ledger:
         return self._states.get(row.step, {}).get(row.index)
 
     def to_admit(self) -> list[RowId]:
-        """Return the rows to admit now, oldest first: owed successors, and rows of the steps within the lead."""
+        """Return the rows to admit now, oldest first: owed successors and new rows within the lead."""
         if self.version is None:
             return []
         owed = [row for row in self._owed if row.step not in self.batches]
@@ -203,21 +203,21 @@ class Ledger:
         return sorted([*owed, *fresh])
 
     def surplus(self) -> list[RowId]:
-        """Return the rows in flight of trained steps: their batch does not name them, so they will not be trained."""
+        """Return the rows in flight that their step's batch does not name: they will not be trained."""
         return [row for row in self._in_flight() if row.step in self.batches]
 
     def candidates(self, step: int) -> dict[int, int]:
-        """Return the rows of a step that can still be trained: the index of the newest row in flight, by slot."""
+        """Return the newest row in flight of each slot of a step: slot -> index."""
         states = self._states.get(step, {})
         in_flight = sorted(index for index, state in states.items() if state is RowState.IN_FLIGHT)
         return {index % self.rows: index for index in in_flight}
 
     def next_floor(self, version: int) -> int:
-        """Return the highest floor for a checkpoint of `version`: all rows of the steps below it have ended.
+        """Return the highest floor that a checkpoint of `version` may have.
 
-        PromptSource may have admitted a successor that this ledger has not observed. It admits a step only after it
-        has read all cells that the step `lead + 1` before left behind. A step is therefore closed once a row `lead + 1`
-        steps ahead of it has been admitted.
+        All rows of the steps below the floor must have ended. PromptSource may have admitted a successor that this
+        ledger has not observed. It admits a step only after it has read all cells that the step `lead + 1` before left
+        behind. A step is therefore closed once a row `lead + 1` steps ahead of it has been admitted.
         """
         floor = self.floor
         open_steps = {row.step for row in self._in_flight()} | {row.step for row in self._owed}
@@ -227,7 +227,7 @@ class Ledger:
         return floor
 
     def totals_below(self, floor: int) -> RowCounts:
-        """Return the counts of all rows of the steps below `floor`, for the checkpoint that raises the floor."""
+        """Return the counts of all rows of the steps below `floor`."""
         counts = dict.fromkeys(RowState, 0)
         for step, states in self._states.items():
             if step < floor:

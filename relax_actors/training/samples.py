@@ -16,7 +16,7 @@ _FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs"}
 
 
 def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
-    """Return the advantages of a row's tokens, `[total] float32`; a sample's advantage applies to all its tokens."""
+    """Return the advantage of every token of a row, `[total] float32`."""
     values = np.asarray(advantage.values, np.float32)
     return values if len(values) == len(trajectory.token_ids) else np.repeat(values, trajectory.sample_lengths)
 

@@ -1,4 +1,4 @@
-"""Streaming of a step: passes rows to the engine as they arrive, so that it computes before the last one is there.
+"""Streaming of a step: passes rows to the engine before the last row of the step has arrived.
 
 Invariant: rows are cut into parts, one micro-batch each, by the rows and their order alone (`row_parts`). The batch
 cell stores the order, so that a replay adds up the same gradients in the same order. With run.deterministic the order
@@ -69,7 +69,7 @@ class StepFeed:
         return unusable
 
     def _new_rows(self, candidates: Mapping[int, int], ready: Callable[[int], bool]) -> list[int]:
-        """Return the ready rows that have not been read; in slot order, only those before the first missing row."""
+        """Return the ready rows that have not been read; in slot order, only up to the first gap."""
         known, new = set(self._rows.ids), []
         for slot in range(max(candidates, default=-1) + 1):
             index = candidates.get(slot)

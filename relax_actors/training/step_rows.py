@@ -115,7 +115,7 @@ class StepRows:
 
     @property
     def span(self) -> int:
-        """Largest number of versions that sampled one trajectory; above 1 only with in-flight updates."""
+        """Largest number of versions in one trajectory; above 1 only with in-flight updates."""
         return max(len(np.unique(t.versions[t.versions >= 0])) for t in self.trajectories)
 
     def older_than(self, step: int, max_staleness: int) -> int:
@@ -199,7 +199,7 @@ class StepReader:
 
 
 def _ending_of_unreadable(error: RelaxError) -> Dropped | Quarantined:
-    """Drop a row whose data was lost, so that it is replaced; quarantine malformed data, so that it is inspected."""
+    """Drop a row whose data was lost; quarantine a row whose data is malformed."""
     if isinstance(error, StoreError):
         return Dropped(DropReason.LOST_SEGMENT, str(error)[:2000])
     return Quarantined("trainer", 1, f"{type(error).__name__}: {error}"[:2000], "")

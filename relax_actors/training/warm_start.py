@@ -1,4 +1,4 @@
-"""Warm start: supervised steps on the answers of the data, for models with random initial weights."""
+"""Warm start: supervised steps on the data's answers, for models with random initial weights."""
 
 from __future__ import annotations
 
