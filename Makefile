@@ -100,7 +100,7 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The generated pages are written first, so that the site shows the code as it is.
+# Regenerates the pages about configuration and subjects first.
 docs: $(VENV)/.docs
 	$(BIN)/python docs/make_config.py
 	$(BIN)/python docs/make_subjects.py
