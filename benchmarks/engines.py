@@ -26,9 +26,10 @@ from broker.process import spawn, stop
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import measure, prepare
 from relax_actors.engines.protocols import GenerationRequest, InferenceEngine
+from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.loading import FromDisk
-from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.server_record import ServerRecord
+from relax_actors.engines.sglang.weight_loaders import DiskLoader
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.runtime.run_folder import RunFolder
@@ -114,11 +115,11 @@ def main() -> None:
         print_of = weights.fingerprint(tensors_of(model).items())
         with server_of(config) as record:
             length = measure(config.model_path).context_length
-            loader = FromDisk(Path(scratch) / "weights")
-            settings = {"rows": PROMPTS, "patience": START_SECONDS, "stall": 60.0}
+            loader = DiskLoader(Path(scratch) / "weights")
+            settings = SglangSettings(length, rows=PROMPTS, patience=START_SECONDS, stall=60.0)
             engines: dict[str, InferenceEngine] = {
                 "transformers": TransformersEngine(config.model_path),
-                "sglang": SglangEngine(lambda: ServerRecord.load(record), loader, length, **settings),
+                "sglang": SglangEngine(lambda: ServerRecord.load(record), loader, settings),
             }
             found: dict[str, dict[int, float]] = {name: {} for name in engines}
             for engine in engines.values():

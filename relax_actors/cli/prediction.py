@@ -32,7 +32,7 @@ from relax_actors.monitoring.watcher import Watcher
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.simulation.devices import Devices
-from relax_actors.simulation.times import calibrated
+from relax_actors.simulation.durations import calibrated
 from relax_actors.supervision.root import Root
 
 SAMPLE_SECONDS = 0.02

@@ -1,4 +1,4 @@
-"""The section [rollout.sglang]: the servers of `rollout.backend = "sglang"`."""
+"""Section [rollout.sglang]: the inference servers of `rollout.backend = "sglang"`."""
 
 from __future__ import annotations
 
@@ -11,39 +11,44 @@ from relax_actors.config.sections import Fraction, Positive, Section
 
 
 class SglangSection(Section):
-    """[rollout.sglang]: a server for each actor of the rollout, on this machine, unless `urls` are given. What a server
-    is told of model, context, samples and seeds follows from the other sections.
+    """[rollout.sglang]: one server on this machine per rollout actor, unless `urls` are set.
+
+    A server's model, context length, concurrency and seeds follow from the other sections.
     """
 
     urls: list[str] = Field(default_factory=list)
-    """Servers that run elsewhere, one for each actor. They must see the run's folder, and be used by this run alone;
-    actors of a node that joins later cannot use them."""
+    """External servers, one per rollout actor. They must see the run's folder and serve this run alone. Actors of nodes
+    that join later cannot use them."""
     api_key_file: Path | None = None
-    """File with the key that the servers of `urls` ask for."""
+    """File with the API key of the servers in `urls`."""
     weights: Literal["disk", "tensors", "group"] = "disk"
-    """How a server takes a version: from a file in the run's folder; in the request, pickled as SGLang wants it; or by
-    broadcast in a process group (gloo). The last two are for servers of our own."""
+    """How a server receives weights: from a file in the run's folder; in the request, pickled as SGLang requires; or by
+    broadcast in a gloo process group. The last two are refused with `urls`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the server computes in; "auto" is `trainer.precision`."""
+    """Precision of the server; "auto" is `trainer.precision`."""
     tensor_parallel: Positive = 1
+    """GPUs per server, as SGLang's tensor parallel size."""
     kv_tokens: Positive | None = None
-    """Tokens that the server's keys and values have room for. If not set, what SGLang finds room for on a GPU, and all
-    samples of `rollout.max_concurrent_prompts` rows at full length, up to 65536 tokens, on a CPU."""
+    """Capacity of the key-value cache in tokens. Default: on a GPU SGLang's own choice, on a CPU all samples of
+    `rollout.max_concurrent_prompts` rows at full length, up to 65536 tokens."""
     memory_fraction: Fraction | None = None
-    """Share of a GPU's memory for weights, keys and values; SGLang's own choice if not set."""
+    """Share of a GPU's memory for weights and key-value cache; default: SGLang's own choice."""
     arguments: list[str] = Field(default_factory=list)
-    """More arguments of `sglang.launch_server`."""
+    """Additional arguments of `sglang.launch_server`."""
 
     @model_validator(mode="after")
-    def _foreign(self) -> SglangSection:
+    def _check_external(self) -> SglangSection:
         if self.urls and self.weights != "disk":
-            msg = f'rollout.sglang.weights = "{self.weights}" is for servers of our own; use "disk" for urls'
+            msg = f'rollout.sglang.weights = "{self.weights}" needs servers that the run starts; use "disk" with urls'
             raise ValueError(msg)
-        places = [url.rstrip("/") for url in self.urls]
-        if twice := sorted({place for place in places if places.count(place) > 1}):
-            msg = f"rollout.sglang.urls names {twice} more than once: actors would end each other's requests; one each"
+        urls = [url.rstrip("/") for url in self.urls]
+        if duplicates := sorted({url for url in urls if urls.count(url) > 1}):
+            msg = (
+                f"rollout.sglang.urls names {duplicates} more than once: actors that share a server would abort each "
+                "other's requests; give each actor its own"
+            )
             raise ValueError(msg)
         if self.api_key_file is not None and not self.urls:
-            msg = "rollout.sglang.api_key_file is for urls; servers of our own have a new key in each life"
+            msg = "rollout.sglang.api_key_file is for urls; servers that the run starts get random keys. Remove it"
             raise ValueError(msg)
         return self

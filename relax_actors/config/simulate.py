@@ -1,6 +1,6 @@
-"""[simulate]: engines that only take time, to predict how a cluster that one does not have would fare.
+"""Section [simulate]: simulated engines that predict the speed of a cluster.
 
-A file with this section is a run with simulated engines: model, data and backends need not be said.
+A file with this section needs no model, data or backends: `DEFAULTS` fills them in.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ DEFAULTS: dict[str, Any] = {
     "rollout": {"backend": "simulated", "max_concurrent_prompts": 1, "max_tokens": 2},
     "trainer": {"backend": "simulated", "checkpoint_every": 1000000, "max_tokens_per_microbatch": 8},
 }
-"""What a file with [simulate] need not say."""
+"""Defaults of a file with [simulate]."""
 
 
 class Distribution(Section):
     """A number, or a table with one of `constant`, `median`, `values` and `recorded`."""
 
     constant: NonNegative | None = None
-    """What a bare number means."""
+    """Always this value; a plain number means the same."""
     median: PositiveFloat | None = None
-    """Of a log-normal."""
+    """Median of a log-normal distribution."""
     sigma: NonNegative = 0.0
-    """Of a log-normal: the standard deviation of the logarithm."""
+    """Standard deviation of the logarithm, with `median`."""
     most: PositiveFloat | None = None
-    """At which a log-normal is cut."""
+    """Upper limit of the values, with `median`."""
     values: list[NonNegative] | None = None
-    """Quantiles, from the least to the greatest, as many as one likes."""
+    """Equally spaced quantiles, from minimum to maximum; any number."""
     recorded: str | None = None
-    """A run that has ended, by name or folder, whose own figures are taken."""
+    """Finished run, by name or folder, whose measured values are used."""
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, value: Any) -> Any:
+    def _from_number(cls, value: Any) -> Any:
         return {"constant": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     @model_validator(mode="after")
-    def _one(self) -> Distribution:
+    def _check_kind(self) -> Distribution:
         kinds = {"constant": self.constant, "median": self.median, "values": self.values, "recorded": self.recorded}
         if sum(value is not None for value in kinds.values()) != 1 or self.values == []:
             msg = f"a distribution is a number or a table with one of {', '.join(kinds)}"
@@ -62,86 +62,94 @@ class Distribution(Section):
         return self
 
 
-NOTHING = Distribution(constant=0.0)
+ZERO = Distribution(constant=0.0)
 
 
 class GenerationSection(Section):
-    """[simulate.generation]: a token takes `token_seconds` x (1 + `load` x samples that run on its device)."""
+    """[simulate.generation]: the speed of generation.
+
+    A token takes `token_seconds` x (1 + `load` x running samples on its device).
+    """
 
     tokens: Distribution = Distribution(constant=1.0)
-    """Tokens of a sample."""
+    """Tokens per sample."""
     token_seconds: PositiveFloat | None = None
-    """Of one token; fitted if not set and there is a [simulate.calibration]."""
+    """Seconds per token of a sample alone; if not set, [simulate.calibration] determines it."""
     load: NonNegative = 0.0
-    """By which share of `token_seconds` each running sample slows its device down."""
+    """Share of `token_seconds` by which each running sample slows its device down."""
     row: Distribution | None = None
-    """Seconds of a row, instead of all of the above; does not depend on devices."""
+    """Seconds per row, in place of the fields above; independent of devices."""
 
 
 class TrainingSection(Section):
     """[simulate.training]: a step takes `device_seconds` / devices + `fixed`."""
 
     device_seconds: PositiveFloat | None = None
-    """Of a step on one device; fitted if not set and there is a [simulate.calibration]."""
+    """Seconds of a step on one device; if not set, [simulate.calibration] determines it."""
     fixed: NonNegative = 0.0
-    """Seconds of a step that more devices do not shorten."""
+    """Seconds of a step that do not shrink with more devices."""
     step: Distribution | None = None
-    """Seconds of a step, instead of the above; does not depend on devices."""
+    """Seconds per step, in place of the fields above; independent of devices."""
 
 
 class PhasesSection(Section):
-    """[simulate.phases]: seconds of all else."""
+    """[simulate.phases]: seconds of the other phases."""
 
-    reward: Distribution = NOTHING
-    """Of a row."""
-    publish: Distribution = NOTHING
-    """In which the trainer gives new weights out, and does not train."""
-    load: Distribution = NOTHING
-    """In which a rollout actor takes new weights, and does not generate."""
-    switch: Distribution = NOTHING
-    """Of a step, colocated: from generating to training and back."""
-    checkpoint: Distribution = NOTHING
+    reward: Distribution = ZERO
+    """Reward of a row."""
+    publish: Distribution = ZERO
+    """Publication of weights, during which the trainer does not train."""
+    load: Distribution = ZERO
+    """Loading of weights in a rollout actor, during which it does not generate."""
+    switch: Distribution = ZERO
+    """Switch from generation to training and back, per colocated step."""
+    checkpoint: Distribution = ZERO
+    """Writing of a checkpoint."""
 
 
 class CalibrationSection(Section):
-    """[simulate.calibration]: one measured figure and how it divides; fits what the other sections leave out."""
+    """[simulate.calibration]: a measured step, which determines values that are not set."""
 
     colocated_seconds: PositiveFloat
-    """Of a step, measured, when generation and training take turns on all devices."""
+    """Measured seconds of a step in which generation and training take turns on all devices."""
     generation_share: Fraction
-    """Of it, in generation."""
+    """Share of `colocated_seconds` spent in generation."""
 
 
 class SimulateSection(Section):
-    """[simulate]: a cluster, and simulated engines on it."""
+    """[simulate]: a cluster with simulated engines."""
 
     devices: Annotated[int, Field(gt=1)]
+    """Devices of the cluster."""
     rollout_devices: Positive
-    """Devices that generate when devices are not shared; the others train."""
+    """Devices that generate when devices are not colocated; the others train."""
     move: Positive = 1
-    """By how many devices the search for the best split goes."""
+    """Step of the search for the best split, in devices."""
     placement: Literal["colocated", "separate"] = "separate"
-    """Of one run, as by `relax up`; `relax simulate` runs `colocated` and each of `staleness`."""
+    """Placement of a single run by `relax up`; `relax simulate` runs `colocated` and every value of `staleness`."""
     staleness: tuple[Annotated[int, Field(ge=0)], ...] = (0, 2)
-    """Values of staleness.max to run with separate devices."""
+    """Values of staleness.max that are simulated with separate devices."""
     steps: Positive = 10
-    """Steps that are measured, besides those that fill and drain the pipeline."""
+    """Measured steps, in addition to those that fill and drain the pipeline."""
     time_scale: Annotated[float, Field(gt=0, le=1)] = 0.02
-    """Seconds that a simulated second takes."""
+    """Real seconds per simulated second."""
     generation: GenerationSection = GenerationSection()
     training: TrainingSection = TrainingSection()
     phases: PhasesSection = PhasesSection()
     calibration: CalibrationSection | None = None
 
     @model_validator(mode="after")
-    def _split(self) -> SimulateSection:
+    def _check_split(self) -> SimulateSection:
         if self.rollout_devices >= self.devices:
-            msg = f"simulate.rollout_devices = {self.rollout_devices} leaves none of {self.devices} devices to train"
+            msg = (
+                f"simulate.rollout_devices = {self.rollout_devices} leaves none of {self.devices} devices to train; "
+                "lower it"
+            )
             raise ValueError(msg)
         return self
 
     def devices_of(self, role: Literal["rollout", "trainer"]) -> int:
-        """Devices of a role in this placement."""
+        """Return the number of devices of a role in this placement."""
         if self.placement == "colocated":
             return self.devices
         return self.rollout_devices if role == "rollout" else self.devices - self.rollout_devices

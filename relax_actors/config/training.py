@@ -17,7 +17,7 @@ from relax_actors.config.sections import (
     PositiveFloat,
     Section,
 )
-from relax_actors.registry.catalog import TRAINING_ENGINES
+from relax_actors.registry.catalog import TRAINING_ENGINES, WEIGHT_TRANSPORTS
 
 
 class WarmStartSection(Section):
@@ -181,7 +181,7 @@ class WeightsSection(Section):
     smaller and reproduce the same bits; actors that generate then keep a copy of the weights in memory."""
     full_every: Positive = 16
     """Maximum versions between full sets of weights; a late joiner reads at most this many files."""
-    transport: Literal["store", "torch"] = "store"
+    transport: Annotated[str, Named(WEIGHT_TRANSPORTS)] = "store"
     """How actors receive weights: `store` reads the files; `torch` receives them from the trainer's memory over
     torch.distributed (gloo), and reads the files if that fails. The files are written in either case."""
     listen: str = "127.0.0.1"

@@ -13,7 +13,7 @@ from relax_actors.config import Config
 from relax_actors.config.simulate import Distribution
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import connected
-from relax_actors.simulation.times import updated
+from relax_actors.simulation.durations import with_values
 
 QUANTILES = 101
 WARMUP_SHARE = 0.1
@@ -60,11 +60,11 @@ def with_recorded(config: Config) -> Config:
     generation, training = simulate.generation, simulate.training
     if generation.row is not None and generation.row.recorded is not None:
         row = _quantiles(generation.row.recorded, "rollout", "generated", "seconds")
-        generation = updated(generation, row=row)
+        generation = with_values(generation, row=row)
     if training.step is not None and training.step.recorded is not None:
         step = _quantiles(training.step.recorded, "trainer", "step", "train_seconds")
-        training = updated(training, step=step)
-    return updated(config, simulate=updated(simulate, generation=generation, training=training))
+        training = with_values(training, step=step)
+    return with_values(config, simulate=with_values(simulate, generation=generation, training=training))
 
 
 def _quantiles(run: str, role: str, kind: str, name: str) -> Distribution:

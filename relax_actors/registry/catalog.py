@@ -85,6 +85,15 @@ SCORING_ENGINES: Registry[Any] = Registry(
     },
     attributes=("build", "check"),
 )
+WEIGHT_TRANSPORTS: Registry[Any] = Registry(
+    "weight transport",
+    "relax_actors.weight_transports",
+    {
+        "store": "relax_actors.weights.transports.store:StoreTransport",
+        "torch": "relax_actors.weights.transports.torch:TorchTransport",
+    },
+    attributes=("make_sender", "make_receiver"),
+)
 
 ALL: tuple[Registry[Any], ...] = (
     ROLES,
@@ -94,4 +103,5 @@ ALL: tuple[Registry[Any], ...] = (
     INFERENCE_ENGINES,
     TRAINING_ENGINES,
     SCORING_ENGINES,
+    WEIGHT_TRANSPORTS,
 )

@@ -67,7 +67,7 @@ class RewardRole(Role):
         """
         scorer = self._eval if row.is_eval else self._train
         if self._devices is not None:
-            self._devices.spend_phase(REWARD, row.prompt.seed, self.progress)
+            self._devices.elapse_phase(REWARD, row.prompt.seed, self.progress)
         values, components = [], []
         for text in row.trajectory.texts:
             value, parts = scorer.score(text, row.prompt)

@@ -92,8 +92,8 @@ class Rollout(Role):
         """Generate the rows of a kind, and those that come meanwhile: until others wait, or newer weights."""
         first, (version, greedy) = waiting.pop(kind), kind
         if version is None:
-            self._stager.use(max(row.prompt.min_version for row in first))
-        elif not self._stager.use_exactly(version):
+            self._stager.use_newest(max(row.prompt.min_version for row in first))
+        elif not self._stager.try_use_version(version):
             yield [(row, StoreError(f"weights {version} are gone")) for row in first]
             return
         refresh = self._stager.refresh if version is None and self._in_flight else None
@@ -188,7 +188,7 @@ class Rollout(Role):
             "model_cpu_seconds": round(self._model_seconds, 3),
             "version": -1 if version is None else version,
             "swap_seconds": round(self._stager.swap_seconds, 6),
-            "weights_from_memory": self._stager.from_memory,
+            "weights_from_memory": self._stager.received_from_memory,
         }
 
     def close(self) -> None:

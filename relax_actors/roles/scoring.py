@@ -131,7 +131,7 @@ class Reference(Scorer):
 
     def use_weights(self, least: int) -> None:  # noqa: ARG002 whatever was trained since
         """Version 0."""
-        self._stager.await_exactly(0)
+        self._stager.use_version(0)
 
 
 class ActorFwd(Scorer):
@@ -147,4 +147,4 @@ class ActorFwd(Scorer):
 
     def use_weights(self, least: int) -> None:
         """The newest that are ready."""
-        self._stager.use(least)
+        self._stager.use_newest(least)

@@ -29,7 +29,7 @@ from relax_actors.training.step_feed import Feed
 from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
-from relax_actors.weights.transport import NOTE
+from relax_actors.weights.transports.base import ADDRESS_KEY
 
 
 class Trainer(StatefulRole):
@@ -40,7 +40,7 @@ class Trainer(StatefulRole):
         reads=("prompt", "dropped", "quarantined", "advantage"),
         writes=("dropped", "quarantined"),
         numbered=("batch", "weights", "checkpoint"),
-        notes=(NOTE,),
+        notes=(ADDRESS_KEY,),
         removes=True,
         device=True,
         single=True,
@@ -143,7 +143,7 @@ class Trainer(StatefulRole):
     def idle(self) -> None:
         """See that the weights in use are there, and publish the checkpoint that was begun."""
         self._checkpoints.finish()
-        self._publisher.look_after()
+        self._publisher.repair()
 
     def _take(self, cell_id: CellId, cell: Cell) -> Numbered | None:
         value = observe(self._ledger, self.context, cell_id, cell)
@@ -218,7 +218,7 @@ class Trainer(StatefulRole):
             self._adopt(step, known)
             return
         self._ledger.observe(CellId("batch", step), batch)
-        result = self._feed.finish(self._publisher.settle)
+        result = self._feed.finish(self._publisher.flush)
         self._finish(step)
         self._waited_since = time.monotonic()
         times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": self._feed.seconds}
@@ -237,7 +237,7 @@ class Trainer(StatefulRole):
     def _replay(self, step: int, batch: Batch) -> None:
         """Step through a batch that an earlier life had written."""
         rows = self._feed.replay(step, batch.rows)
-        result = self._feed.finish(self._publisher.settle)
+        result = self._feed.finish(self._publisher.flush)
         self._finish(step)
         self._report(step, batch, rows, result.metrics)
 

@@ -1,1 +1,1 @@
-"""Engines that take the time of real ones on devices that one does not have; they import no torch."""
+"""Simulated engines, which take the time of real ones on simulated devices, without torch."""

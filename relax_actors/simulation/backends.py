@@ -18,7 +18,7 @@ from relax_actors.simulation.training import SimulatedTraining
 
 
 class SimulatedInferenceBackend:
-    """Generation that only takes time; see `InferenceBackend`."""
+    """Simulated generation; implements `InferenceBackend`."""
 
     def build(self, context: Context) -> InferenceEngine:
         """Attach to the run's simulated devices."""
@@ -40,7 +40,7 @@ class SimulatedInferenceBackend:
 
 
 class SimulatedTrainingBackend:
-    """Training that only takes time; see `TrainingBackend`."""
+    """Simulated training; implements `TrainingBackend`."""
 
     def build(self, context: Context) -> TrainingEngine:
         """Attach to the run's simulated devices."""
@@ -55,6 +55,6 @@ class SimulatedTrainingBackend:
 
 def _section(config: Config) -> SimulateSection:
     if config.simulate is None:
-        msg = 'backend = "simulated" needs a section [simulate]'
+        msg = 'backend = "simulated" needs a section [simulate]; add it, or choose another backend'
         raise ConfigError(msg)
     return config.simulate

@@ -1,7 +1,7 @@
-"""Simulated devices: what runs on them, whose turn it is, and time as it passes there.
+"""Simulated devices shared by the actors of a run: load, turns and simulated time.
 
-The actors of a run share two small files in its folder. `samples` holds how many samples each rollout actor has
-running: from their sum every actor knows how fast it is. Two locks let the trainer and the rollout take turns.
+The actors share three small files in the run's folder. `samples` holds the number of running samples of each rollout
+actor; every actor derives its speed from the sum. Two lock files let trainer and rollout take turns on the devices.
 """
 
 from __future__ import annotations
@@ -16,79 +16,83 @@ from pathlib import Path
 import numpy as np
 
 from relax_actors.config.simulate import Distribution, SimulateSection
-from relax_actors.simulation.times import draw, generator_of
+from relax_actors.simulation.durations import draw, random_generator
 
-ACTORS = 4096
-TICK = 0.05
-TURN_SECONDS = 0.01
+MAX_ACTORS = 4096
+TICK_SECONDS = 0.05
+"""Longest time after which a rollout actor reads the load of the devices again."""
+LOCK_POLL_SECONDS = 0.01
 REWARD, LOAD, PUBLISH, CHECKPOINT, SWITCH = "reward", "load", "publish", "checkpoint", "switch"
 
 
 class Devices:
-    """The devices of a run as one actor sees them.
+    """The devices of a run, as used by one actor.
 
     Args:
-        simulate: the cluster, its times known.
-        folder: the run's folder.
+        simulate: the cluster, with all durations known (see `calibrated`).
+        folder: of the run.
     """
 
     def __init__(self, simulate: SimulateSection, folder: Path) -> None:
         self.simulate = simulate
         self._folder = folder / "simulated"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.running = self._map()
-        """Samples that each rollout actor has running, `[ACTORS] int32`."""
-        self._gate, self._held = self._folder / "gate", self._folder / "held"
+        self.running = self._map_counts()
+        """Running samples of each rollout actor, `[MAX_ACTORS] int32`, shared by all processes of the run."""
+        self._gate, self._turn = self._folder / "gate", self._folder / "held"
 
-    def _map(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _map_counts(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         path = self._folder / "samples"
         with path.open("a+b") as file:
-            file.truncate(4 * ACTORS)
-            return np.frombuffer(mmap.mmap(file.fileno(), 4 * ACTORS), np.int32)
+            file.truncate(4 * MAX_ACTORS)
+            return np.frombuffer(mmap.mmap(file.fileno(), 4 * MAX_ACTORS), np.int32)
 
-    def spend(self, seconds: float, progress: Callable[[], None]) -> None:
-        """Let simulated seconds pass."""
+    def elapse(self, seconds: float, progress: Callable[[], None]) -> None:
+        """Sleep for simulated seconds, scaled by `simulate.time_scale`.
+
+        Calls `progress` at least once a second.
+        """
         end = time.monotonic() + seconds * self.simulate.time_scale
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 1.0))
             progress()
 
-    def spend_phase(self, name: str, seed: int, progress: Callable[[], None]) -> None:
-        """Let a phase of [simulate.phases] pass, drawn by a seed."""
+    def elapse_phase(self, name: str, seed: int, progress: Callable[[], None]) -> None:
+        """Sleep for a phase of [simulate.phases], whose duration is drawn from `seed`."""
         phase: Distribution = getattr(self.simulate.phases, name)
-        self.spend(float(draw(phase, generator_of(seed))[0]), progress)
+        self.elapse(float(draw(phase, random_generator(seed))[0]), progress)
 
     @contextmanager
     def generating(self, progress: Callable[[], None]) -> Iterator[None]:
-        """The rollout's turn, shared by its actors; at once if devices are not shared."""
+        """Hold the rollout's turn, which its actors share; no wait if the devices are not colocated."""
         if self.simulate.placement == "separate":
             yield
             return
         with ExitStack() as turn:
-            # A trainer that waits holds the gate, so that generation cannot keep it out for ever.
+            # A waiting trainer holds the gate; without it, overlapping rollout actors would starve the trainer.
             with _locked(self._gate, fcntl.LOCK_EX, progress):
-                turn.enter_context(_locked(self._held, fcntl.LOCK_SH, progress))
+                turn.enter_context(_locked(self._turn, fcntl.LOCK_SH, progress))
             yield
 
     @contextmanager
     def training(self, progress: Callable[[], None]) -> Iterator[None]:
-        """The trainer's turn; at once if devices are not shared."""
+        """Hold the trainer's turn; no wait if the devices are not colocated."""
         if self.simulate.placement == "separate":
             yield
             return
-        with _locked(self._gate, fcntl.LOCK_EX, progress), _locked(self._held, fcntl.LOCK_EX, progress):
+        with _locked(self._gate, fcntl.LOCK_EX, progress), _locked(self._turn, fcntl.LOCK_EX, progress):
             yield
 
 
 @contextmanager
-def _locked(path: Path, how: int, progress: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock; it is free again when the file is closed or the process ends."""
+def _locked(path: Path, mode: int, progress: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock; the kernel frees it when the file is closed or the process ends."""
     with path.open("ab") as file:
         while True:
             try:
-                fcntl.flock(file, how | fcntl.LOCK_NB)
+                fcntl.flock(file, mode | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                time.sleep(TURN_SECONDS)
+                time.sleep(LOCK_POLL_SECONDS)
                 progress()
         yield

@@ -1,4 +1,4 @@
-"""Generation as time alone: samples of drawn lengths run at the pace that their devices' load allows."""
+"""Simulated inference engine: samples of random length on devices of limited speed."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from relax_actors.engines.protocols.inference import (
 )
 from relax_actors.errors import ConfigError, StoreError
 from relax_actors.messages import FinishReason
-from relax_actors.simulation.devices import LOAD, TICK, Devices
-from relax_actors.simulation.times import Floats, draw, generator_of
-from relax_actors.weights.protocol import Step
+from relax_actors.simulation.devices import LOAD, TICK_SECONDS, Devices
+from relax_actors.simulation.durations import Floats, draw, random_generator
+from relax_actors.weights.protocols import WeightUpdate
 
 
 class DigestCopy:
-    """Weights as bytes; see `WeightsCopy`."""
+    """Weights of a simulated trainer, as bytes; implements `WeightCopy`."""
 
     def __init__(self) -> None:
         self.version: int | None = None
         self.fingerprint = ""
         self.tensors: dict[str, bytes] = {}
 
-    def take(self, way: Sequence[Step]) -> None:
-        """Read the last version of a way, and verify it; see `WeightsCopy`."""
+    def apply(self, updates: Sequence[WeightUpdate]) -> None:
+        """Read and verify the last of `updates`; see `WeightCopy`."""
         self.version, self.fingerprint, self.tensors = None, "", {}
-        last = way[-1]
+        last = updates[-1]
         try:
             data = b"".join(shard.read_bytes() for shard in last.shards)
         except OSError as error:
@@ -51,49 +51,49 @@ class DigestCopy:
 
 
 class SimulatedInference(GeneratesAll):
-    """One rollout actor's share of the rollout devices.
+    """Takes the time of one rollout actor's generation; implements `InferenceEngine`.
 
     Args:
-        devices: the run's.
-        n: the actor's number.
-        context_length: tokens that prompt and completion may have together.
-        rows: generated at once, at most.
+        devices: of the run.
+        n: number of the actor.
+        context_length: largest number of tokens of prompt and completion together.
+        rows: largest number of rows generated at once.
     """
 
     def __init__(self, devices: Devices, n: int, context_length: int, rows: int = 1) -> None:
-        self._devices, self._n, self._most = devices, n, rows
+        self._devices, self._n, self._max_rows = devices, n, rows
         self._context_length = context_length
         self._version: int | None = None
         self._staged: int | None = None
         generation = devices.simulate.generation
         if generation.row is None and generation.token_seconds is None:
-            msg = "simulate.generation.token_seconds is not set, and no [simulate.calibration] to fit it"
+            msg = "simulate.generation.token_seconds is not set; set it, or add [simulate.calibration]"
             raise ConfigError(msg)
-        # What an earlier life of this actor had running is gone.
+        # Samples of an earlier incarnation no longer run.
         devices.running[n] = 0
 
     @property
     def version(self) -> int | None:
-        """Version of the weights that are loaded."""
+        """Version of the weights in use; None before the first."""
         return self._version
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and completion may have together."""
+        """Largest number of tokens of prompt and completion together."""
         return self._context_length
 
     def empty_copy(self) -> DigestCopy:
-        """A copy of bytes; see the protocol."""
+        """Return an empty copy; see `WeightConsumer`."""
         return DigestCopy()
 
     def stage(self, version: int, tensors: Mapping[str, Any]) -> None:
-        """Take the time of `simulate.phases.load`; see the protocol."""
+        """Take the time of `simulate.phases.load`; see `WeightConsumer`."""
         del tensors
-        self._devices.spend_phase(LOAD, version, lambda: None)
+        self._devices.elapse_phase(LOAD, version, lambda: None)
         self._staged = version
 
     def swap(self) -> int:
-        """Serve what was staged; see the protocol."""
+        """Switch to the staged version; see `WeightConsumer`."""
         if self._staged is None:
             msg = "no weights are staged; nothing can be swapped"
             raise StoreError(msg)
@@ -101,15 +101,15 @@ class SimulatedInference(GeneratesAll):
         return self._version
 
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
-        """Swap to a set of weights at once; see the protocol."""
+        """Verify, stage and swap to weights; see `WeightConsumer`."""
         self._version = None
         copy = self.empty_copy()
-        copy.take([Step(version, fingerprint, shards)])
+        copy.apply([WeightUpdate(version, fingerprint, shards)])
         self.stage(version, copy.tensors)
         self.swap()
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        """Remove this actor's samples from the load of the devices."""
         self._devices.running[self._n] = 0
 
     def stream(
@@ -119,84 +119,91 @@ class SimulatedInference(GeneratesAll):
         refresh: Refresh | None = None,
         more: More = nothing_more,
     ) -> Iterator[Done]:
-        """Take the time that all samples need together, those of rows that come meanwhile too; see the protocol.
+        """Take the time of all samples, including those of rows that join; see `InferenceEngine`.
 
-        To go on with newer weights takes none: what was read before is not read again.
+        In-flight updates take no time: the cost of a new prefill is not simulated.
         """
         if self._version is None:
             msg = "no verified weights are loaded; nothing can be generated"
             raise StoreError(msg)
-        shared = self._devices.simulate.placement == "colocated"
+        colocated = self._devices.simulate.placement == "colocated"
         numbers = count()
 
-        def begun(requests: Sequence[GenerationRequest], tokens: float) -> dict[int, _Row]:
+        def start(requests: Sequence[GenerationRequest], tokens: float) -> dict[int, _Row]:
             return {next(numbers): _Row(one, self._lengths(one), tokens, self._version) for one in requests}
 
-        running = begun(requests, 0.0)
+        running = start(requests, 0.0)
         with self._devices.generating(progress):
             try:
                 tokens, now = 0.0, time.monotonic()
                 while running:
-                    pace = self._wait(running.values(), tokens)
+                    token_seconds = self._wait(running.values(), tokens)
                     before, now = now, time.monotonic()
-                    tokens += (now - before) / pace
+                    tokens += (now - before) / token_seconds
                     progress()
                     ended = [i for i, row in running.items() if row.last <= tokens]
                     if ended:
                         yield [(i, _samples(running.pop(i))) for i in ended]
                     if refresh is not None and refresh():
                         for row in running.values():
-                            row.began.append((tokens - row.start, self._version))
-                    # Whoever has a turn on shared devices gives it back when these rows are through.
-                    if running and not shared:
-                        running |= begun(more(self._most - len(running)), tokens)
+                            row.versions.append((tokens - row.start, self._version))
+                    # Rows that join would keep the trainer from its turn on colocated devices.
+                    if running and not colocated:
+                        running |= start(more(self._max_rows - len(running)), tokens)
             finally:
                 self._devices.running[self._n] = 0
 
     def _lengths(self, request: GenerationRequest) -> Floats:
-        """Tokens of each sample, by the row's seed; the row's seconds if those are what is simulated."""
-        section, source = self._devices.simulate.generation, generator_of(request.seed)
+        """Draw the tokens of each sample, `[samples]`, or the seconds of the row, `[1]`."""
+        section, generator = self._devices.simulate.generation, random_generator(request.seed)
         if section.row is not None:
-            return draw(section.row, source)
-        return draw(section.tokens, source, request.samples)
+            return draw(section.row, generator)
+        return draw(section.tokens, generator, request.samples)
 
     def _wait(self, rows: Collection[_Row], tokens: float) -> float:
-        """Wait until a sample ends, or for a tick; gives the seconds that a token takes meanwhile.
+        """Wait until a sample ends, at most one tick; return the real seconds per token.
 
         Args:
-            rows: that run.
-            tokens: how far samples are that began at 0.
+            rows: the running rows.
+            tokens: tokens generated since the start of the stream.
         """
         simulate, running = self._devices.simulate, self._devices.running
         section, devices = simulate.generation, simulate.devices_of("rollout")
         alone = 1.0 if section.row is not None else section.token_seconds or 0.0
         load = 0.0 if section.row is not None else section.load
-        left = np.concatenate([row.start + row.lengths for row in rows]) - tokens
-        left = left[left > 0]
-        running[self._n] = len(left)
-        pace = alone * (1 + load * int(running.sum()) / devices) * simulate.time_scale
-        if len(left):
-            time.sleep(min(TICK, float(left.min()) * pace + 1e-5))
-        return pace
+        remaining = np.concatenate([row.start + row.lengths for row in rows]) - tokens
+        remaining = remaining[remaining > 0]
+        running[self._n] = len(remaining)
+        token_seconds = alone * (1 + load * int(running.sum()) / devices) * simulate.time_scale
+        if len(remaining):
+            time.sleep(min(TICK_SECONDS, float(remaining.min()) * token_seconds + 1e-5))
+        return token_seconds
 
 
 class _Row:
-    """A request that runs: its samples' `lengths`, since which token, and which version wrote from where on."""
+    """A running request.
+
+    `lengths` of its samples; its `start` and its `last` token, counted in tokens of the stream; and `versions`: the
+    token from which each weight version generated.
+    """
 
     def __init__(self, request: GenerationRequest, lengths: Floats, start: float, version: int | None) -> None:
         self.request, self.lengths, self.start = request, lengths, start
         self.last = start + float(lengths.max())
-        self.began = [(0.0, version)]
+        self.versions = [(0.0, version)]
 
 
 def _samples(row: _Row) -> list[Generation]:
-    """A token of each version that wrote the sample, 0 or 1 by the row's seed; at most the first and the last."""
+    """Return samples with one token per weight version: the first, and the last if another.
+
+    The token is 0 or 1, drawn from the row's seed.
+    """
     request = row.request
-    choices = generator_of(request.seed + 1).integers(0, 2, request.samples)
+    choices = random_generator(request.seed + 1).integers(0, 2, request.samples)
     samples = []
     for token, length in zip(choices, np.broadcast_to(row.lengths, request.samples), strict=True):
-        wrote = [version for at, version in row.began if at < length]
-        versions = np.array([wrote[0], *wrote[-1:]] if len(wrote) > 1 else wrote, np.int32)
+        used = [version for start, version in row.versions if start < length]
+        versions = np.array([used[0], *used[-1:]] if len(used) > 1 else used, np.int32)
         samples.append(
             Generation(
                 tokens=np.full(len(versions), token, np.int32),

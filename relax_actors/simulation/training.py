@@ -13,7 +13,7 @@ from relax_actors.config import Config
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.simulation.devices import CHECKPOINT, PUBLISH, SWITCH, Devices
-from relax_actors.simulation.times import training_seconds
+from relax_actors.simulation.durations import training_seconds
 
 WEIGHTS = "model.safetensors"
 
@@ -60,7 +60,7 @@ class SimulatedTraining:
             fixed = 0.0 if section.step is not None else section.fixed
             share = (whole - fixed) * sum(sample.share for sample in samples) / self._samples
             self._spent += share
-            devices.spend(share, progress)
+            devices.elapse(share, progress)
 
     def discard(self) -> None:
         """Forget rows."""
@@ -72,8 +72,8 @@ class SimulatedTraining:
         devices, seed = self._devices, self._seed + step
         with devices.training(progress):
             if devices.simulate.placement == "colocated":
-                devices.spend_phase(SWITCH, seed, progress)
-            devices.spend(training_seconds(devices.simulate, seed) - self._spent, progress)
+                devices.elapse_phase(SWITCH, seed, progress)
+            devices.elapse(training_seconds(devices.simulate, seed) - self._spent, progress)
         hasher = xxhash.xxh3_128(self._digest)
         for sample in self._rows:
             hasher.update(sample.masked("token_ids").data)
@@ -89,7 +89,7 @@ class SimulatedTraining:
 
     def publish(self, path: Path) -> str:
         """Write the weights; takes the time of `simulate.phases.publish`."""
-        self._devices.spend_phase(PUBLISH, self._seed + self._steps, lambda: None)
+        self._devices.elapse_phase(PUBLISH, self._seed + self._steps, lambda: None)
         path.write_bytes(self._bytes())
         return self.fingerprint()
 
@@ -105,7 +105,7 @@ class SimulatedTraining:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; takes the time of `simulate.phases.checkpoint`."""
-        self._devices.spend_phase(CHECKPOINT, self._seed + self._steps, lambda: None)
+        self._devices.elapse_phase(CHECKPOINT, self._seed + self._steps, lambda: None)
         (folder / "digest").write_bytes(self._steps.to_bytes(8, "little") + self._digest)
 
     def load(self, folder: Path) -> None:

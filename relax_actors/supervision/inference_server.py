@@ -23,7 +23,7 @@ from pathlib import Path
 
 from broker.process import spawn
 from relax_actors.engines.sglang import launch
-from relax_actors.engines.sglang.record import ServerRecord, began
+from relax_actors.engines.sglang.server_record import ServerRecord, process_start_ticks
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
@@ -56,9 +56,9 @@ class InferenceServerProcess:
         self._start_janitor(scratch)
         key, port = secrets.token_urlsafe(32), free_port()
         life, pid = secrets.token_hex(8), os.getpid()
-        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, pid, began(pid) or 0)
+        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, pid, process_start_ticks(pid) or 0)
         command = [sys.executable, "-m", launch.__name__, str(folder.root), str(n), str(port)]
-        environment = os.environ | {launch.KEY: key, "TMPDIR": scratch, "GLOO_SOCKET_IFNAME": "lo"}
+        environment = os.environ | {launch.KEY_VARIABLE: key, "TMPDIR": scratch, "GLOO_SOCKET_IFNAME": "lo"}
         self._server = spawn(command, log=2, environment=environment, session=False)
 
     def _start_janitor(self, scratch: str) -> None:

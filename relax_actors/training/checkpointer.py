@@ -64,7 +64,7 @@ class Checkpointer:
         self.finish()
         if version in self.known:
             return
-        self._publisher.settle()
+        self._publisher.flush()
         path = self._path(version)
 
         def save(folder: Path) -> None:
@@ -83,7 +83,7 @@ class Checkpointer:
             return
         if version in self.known:
             return
-        self._publisher.settle()
+        self._publisher.flush()
         path = self._path(version)
         unfinished = checkpoints.temporary_path(path)
         try:

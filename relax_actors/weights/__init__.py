@@ -1,1 +1,1 @@
-"""Weight versions: files and fingerprints, deltas, publishing, staging and transports."""
+"""Weight versions: file format and fingerprint, deltas, publishing, staging and transports."""

@@ -1,16 +1,16 @@
-"""What changed between two sets of weights, without loss: positions and differences of bit patterns.
+"""Lossless deltas between two sets of weights: positions and differences of bit patterns.
 
-A small optimizer step moves few half-precision weights, and those mostly to the next number that there is. So of each
-tensor of 16- or 32-bit numbers go
+A small optimizer step changes few half-precision weights, most of them to a neighbouring number. Each tensor with 16-
+or 32-bit elements is encoded as
 
-    <name>:gaps   uint8, how many elements to skip before the next one that changed; 255 skips 255 and goes on
-    <name>:bits   uint8, or, where that is shorter, one bit an element
-    <name>:steps  uint8, two bits a change: bit pattern + 1, - 1, + the next of `small`, + the next of `wide`
+    <name>:gaps   uint8, number of elements to skip before the next changed one; 255 skips 255 and continues
+    <name>:bits   uint8, where that is shorter: one bit per element, set if it changed
+    <name>:steps  uint8, two bits per change: bit pattern + 1, - 1, + the next of `small`, + the next of `wide`
     <name>:small  int8, differences of bit patterns
-    <name>:wide   int16 or int32, the others, modulo the width
+    <name>:wide   int16 or int32, differences that do not fit int8, modulo the width
 
-and a tensor of another type, or one that this would not make shorter, goes whole under its name. What is not there has
-not changed. Law: `apply(base, encode(base, new)) == new`, bit for bit.
+Tensors of other types, and tensors that this would not make shorter, are stored in full under their names. Unchanged
+tensors are left out. Law: `apply(base, encode(base, new)) == new`, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from relax_actors.errors import StoreError
 
 _BITS = {2: torch.int16, 4: torch.int32}
 _UP, _DOWN, _SMALL, _WIDE = range(4)
-LISTS = {_SMALL: "small", _WIDE: "wide"}
+_DIFFERENCES = {_SMALL: "small", _WIDE: "wide"}
 PARTS = ("gaps", "bits", "steps", "small", "wide")
 _SKIP = 255
 _BLOCK = 1 << 20
@@ -35,20 +35,20 @@ _SHIFTS = np.array([0, 2, 4, 6], np.uint8)
 
 
 def encode(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The delta from `base` to `new`, as tensors on the CPU; both hold the same names, dtypes and shapes.
+    """Return the delta from `base` to `new`, as CPU tensors by the names above.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the two differ in names, dtypes or shapes.
     """
     if {n: (t.dtype, t.shape) for n, t in base.items()} != {n: (t.dtype, t.shape) for n, t in new.items()}:
-        msg = "two sets of weights differ in names, dtypes or shapes; publish the newer one whole"
+        msg = "two sets of weights differ in names, dtypes or shapes; publish a full set"
         raise ValueError(msg)
     delta: dict[str, Tensor] = {}
     for name, tensor in new.items():
         if tensor.element_size() not in _BITS:
             parts, size = None, 0 if torch.equal(_pattern(base[name]), _pattern(tensor)) else tensor.nbytes
         else:
-            parts = _encode(base[name], tensor)
+            parts = _encode_tensor(base[name], tensor)
             size = sum(part.nbytes for part in parts.values())
         if size and size >= tensor.nbytes:
             delta[name] = tensor.detach().cpu()
@@ -58,21 +58,21 @@ def encode(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, T
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of all tensors."""
+    """Total size of tensors in bytes."""
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def apply(tensors: dict[str, Tensor], delta: Mapping[str, Tensor]) -> None:
-    """Bring tensors on the CPU to the state that a delta leads to, in place.
+    """Apply a delta to CPU tensors, in place.
 
     Raises:
-        StoreError: the delta does not fit them; they are then of no use.
+        StoreError: the delta does not fit the tensors; their contents are then undefined.
     """
     try:
         names = {name.partition(":")[0] for name in delta}
         if unknown := names - tensors.keys():
-            msg = f"it names {sorted(unknown)[:3]}"
-            raise ValueError(msg)  # noqa: TRY301 told with all that does not fit
+            msg = f"unknown names {sorted(unknown)[:3]}"
+            raise ValueError(msg)  # noqa: TRY301 reported below like every other mismatch
         for name in names:
             if name in delta:
                 if (delta[name].dtype, delta[name].shape) != (tensors[name].dtype, tensors[name].shape):
@@ -80,52 +80,57 @@ def apply(tensors: dict[str, Tensor], delta: Mapping[str, Tensor]) -> None:
                     raise ValueError(msg)  # noqa: TRY301
                 tensors[name] = delta[name].clone()
             else:
-                _apply(tensors[name], {k: delta[f"{name}:{k}"].numpy() for k in PARTS if f"{name}:{k}" in delta})
+                _apply_to_tensor(
+                    tensors[name], {k: delta[f"{name}:{k}"].numpy() for k in PARTS if f"{name}:{k}" in delta}
+                )
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        msg = f"a delta does not fit the weights that it is applied to: {error}"
+        msg = f"a delta does not fit the weights it is applied to: {error}"
         raise StoreError(msg) from error
 
 
 def _pattern(tensor: Tensor) -> Tensor:
-    """The elements' bit patterns, flat."""
+    """Return the elements' bit patterns as a flat view."""
     flat = tensor.detach().reshape(-1)
     return flat.view(_BITS.get(tensor.element_size(), torch.uint8))
 
 
-def _changes(old: Tensor, now: Tensor) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """Positions and differences of the patterns that differ, in order; on the CPU by blocks that fit its caches."""
+def _changes(old: Tensor, new: Tensor) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Yield positions and differences of changed patterns, in order.
+
+    CPU tensors are compared in blocks that fit the caches.
+    """
     if old.device.type != "cpu":
-        places = (old != now).nonzero()[:, 0]
-        yield places.cpu().numpy(), (now[places] - old[places]).cpu().numpy()
+        changed = (old != new).nonzero()[:, 0]
+        yield changed.cpu().numpy(), (new[changed] - old[changed]).cpu().numpy()
         return
-    before, after = old.numpy(), now.numpy()
+    before, after = old.numpy(), new.numpy()
     for start in range(0, len(after), _BLOCK):
-        one, other = before[start : start + _BLOCK], after[start : start + _BLOCK]
-        positions = np.flatnonzero(one != other)
-        yield positions + start, other[positions] - one[positions]
+        old_block, new_block = before[start : start + _BLOCK], after[start : start + _BLOCK]
+        positions = np.flatnonzero(old_block != new_block)
+        yield positions + start, new_block[positions] - old_block[positions]
 
 
-def _encode(base: Tensor, new: Tensor) -> dict[str, NDArray[Any]]:
-    old, now = _pattern(base), _pattern(new)
-    places: list[NDArray[np.int64]] = []
+def _encode_tensor(base: Tensor, new: Tensor) -> dict[str, NDArray[Any]]:
+    old, current = _pattern(base), _pattern(new)
+    changed_at: list[NDArray[np.int64]] = []
     gaps: list[NDArray[np.uint8]] = []
     codes: list[NDArray[np.uint8]] = []
     lists: dict[str, list[NDArray[Any]]] = {"small": [], "wide": []}
     last = -1
-    for positions, difference in _changes(old, now):
+    for positions, difference in _changes(old, current):
         if len(positions):
-            places.append(positions)
-            gaps.append(_gaps(positions, last))
+            changed_at.append(positions)
+            gaps.append(_encode_gaps(positions, last))
             last = int(positions[-1])
-            codes.append(_codes(difference))
-            for code, name in LISTS.items():
+            codes.append(_step_codes(difference))
+            for code, name in _DIFFERENCES.items():
                 lists[name].append(difference[np.flatnonzero(codes[-1] == code)])
-    if not places:
+    if not changed_at:
         return {}
     where: dict[str, NDArray[Any]] = {"gaps": np.concatenate(gaps)}
-    if len(where["gaps"]) > len(now) / 8:
-        changed = np.zeros(len(now), np.bool_)
-        changed[np.concatenate(places)] = True
+    if len(where["gaps"]) > len(current) / 8:
+        changed = np.zeros(len(current), np.bool_)
+        changed[np.concatenate(changed_at)] = True
         where = {"bits": np.packbits(changed)}
     found = {name: np.concatenate(parts) for name, parts in lists.items()}
     found["small"] = found["small"].astype(np.int8)
@@ -133,7 +138,7 @@ def _encode(base: Tensor, new: Tensor) -> dict[str, NDArray[Any]]:
     return where | steps | {name: array for name, array in found.items() if len(array)}
 
 
-def _codes(difference: NDArray[Any]) -> NDArray[np.uint8]:
+def _step_codes(difference: NDArray[Any]) -> NDArray[np.uint8]:
     codes = np.full(len(difference), _WIDE, np.uint8)
     codes[difference == difference.astype(np.int8)] = _SMALL
     codes[difference == 1] = _UP
@@ -141,23 +146,23 @@ def _codes(difference: NDArray[Any]) -> NDArray[np.uint8]:
     return codes
 
 
-def _apply(tensor: Tensor, parts: dict[str, NDArray[Any]]) -> None:
+def _apply_to_tensor(tensor: Tensor, parts: dict[str, NDArray[Any]]) -> None:
     pattern = tensor.view(-1).view(_BITS[tensor.element_size()]).numpy()
     if "gaps" in parts:
-        positions = _positions(parts["gaps"])
+        positions = _decode_gaps(parts["gaps"])
     else:
         positions = np.flatnonzero(np.unpackbits(parts["bits"], count=len(pattern)))
     codes = _unpack(parts["steps"], len(positions))
     difference = np.empty(len(positions), pattern.dtype)
     difference[codes == _UP] = 1
     difference[codes == _DOWN] = -1
-    for code, name in LISTS.items():
+    for code, name in _DIFFERENCES.items():
         difference[np.flatnonzero(codes == code)] = parts.get(name, np.zeros(0, pattern.dtype))
     pattern[positions] += difference
 
 
-def _gaps(positions: NDArray[np.int64], last: int) -> NDArray[np.uint8]:
-    """The gaps before positions that follow position `last`."""
+def _encode_gaps(positions: NDArray[np.int64], last: int) -> NDArray[np.uint8]:
+    """Encode positions as gaps; `last` is the changed position before them."""
     gaps = np.empty_like(positions)
     gaps[0] = positions[0] - last - 1
     np.subtract(positions[1:], positions[:-1], out=gaps[1:])
@@ -170,7 +175,7 @@ def _gaps(positions: NDArray[np.int64], last: int) -> NDArray[np.uint8]:
     return out
 
 
-def _positions(gaps: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _decode_gaps(gaps: NDArray[np.uint8]) -> NDArray[np.int64]:
     ends: NDArray[np.int64] = np.cumsum(np.where(gaps == _SKIP, _SKIP, gaps.astype(np.int64) + 1))
     positions: NDArray[np.int64] = ends[gaps != _SKIP] - 1
     return positions

@@ -1,4 +1,4 @@
-"""The sending side of weights: a model's tensors in the dtype that is published, whole or as what changed."""
+"""Encodes a model's weights for publication, as a full set or as a delta."""
 
 from __future__ import annotations
 
@@ -10,72 +10,78 @@ from torch import Tensor
 
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from relax_actors.weights.protocol import Content
+from relax_actors.weights.protocols import WeightPayload
 
-WORTH_IT = 0.5
-"""A delta that is longer than this part of the whole is not worth the work of applying it."""
+MAX_DELTA_SHARE = 0.5
+"""A delta larger than this share of the full set is not worth the work of applying it."""
 
 
 class WeightEncoder:
-    """What a trainer gives out of one model.
+    """Fingerprints, full sets and deltas of one model.
 
     Args:
-        read: the weights as they are now, in the published dtype, by their Hugging Face names.
-        remembers: whether to keep a copy of what was published, on its device, to tell what changed since.
+        read: returns the current weights in the published dtype, by their Hugging Face names.
+        keep_base: whether to keep a copy of the last published weights, on their device, to compute deltas.
     """
 
-    def __init__(self, read: Callable[[], dict[str, Tensor]], *, remembers: bool) -> None:
+    def __init__(self, read: Callable[[], dict[str, Tensor]], *, keep_base: bool) -> None:
         self._read = read
-        self._remembers = remembers
-        self._now: dict[str, Tensor] | None = None
+        self._keep_base = keep_base
+        self._current: dict[str, Tensor] | None = None
         self._fingerprint: str | None = None
         self._base: tuple[str, dict[str, Tensor]] | None = None
-        self._delta: Content | None = None
+        self._delta: WeightPayload | None = None
 
-    def changed(self) -> None:
-        """The model's weights are others now."""
-        self._now = self._fingerprint = self._delta = None
+    def invalidate(self) -> None:
+        """Forget what was read of the model; call it whenever its weights have changed."""
+        self._current = self._fingerprint = self._delta = None
 
     @property
     def _tensors(self) -> dict[str, Tensor]:
-        if self._now is None:
-            self._now = self._read()
-        return self._now
+        if self._current is None:
+            self._current = self._read()
+        return self._current
 
     def fingerprint(self) -> str:
-        """Fingerprint of the weights as they are published."""
+        """Return the fingerprint of the current weights in the published dtype."""
         if self._fingerprint is None:
             self._fingerprint = weights.fingerprint(self._tensors.items())
         return self._fingerprint
 
-    def whole(self, path: Path) -> str:
-        """Write all weights; gives their fingerprint."""
+    def write_full(self, path: Path) -> str:
+        """Write all weights to `path`; return their fingerprint."""
         weights.save(self._tensors, path)
         return self.fingerprint()
 
-    def delta(self) -> Callable[[Path], str] | None:
-        """What writes the difference to what is remembered, as `whole` does; None if that is not worth it."""
+    def delta_writer(self) -> Callable[[Path], str] | None:
+        """Return a function that writes the delta to the base, as `write_full` does.
+
+        None if there is no base, or if the delta is too large to pay off.
+        """
         if self._base is None:
             return None
-        base, known = self._base
-        found = deltas.encode(known, self._tensors)
-        if deltas.nbytes(found) > WORTH_IT * deltas.nbytes(self._tensors):
+        fingerprint, base = self._base
+        delta = deltas.encode(base, self._tensors)
+        if deltas.nbytes(delta) > MAX_DELTA_SHARE * deltas.nbytes(self._tensors):
             return None
-        return partial(self._write_delta, found, base)
+        return partial(self._write_delta, delta, fingerprint)
 
     def _write_delta(self, delta: dict[str, Tensor], base: str, path: Path) -> str:
         weights.save(delta, path, base)
-        self._delta = Content(base, delta)
+        self._delta = WeightPayload(base, delta)
         return self.fingerprint()
 
-    def contents(self) -> list[Content]:
-        """The weights in memory, in tensors that no later step changes: a delta if that was written, and all."""
-        # What is remembered for the next delta is a copy already.
-        now = self._tensors if self._remembers else {name: t.clone() for name, t in self._tensors.items()}
-        whole = Content(None, now)
-        return [whole] if self._delta is None else [self._delta, whole]
+    def payloads(self) -> list[WeightPayload]:
+        """Return the delta, if one was written, and the full weights.
 
-    def remember(self) -> None:
-        """Take the weights as they are now for what the next delta is to."""
-        if self._remembers:
+        No later step changes the tensors.
+        """
+        # With `keep_base` the tensors are a copy already, kept for the next delta.
+        current = self._tensors if self._keep_base else {name: t.clone() for name, t in self._tensors.items()}
+        full = WeightPayload(None, current)
+        return [full] if self._delta is None else [self._delta, full]
+
+    def set_base(self) -> None:
+        """Make the current weights the base of the next delta."""
+        if self._keep_base:
             self._base = self.fingerprint(), self._tensors

@@ -1,4 +1,4 @@
-"""Sets of weights as safetensors in Hugging Face names, and the fingerprint that tells two sets apart."""
+"""Weight files in safetensors format, and the fingerprint of a set of weights."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from relax_actors.errors import StoreError
 
-DELTA_OF = "delta_of"
-"""Key of a delta file's metadata: what it applies to."""
+DELTA_BASE_KEY = "delta_of"
+"""Metadata key of a delta file: fingerprint of the weights that the delta applies to."""
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """xxh3-128 over names, dtypes, shapes and bytes of tensors, in the order of their names."""
+    """Return the xxh3-128 hex digest of names, dtypes, shapes and bytes, ordered by name."""
     hasher = xxhash.xxh3_128()
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         data = tensor.detach().contiguous().cpu()
@@ -31,32 +31,37 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def save(tensors: Mapping[str, Tensor], path: Path, base: str | None = None) -> None:
-    """Write tensors as one safetensors file; those of a delta with the fingerprint of the weights it applies to.
+    """Write tensors as one safetensors file.
+
+    Args:
+        tensors: by name, on any device.
+        path: file to write.
+        base: for a delta, the fingerprint of the weights that it applies to.
 
     Raises:
-        OSError: it cannot be written; with errno ENOSPC if there is no space.
+        OSError: the file cannot be written; errno is ENOSPC if the disk is full.
     """
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    with errors_of_the_disk(path):
-        save_file(plain, path, metadata=None if base is None else {DELTA_OF: base})
+    with disk_errors(path):
+        save_file(plain, path, metadata=None if base is None else {DELTA_BASE_KEY: base})
 
 
 @contextmanager
-def errors_of_the_disk(path: Path) -> Iterator[None]:
-    """Turn what safetensors raises while it writes into an OSError."""
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn errors of safetensors while it writes into an OSError."""
     try:
         yield
     except safetensors.SafetensorError as error:
-        # The library hides the operating system's error in its text.
+        # safetensors reports the operating system's error only in its text.
         full = f"os error {errno.ENOSPC}" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
 
 
 def load(shards: Sequence[Path]) -> dict[str, Tensor]:
-    """The tensors of safetensors shards, in memory of their own.
+    """Read the tensors of safetensors shards into memory.
 
     Raises:
-        StoreError: a shard is missing or is no safetensors file.
+        StoreError: a shard is missing or is not a safetensors file.
     """
     tensors: dict[str, Tensor] = {}
     for shard in shards:
@@ -65,14 +70,14 @@ def load(shards: Sequence[Path]) -> dict[str, Tensor]:
     return tensors
 
 
-def base_of(shard: Path) -> str | None:
-    """Fingerprint of the weights that a shard is a delta to; None if it holds whole tensors.
+def delta_base(shard: Path) -> str | None:
+    """Return the base fingerprint of a delta file; None if it holds full tensors.
 
     Raises:
-        StoreError: it is missing or is no safetensors file.
+        StoreError: the shard is missing or is not a safetensors file.
     """
     with _opened(shard) as file:
-        return (file.metadata() or {}).get(DELTA_OF)
+        return (file.metadata() or {}).get(DELTA_BASE_KEY)
 
 
 @contextmanager
@@ -89,5 +94,5 @@ def _open(shard: Path) -> Any:
     try:
         return safetensors.safe_open(shard, framework="pt")
     except RuntimeError as error:
-        # The library opens the file, then has torch open it again, which has words of its own if it is gone by then.
+        # safetensors opens the file, then torch opens it again and raises RuntimeError if it was removed in between.
         raise OSError(str(error)) from error

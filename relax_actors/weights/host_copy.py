@@ -1,4 +1,4 @@
-"""The receiving side of weights: a verified copy in host memory, which files bring from version to version."""
+"""Verified copy of weights in host memory, advanced by full sets and deltas."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 from relax_actors.errors import StoreError
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from relax_actors.weights.protocol import Step
+from relax_actors.weights.protocols import WeightUpdate
 
 
 class HostCopy:
-    """Weights of one version in the dtype in which they were published.
+    """Weights of one version in the published dtype; implements `WeightCopy`.
 
-    Invariant: what is here has been verified against the fingerprint that was published, or nothing is here.
+    Invariant: the copy is empty, or its tensors have the published fingerprint.
     """
 
     def __init__(self) -> None:
@@ -23,32 +23,32 @@ class HostCopy:
         self.fingerprint = ""
         self.tensors: dict[str, Tensor] = {}
 
-    def take(self, way: Sequence[Step]) -> None:
-        """Go to the end of a way; see `WeightsCopy`.
+    def apply(self, updates: Sequence[WeightUpdate]) -> None:
+        """Advance to the last of `updates`; see `WeightCopy`.
 
-        Deltas are applied in place; only the end of the way is verified, for it vouches for all before it.
+        Deltas are applied in place. Only the last fingerprint is checked: it depends on all updates before it.
         """
         tensors, base = self.tensors, self.fingerprint
         self.version, self.fingerprint, self.tensors = None, "", {}
-        for step in way:
-            content = step.content
-            applies_to = {content.base} if content else {weights.base_of(shard) for shard in step.shards}
-            if applies_to == {None}:
-                tensors = _read(step)
-            elif applies_to == {base}:
-                deltas.apply(tensors, _read(step))
+        for update in updates:
+            payload = update.payload
+            bases = {payload.base} if payload else {weights.delta_base(shard) for shard in update.shards}
+            if bases == {None}:
+                tensors = _tensors_of(update)
+            elif bases == {base}:
+                deltas.apply(tensors, _tensors_of(update))
             else:
-                wanted = sorted(map(str, applies_to))
-                here = base or "nothing"
-                msg = f"weights {step.version} are a delta to {wanted}, here is {here}; begin with a whole set"
+                wanted = sorted(map(str, bases))
+                held = base or "nothing"
+                msg = f"weights {update.version} are a delta to {wanted}, the copy holds {held}; begin with a full set"
                 raise StoreError(msg)
-            base = step.fingerprint
-        last = way[-1]
+            base = update.fingerprint
+        last = updates[-1]
         if (found := weights.fingerprint(tensors.items())) != last.fingerprint:
             msg = f"weights {last.version} have fingerprint {found}, published was {last.fingerprint}; not loaded"
             raise StoreError(msg)
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, tensors
 
 
-def _read(step: Step) -> dict[str, Tensor]:
-    return weights.load(step.shards) if step.content is None else dict(step.content.tensors)
+def _tensors_of(update: WeightUpdate) -> dict[str, Tensor]:
+    return weights.load(update.shards) if update.payload is None else dict(update.payload.tensors)

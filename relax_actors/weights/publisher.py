@@ -1,4 +1,4 @@
-"""What the trainer gives out: weights in the store, published by a cell; the model at the end; the floor."""
+"""Publishes the trainer's weights; removes old versions and rows; exports the final model."""
 
 from __future__ import annotations
 
@@ -15,54 +15,61 @@ from relax_actors.messages import Shard, Weights
 from relax_actors.runtime import Context
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import fetch_own, put_own
-from relax_actors.weights.initial import Start, is_whole
-from relax_actors.weights.protocol import PublishesWeights
-from relax_actors.weights.transport import sender_of
+from relax_actors.weights.initial_weights import InitialWeights, has_all_files
+from relax_actors.weights.protocols import WeightProducer
+from relax_actors.weights.transports import make_transport
 
-# Columns that outlive their rows: what was quarantined, and what became of it.
-KEPT = ("quarantined", "requeued", "readmitted")
-AWAITED = 16
-"""So many versions at most are kept for evaluations that are behind; the rows of older ones are dropped."""
+KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
+"""Columns that outlive their rows, so that quarantined rows can be inspected."""
+MAX_PENDING_EVALUATIONS = 16
+"""At most so many versions are kept for evaluations that lag behind; rows of older versions are dropped."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
 class Publisher:
-    """Publishes the weights of one trainer, in a thread of its own: the next step's rows are computed on meanwhile.
+    """Publishes the weights of one trainer while its next step computes, in a thread of its own.
 
-    Until `settle` returns the engine's weights must not change.
+    The engine's weights must not change between `publish` and `flush`.
+
+    Args:
+        context: of the trainer.
+        engine: whose weights are published.
     """
 
-    def __init__(self, context: Context, engine: PublishesWeights) -> None:
+    def __init__(self, context: Context, engine: WeightProducer) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
         self._pending: Future[None] | None = None
         self._context, self._engine = context, engine
         self._latest: Weights | None = None
-        # What the engine's next delta is to, and the publications by version as far as they were read.
+        # Base of the engine's next delta.
         self._base: Weights | None = None
+        # Published cells by version, as far as they were read.
         self._cells: dict[int, Weights] = {}
-        self._sender = sender_of(context, engine)
-        self._start: Start | None = Start(context) if "reference" in context.config.roles else None
+        self._sender = make_transport(context).make_sender(engine)
+        self._initial = InitialWeights(context) if "reference" in context.config.roles else None
 
     def publish(self, version: int) -> None:
-        """Begin to write the weights into the store and to publish them.
+        """Start to write and publish the current weights; returns at once.
 
-        A version published by an earlier life stays as it is; ours must equal it bit for bit.
+        A version published by an earlier incarnation is not republished: the replayed weights must equal it bit for
+        bit.
         """
-        self.settle()
+        self.flush()
         self._pending = self._thread.submit(self._publish, version)
 
-    def settle(self) -> None:
-        """Wait until what was begun is published.
+    def flush(self) -> None:
+        """Wait until the pending version is published.
 
         Raises:
-            FencedError: a later life published it.
+            FencedError: a later incarnation published it.
+            ConfigError: with run.deterministic, the replayed weights differ from the published ones.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread and the sender."""
         self._thread.shutdown(cancel_futures=True)
         self._sender.close()
 
@@ -72,117 +79,122 @@ class Publisher:
         known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
             cell = self._write(version)
-            # Before it is published: who hears of it asks at once.
+            # Receivers ask for the weights as soon as they see the cell, so the sender must hold them before.
             self._sender.offer(cell)
             known = put_own(context, subject, cell)
             if known is None:
-                self._go_on_from(cell)
-                self._keep_start()
+                self._set_base(cell)
+                self._restore_initial()
                 self._collect(version)
                 return
         if known.incarnation > context.incarnation:
-            msg = f"weights {version} were published by a later incarnation; this incarnation exits"
+            msg = f"weights {version} were published by a later incarnation; this one exits"
             raise FencedError(msg)
         found = self._engine.fingerprint()
         if found == known.fingerprint:
-            self._go_on_from(known)
-            self._rewrite(known)
+            self._set_base(known)
+            self._rewrite_missing(known)
         else:
             self._base = None
             context.journal.event("replay_diverged", version=version, published=known.fingerprint, found=found)
             if context.config.run.deterministic:
                 msg = f"weights {version} of the replay have fingerprint {found}, published was {known.fingerprint}"
                 raise ConfigError(msg)
-        self._keep_start()
+        self._restore_initial()
         self._collect(version)
 
-    def _keep_start(self) -> None:
-        if self._start is not None:
-            self._start.look_after()
+    def _restore_initial(self) -> None:
+        if self._initial is not None:
+            self._initial.restore_missing()
 
     def _write(self, version: int) -> Weights:
-        """Write the weights, or what changed since the version before if that is worth it."""
+        """Write the weight file of a version: a delta where that pays off, else the full set."""
         base = self._base
-        delta = None if base is None or self._whole_is_due(base) else self._engine.delta()
-        # Each life writes files of its own: one that was replaced must not touch what its successor published.
+        write_delta = None if base is None or self._needs_full_set(base) else self._engine.delta()
+        # The incarnation in the name keeps a replaced trainer from overwriting the files of its successor.
         uri = f"weights/{version}.{self._context.incarnation}.safetensors"
-        fingerprint, nbytes = self._write_file(uri, delta or self._engine.publish)
+        fingerprint, nbytes = self._write_file(uri, write_delta or self._engine.publish)
         shard = Shard(uri, nbytes, fingerprint)
-        base_version = base.version if delta is not None and base is not None else None
+        base_version = base.version if write_delta is not None and base is not None else None
         return Weights(version, fingerprint, [shard], self._context.incarnation, base_version)
 
-    def _whole_is_due(self, base: Weights) -> bool:
-        """Whether one that joins late would have to read too much, were the next version a delta to `base`."""
-        way = self._way(base.version)
-        sizes = [sum(shard.nbytes for shard in cell.shards) for cell in way]
-        return not way or len(way) >= self._context.config.weights.full_every or sum(sizes[:-1]) > sizes[-1]
+    def _needs_full_set(self, base: Weights) -> bool:
+        """Whether a late joiner would read too much if the next version were a delta to `base`."""
+        chain = self._delta_chain(base.version)
+        sizes = [sum(shard.nbytes for shard in cell.shards) for cell in chain]
+        return not chain or len(chain) >= self._context.config.weights.full_every or sum(sizes[:-1]) > sizes[-1]
 
-    def _way(self, version: int) -> list[Weights]:
-        """The publications from a version back to the whole set that it stands on; empty if one is unknown."""
-        table, way = self._context.table, []
-        at: int | None = version
-        while at is not None:
-            cell = self._cells.get(at) or fetch_own(self._context, table.subjects.numbered("weights", at), Weights)
+    def _delta_chain(self, version: int) -> list[Weights]:
+        """Return the cells from a version back to its full set; empty if one of them is unknown."""
+        table, chain = self._context.table, []
+        current: int | None = version
+        while current is not None:
+            subject = table.subjects.numbered("weights", current)
+            cell = self._cells.get(current) or fetch_own(self._context, subject, Weights)
             if cell is None:
                 return []
-            self._cells[at] = cell
-            way.append(cell)
-            at = cell.base_version
-        return way
+            self._cells[current] = cell
+            chain.append(cell)
+            current = cell.base_version
+        return chain
 
-    def _go_on_from(self, cell: Weights) -> None:
+    def _set_base(self, cell: Weights) -> None:
         self._latest = self._base = self._cells[cell.version] = cell
         self._sender.offer(cell)
         self._engine.remember()
 
     def restore(self, version: int) -> None:
-        """See that the files of an published version are there: a store may have lost what the table still names."""
-        self.settle()
+        """Publish a version, or rewrite its files, which the store may have lost."""
+        self.flush()
         table = self._context.table
         known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
         if known is None:
             self._publish(version)
         elif known.fingerprint == self._engine.fingerprint():
-            self._go_on_from(known)
-            self._write_whole(known)
-        self._keep_start()
+            self._set_base(known)
+            self._write_full(known)
+        self._restore_initial()
 
-    def look_after(self) -> None:
-        """Write weights in use again if their files are gone; whoever finds them bad removes them."""
+    def repair(self) -> None:
+        """Rewrite the files of the latest version if they are gone: receivers remove corrupt files."""
         if self._pending is not None and not self._pending.done():
             return
-        self.settle()
-        self._keep_start()
-        if self._latest is not None and self._rewrite(self._latest):
+        self.flush()
+        self._restore_initial()
+        if self._latest is not None and self._rewrite_missing(self._latest):
             self._context.journal.event("weights_rewritten", version=self._latest.version)
 
-    def _rewrite(self, known: Weights) -> bool:
-        """Write those files of a version that are missing; tells whether there were any."""
-        if is_whole(self._context.table.store, known):
+    def _rewrite_missing(self, known: Weights) -> bool:
+        """Rewrite a version as a full set if a file of it is missing; return whether one was."""
+        if has_all_files(self._context.table.store, known):
             return False
-        self._write_whole(known)
+        self._write_full(known)
         return True
 
-    def _write_whole(self, known: Weights) -> None:
-        """Write a version's file as a whole set, whether it was a delta or not: it says so itself."""
+    def _write_full(self, known: Weights) -> None:
+        """Write the full set to the files of a version.
+
+        They may have held a delta before: each file says which it is.
+        """
         written = [self._write_file(shard.path, self._engine.publish) for shard in known.shards]
         shards = [replace(shard, nbytes=nbytes) for shard, (_, nbytes) in zip(known.shards, written, strict=True)]
         self._latest = replace(known, shards=shards)
 
     def _write_file(self, uri: str, write: Callable[[Path], str]) -> tuple[str, int]:
-        """Have a file written into the store; gives what that gave, and its bytes.
+        """Write a file into the store; return the result of `write` and the size in bytes.
 
-        These are counted before the file has its name: from then on somebody may remove it.
+        The size is read before the file gets its final name: after that a receiver may remove it.
         """
         return self._context.table.store.write(uri, lambda path: (write(path), path.stat().st_size))
 
     def _collect(self, version: int) -> None:
-        """Remove weights that nobody asks for: all but the last few, those to be evaluated, and what they stand on."""
+        """Remove old versions, except the last few, versions to evaluate, and the bases of both."""
         config = self._context.config
         recent = version - config.staleness.max - 3
-        kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version), *self._awaited(recent)}
-        kept |= {cell.version for v in kept for cell in self._way(v)}
-        if self._start is not None:
+        kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}
+        kept |= {*self._pending_evaluations(recent)}
+        kept |= {cell.version for v in kept for cell in self._delta_chain(v)}
+        if self._initial is not None:
             kept.add(0)
         self._cells = {v: cell for v, cell in self._cells.items() if v in kept}
         for path in self._context.table.store.path("weights").glob("*.safetensors"):
@@ -190,33 +202,34 @@ class Publisher:
             if number.isdigit() and int(number) < recent and int(number) not in kept:
                 path.unlink(missing_ok=True)
         for path in self._context.table.store.path("weights").glob(".*.tmp"):
-            # `.<version>.<incarnation>.safetensors.<pid>.tmp`; what a later life is writing is not ours to remove.
+            # `.<version>.<incarnation>.safetensors.<pid>.tmp`; a later incarnation may be writing its own.
             incarnation = path.name.split(".")[2]
             if incarnation.isdigit() and int(incarnation) < self._context.incarnation:
                 path.unlink(missing_ok=True)
 
-    def _awaited(self, before: int) -> list[int]:
-        """The last versions whose evaluation has not come to its end: generation may be behind."""
+    def _pending_evaluations(self, before: int) -> list[int]:
+        """Return the latest versions below `before` whose evaluation has not finished."""
         config, table = self._context.config, self._context.table
-        there = {path.name.split(".", 1)[0] for path in table.store.path("weights").glob("*.safetensors")}
-        numbers = sorted((int(n) for n in there if n.isdigit() and int(n) < before), reverse=True)
+        present = {path.name.split(".", 1)[0] for path in table.store.path("weights").glob("*.safetensors")}
+        numbers = sorted((int(n) for n in present if n.isdigit() and int(n) < before), reverse=True)
         evaluated = [n for n in numbers if config.eval is not None and is_evaluated(config, n)]
-        cells = table.get_all(table.subjects.numbered("evaluation", n) for n in evaluated[:AWAITED])
+        evaluated = evaluated[:MAX_PENDING_EVALUATIONS]
+        cells = table.get_all(table.subjects.numbered("evaluation", n) for n in evaluated)
         return [n for n, cell in zip(evaluated, cells, strict=False) if cell is None]
 
-    def purge(self, old: int, floor: int) -> None:
-        """Let the rows of the steps from `old` up to `floor` go; their quarantined cells stay to be looked at."""
-        if old >= floor:
+    def purge(self, previous_floor: int, floor: int) -> None:
+        """Remove the rows of steps below `floor`; cells of quarantined rows stay for inspection."""
+        if previous_floor >= floor:
             return
         table = self._context.table
         rows = f"{table.subjects.prefix}.group"
-        # Of earlier steps too: a role that was slow, or dead for a while, may have written after a floor had passed.
+        # Includes steps below `previous_floor`: a slow or restarted role may have written there after an earlier purge.
         below = [cell for cell in table.list_cells(f"{rows}.>") if cell.step < floor]
-        kept = {cell.step for cell in below if cell.field in KEPT}
+        kept = {cell.step for cell in below if cell.field in KEPT_COLUMNS}
         table.purge(f"{rows}.{step}.>" for step in {cell.step for cell in below} - kept)
-        # What a quarantined row was asked stays with it.
+        # A quarantined row keeps its prompt.
         quarantined = {cell.row for cell in below if cell.field == "quarantined"}
-        gone = [c for c in below if c.step in kept and c.field not in KEPT]
+        gone = [c for c in below if c.step in kept and c.field not in KEPT_COLUMNS]
         table.purge(table.subject(c.row, c.field) for c in gone if c.field != "prompt" or c.row not in quarantined)
         for name in table.store.list_names("group"):
             if name.isdigit() and int(name) < floor:

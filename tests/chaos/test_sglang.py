@@ -1,4 +1,4 @@
-"""Runs with SGLang under kills of actors and servers: no row is lost, and on-policy weights are the same."""
+"""With SGLang, kills lose no row, and on-policy runs end with the same weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.engines.sglang import launch
-from relax_actors.supervision.janitor import SHARED_MEMORY
+from relax_actors.supervision.janitor import MEMORY
 from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import command_of, story_of, wait_for_cell
 from tests.support.running import Run, processes_of, relax, wait_until
@@ -31,12 +31,12 @@ LONG = 600.0
 
 
 def segments() -> set[Path]:
-    """Segments of SGLang in shared memory."""
-    return {*Path(SHARED_MEMORY).glob("sglang_*"), *Path(SHARED_MEMORY).glob("sem.mp-*")}
+    """Shared memory segments of SGLang."""
+    return {*Path(MEMORY).glob("sglang_*"), *Path(MEMORY).glob("sem.mp-*")}
 
 
 def kill_server(run: Run) -> int:
-    """SIGKILL the server's first process, as soon as it has one."""
+    """SIGKILL the first process of the server, once it exists; return its pid."""
 
     def find() -> int | None:
         commands = {pid: command_of(pid) for pid in processes_of(run.folder.root)}
@@ -54,7 +54,7 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     record = run.folder.server(0).read_text()
     run.kill("rollout.0")
     wait_for_cell(run, "batch.3", 200)
-    assert run.folder.server(0).read_text() == record  # the server has outlived its actor
+    assert run.folder.server(0).read_text() == record  # the server outlived its actor
     kill_server(run)
     wait_for_cell(run, "batch.6", 300)
     assert run.folder.server(0).read_text() != record
@@ -75,7 +75,7 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     wait_until(lambda: segments() <= before, "removal of the server's segments", 10)
 
 
-def test_on_policy_a_run_whose_server_and_actors_are_killed_ends_with_the_same_weights(make_run: MakeRun) -> None:
+def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(make_run: MakeRun) -> None:
     alone = make_run("calm", *ON_POLICY).complete(LONG)["weights_fingerprint"]
     run = make_run("killed", *ON_POLICY).start()
     kill_at(run, "rollout.0", "weights.1")
@@ -90,9 +90,7 @@ def test_on_policy_a_run_whose_server_and_actors_are_killed_ends_with_the_same_w
     assert story_of(run).of("replay_diverged") == []
 
 
-def test_a_run_that_is_scaled_has_as_many_servers_and_one_whose_root_is_killed_has_none(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_servers_follow_the_scale_and_die_with_the_root(make_run: MakeRun, tmp_path: Path) -> None:
     before = segments()
     run = make_run("scaled", *SERVED, "run.steps=3000").start()
     wait_for_cell(run, "batch.0", 200)

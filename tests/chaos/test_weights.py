@@ -1,4 +1,4 @@
-"""Deltas change nothing but the bytes that are written: not the weights that are served, whoever is killed."""
+"""Deltas and transports do not change the served weights, whichever actor is killed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SMALL_STEPS = (*ON_POLICY, "trainer.precision=bfloat16", "trainer.learning_rate=
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_killed_with_deltas_a_run_ends_with_the_weights_of_one_without(make_run: MakeRun) -> None:
-    whole = make_run("whole", *SMALL_STEPS, "weights.delta=off").complete()["weights_fingerprint"]
+def test_run_with_deltas_and_kills_ends_with_the_weights_of_a_run_without(make_run: MakeRun) -> None:
+    full_sets = make_run("whole", *SMALL_STEPS, "weights.delta=off").complete()["weights_fingerprint"]
     run = make_run("deltas", *SMALL_STEPS).start()
-    kill_at(run, "rollout.0", "weights.2")  # its next life joins late: a whole set and deltas
-    kill_at(run, "trainer.0", "batch.3")  # its next life has no base before it has replayed one
+    kill_at(run, "rollout.0", "weights.2")  # its next incarnation joins late: a full set and deltas
+    kill_at(run, "trainer.0", "batch.3")  # its next incarnation has no delta base before its first replayed step
     wait_until(lambda: written(run, "weights.4"), "weights.4", 120)
     run.kill("rollout.0")
     kill_at(run, "trainer.0", "weights.6")
@@ -36,7 +36,7 @@ def test_killed_with_deltas_a_run_ends_with_the_weights_of_one_without(make_run:
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
-    assert result["weights_fingerprint"] == whole
+    assert result["weights_fingerprint"] == full_sets
     assert [version for version, cell in published.items() if cell is not None and cell.base_version is not None]
     assert served <= {cell.fingerprint for cell in published.values() if cell is not None}
     story = story_of(run)
@@ -45,24 +45,24 @@ def test_killed_with_deltas_a_run_ends_with_the_weights_of_one_without(make_run:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_killed_with_weights_from_memory_a_run_ends_with_the_weights_of_one_by_files(make_run: MakeRun) -> None:
+def test_run_with_torch_transport_and_kills_ends_with_the_weights_of_the_store_transport(make_run: MakeRun) -> None:
     by_files = make_run("files", *SMALL_STEPS).complete()["weights_fingerprint"]
     run = make_run("memory", *SMALL_STEPS, "weights.transport=torch", "weights.patience=2").start()
     kill_at(run, "rollout.0", "weights.2")
-    kill_at(run, "trainer.0", "weights.3")  # as the rollout asks for it
+    kill_at(run, "trainer.0", "weights.3")  # while the rollout requests it
     kill_at(run, "trainer.0", "batch.4")
     table = run.table
-    # Of the trainer's third life: one that is only starting has more time than one that stops.
+    # Published by the trainer's third incarnation: SIGSTOP below must not hit a starting one, whose deadline is longer.
     wait_until(
         lambda: [
             version
             for version in range(5, 7)
             if (cell := table.fetch(table.subjects.numbered("weights", version), Weights)) and cell.incarnation > 2
         ],
-        "weights of the third life",
+        "weights of the third incarnation",
         120,
     )
-    hit(run, "trainer.0", signal.SIGSTOP)  # until its supervisor has seen enough
+    hit(run, "trainer.0", signal.SIGSTOP)  # until its supervisor kills it
     kill_at(run, "rollout.0", "weights.7")
     run.disconnect()
     code, result, said = run.finish()

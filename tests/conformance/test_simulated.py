@@ -10,8 +10,8 @@ import pytest
 
 from relax_actors.config import Config
 from relax_actors.simulation.devices import Devices
+from relax_actors.simulation.durations import draw, random_generator
 from relax_actors.simulation.inference import SimulatedInference
-from relax_actors.simulation.times import draw, generator_of
 from relax_actors.simulation.training import SimulatedTraining
 from tests.conformance.base.inference_engine import InferenceEngineConformance, RowsJoin, SamplesFollowSeeds
 from tests.conformance.base.training_engine import MakeEngine, TrainingEngineConformance
@@ -31,7 +31,7 @@ class TestSimulatedInference(InferenceEngineConformance, RowsJoin, SamplesFollow
         """Requests whose drawn lengths are far apart, and a clock that passes by sleeping alone."""
         monkeypatch.setattr("relax_actors.simulation.inference.time", Clock())
         lengths = run[1].simulate.generation.tokens
-        longest = {seed: draw(lengths, generator_of(seed), SAMPLES).max() for seed in range(40)}
+        longest = {seed: draw(lengths, random_generator(seed), SAMPLES).max() for seed in range(40)}
         by_length = sorted(longest, key=lambda seed: longest[seed])
         request = InferenceEngineConformance.long
         self.short, self.long = (replace(request, seed=by_length[i], samples=SAMPLES) for i in (0, -1))

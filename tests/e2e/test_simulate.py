@@ -1,4 +1,4 @@
-"""`relax simulate` as a user runs it: real processes and broker, with engines that only take time."""
+"""`relax simulate` with real processes, a real broker and simulated engines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import connected
-from relax_actors.monitoring.recorded import WARMUP_SHARE, read_metrics, with_recorded
+from relax_actors.monitoring.recorded import SETTLED, read_metrics, with_recorded
 from tests.support.running import SUPPORT, Run, processes_of, relax
 
 CLUSTER = SUPPORT / "cluster.toml"
 
 
 def libraries_of(pid: int) -> set[str]:
-    """Names of the files that a process has mapped; empty if it has ended."""
+    """Names of the files that a process has mapped; empty if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
@@ -29,7 +29,7 @@ def libraries_of(pid: int) -> set[str]:
     return {Path(line.split(maxsplit=5)[5]).name for line in lines if len(line.split(maxsplit=5)) > 5}
 
 
-def test_prediction_uses_no_process_with_torch(tmp_path: Path) -> None:
+def test_prediction_of_a_cluster_does_not_load_torch(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "relax_actors.cli.main", "simulate", str(CLUSTER), "--json"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
@@ -42,20 +42,20 @@ def test_prediction_uses_no_process_with_torch(tmp_path: Path) -> None:
     colocated, separate = json.loads(out.splitlines()[-1])["modes"]
     assert (colocated["mode"], separate["mode"]) == ("colocated", "separate, max 1")
     assert (colocated["trainer_devices"], separate["trainer_devices"]) == (4, 2)
-    # Lower bounds: a step trains 80 device seconds and, colocated, switches for 5 s.
+    # Lower bounds: a step trains for 80 device seconds and, colocated, switches for 5 s.
     assert colocated["step_seconds"] > 80 / 4 + 5
     assert separate["step_seconds"] > 80 / 2 * 0.99
     assert colocated["staleness_max"] == 0
     assert separate["staleness_max"] <= 1
     assert 0 <= separate["trainer_idle_share"] < colocated["trainer_idle_share"] < 1
     assert colocated["ratio"] == 1.0
-    # Root, nodes, brokers, and seven or more actors of each run were seen.
+    # Each run has a root, two nodes, a broker and at least seven actors.
     assert len(seen) > 15
     assert not any(name.startswith("libtorch") for names in seen.values() for name in names)
-    assert not list(tmp_path.glob("relax-simulate-*")), "folders of the runs are left"
+    assert not list(tmp_path.glob("relax-simulate-*")), "the runs' folders are left behind"
 
 
-def test_configuration_without_a_cluster_is_refused(tmp_path: Path) -> None:
+def test_config_without_simulate_section_is_refused(tmp_path: Path) -> None:
     done = relax("simulate", str(SUPPORT / "tiny.toml"), cwd=tmp_path)
     assert done.returncode == 2
     assert "needs a section [simulate]" in done.stderr
@@ -77,7 +77,7 @@ def test_phases_are_taken_from_a_recorded_run(make_run: Callable[..., Run]) -> N
         steps = [body["train_seconds"] for body in read_metrics(at.table, "trainer", "step")]
         rows = [body["seconds"] for body in read_metrics(at.table, "rollout", "generated")]
     assert len(steps) == 8
-    rows = rows[int(WARMUP_SHARE * len(rows)) :]
+    rows = rows[int(SETTLED * len(rows)) :]
     assert (step.values[0], step.values[-1]) == pytest.approx((min(steps), max(steps)), abs=1e-4)
     assert min(steps) >= 80 / 2 * 0.01
     assert (row.values[0], row.values[-1]) == pytest.approx((min(rows), max(rows)), abs=1e-4)

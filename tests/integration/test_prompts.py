@@ -88,7 +88,7 @@ def test_a_row_of_a_version_that_is_gone_does_not_get_another(
     make_trainer: MakeTrainer, make_context: MakeContext, table: Table
 ) -> None:
     trainer = make_trainer()
-    Publisher(trainer.context, trainer._engine).settle()
+    Publisher(trainer.context, trainer._engine).flush()
     rollout = Rollout()
     rollout.context = make_context("rollout")
     rollout.setup()

@@ -21,8 +21,8 @@ from broker.errors import StoreError
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Staged
 from relax_actors.engines.sglang.server import Server, ServerGoneError
+from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, DiskLoader, StagedWeights, TensorLoader
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.errors import ActorError, EngineError
 from relax_actors.supervision.janitor import SHARED_MEMORY, members
@@ -68,7 +68,7 @@ def shards(kept: Kept, tmp_path: Path, scale: float = 1.0) -> tuple[str, list[Pa
 
 @pytest.mark.parametrize("way", ["tensors", "group"])
 def test_weights_from_memory_are_served_under_their_version(kept: Kept, tmp_path: Path, way: str) -> None:
-    loaders = {"tensors": FromTensors(1), "group": FromGroup(1)}
+    loaders = {"tensors": TensorLoader(1), "group": BroadcastLoader(1)}
     with engine_of(kept, loaders[way]) as engine:
         engine.load(3, *shards(kept, tmp_path))
         engine.stage(4, tensors(kept, 0.7))
@@ -119,12 +119,12 @@ def generated_over_a_swap(kept: Kept, engine: SglangEngine) -> list[tuple[Genera
     return pairs_of(LONG, engine.generate(LONG, progress, refresh))
 
 
-class SlowOnce(FromDisk):
+class SlowOnce(DiskLoader):
     """Gives up its first load of version 4; the server continues with the older weights."""
 
     given_up = False
 
-    def load(self, server: Server, staged: Staged) -> None:
+    def load(self, server: Server, staged: StagedWeights) -> None:
         if staged.version == 4 and not self.given_up:
             self.given_up = True
             server.resume()
@@ -146,12 +146,12 @@ def test_a_server_that_timed_out_during_a_weight_update_is_abandoned(kept: Kept,
 
 
 def test_an_update_left_open_by_an_earlier_incarnation_is_closed(kept: Kept, tmp_path: Path) -> None:
-    with engine_of(kept, FromTensors(1)) as engine:
+    with engine_of(kept, TensorLoader(1)) as engine:
         engine.load(3, *shards(kept, tmp_path))
     record = kept.record
     with httpx.Client(base_url=record.url, headers={"Authorization": f"Bearer {record.key}"}, timeout=60) as client:
         assert client.post("/begin_weight_update", json={}).status_code == 200
-        with engine_of(kept, FromTensors(1)) as engine:
+        with engine_of(kept, TensorLoader(1)) as engine:
             engine.load(3, *shards(kept, tmp_path))
             assert client.post("/end_weight_update", json={}).status_code == 400
             made = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
@@ -182,12 +182,14 @@ def test_the_next_incarnation_after_a_crash_finds_the_server_with_its_weights(ke
     script = (
         "import sys, numpy as np, pathlib\n"
         "from relax_actors.engines.protocols import GenerationRequest\n"
+        "from relax_actors.engines.sglang.connection import SglangSettings\n"
         "from relax_actors.engines.sglang.engine import SglangEngine\n"
-        "from relax_actors.engines.sglang.loading import FromDisk\n"
-        "from relax_actors.engines.sglang.record import ServerRecord\n"
+        "from relax_actors.engines.sglang.weight_loaders import DiskLoader\n"
+        "from relax_actors.engines.sglang.server_record import ServerRecord\n"
         "path = pathlib.Path(sys.argv[1])\n"
         "find = lambda: ServerRecord.load(path)\n"
-        "engine = SglangEngine(find, FromDisk(path.with_suffix('')), 512, rows=1, patience=60, stall=60)\n"
+        "settings = SglangSettings(512, rows=1, patience=60, stall=60)\n"
+        "engine = SglangEngine(find, DiskLoader(path.with_suffix('')), settings)\n"
         "engine.load(6, sys.argv[2], [pathlib.Path(sys.argv[3])])\n"
         "tokens = np.array([1, 2], np.int32)\n"
         "request = GenerationRequest(tokens, 1, 4, 1.0, 1.0, 500, frozenset())\n"
@@ -222,7 +224,7 @@ def test_the_server_refuses_requests_without_its_key(kept: Kept) -> None:
 def test_samples_continue_after_the_server_is_killed(kept: Kept, tmp_path: Path, part: str) -> None:
     with engine_of(kept) as engine:
         engine.load(3, *shards(kept, tmp_path))
-        life, grown, lengths = kept.record.life, 0, []
+        life, grown, lengths = kept.record.instance, 0, []
 
         def progress() -> None:
             nonlocal grown
@@ -234,7 +236,7 @@ def test_samples_continue_after_the_server_is_killed(kept: Kept, tmp_path: Path,
         made = pairs_of(LONG, engine.generate(LONG, progress))
         assert engine.losses == 1
         assert min(lengths) > 0
-        assert kept.record.life != life
+        assert kept.record.instance != life
         for _, sample in made:
             assert len(sample.tokens) == 450
             assert set(sample.versions) == {3}
@@ -278,7 +280,7 @@ def test_a_deterministic_row_gives_the_same_bits_after_its_server_is_killed(exac
     one = [request_of("12>", 1, samples=6, max_tokens=200, stop_ids=frozenset([STOP]))]
     found = []
     for disturbed in (False, False, True):
-        with engine_of(exact, keeps_partial=False, rows=1) as engine:
+        with engine_of(exact, keep_partial=False, rows=1) as engine:
             engine.load(3, *shards(exact, tmp_path))
             killed = False
 
@@ -332,7 +334,7 @@ def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_
         "from tests.support.sglang_servers import Kept\n"
         "from relax_actors.runtime.run_folder import RunFolder\n"
         "kept = Kept(RunFolder(pathlib.Path(sys.argv[1])).load_config())\n"
-        "print(json.dumps(kept.record.group), flush=True)\n"
+        "print(json.dumps(kept.record.process_group), flush=True)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as supervisor:

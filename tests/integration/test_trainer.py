@@ -56,7 +56,7 @@ def read_all(table: Table, trainer: Trainer) -> None:
     while new := [(c, cell) for c, cell in table.snapshot(trainer.follows()) if cell.sequence > last]:
         last = new[-1][1].sequence
         trainer.on_cells(new)
-        trainer._publisher.settle()
+        trainer._publisher.flush()
 
 
 def batches(table: Table) -> dict[int, list[int]]:

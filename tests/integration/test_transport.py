@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from relax_actors.errors import ConfigError
-from relax_actors.weights.protocol import Content
-from relax_actors.weights.torch_transport import wire
-from relax_actors.weights.torch_transport.pair import RECEIVER, Pair, open_store
-from relax_actors.weights.torch_transport.receiver import TorchReceiver, TransportError
-from relax_actors.weights.torch_transport.sender import Address, TorchSender, knock
-from relax_actors.weights.transport import NOTE
+from relax_actors.weights.protocols import WeightPayload
+from relax_actors.weights.transports.base import ADDRESS_KEY
+from relax_actors.weights.transports.torch_transport import wire
+from relax_actors.weights.transports.torch_transport.pair import RECEIVER, Pair, open_store
+from relax_actors.weights.transports.torch_transport.receiver import TorchReceiver, TransportError
+from relax_actors.weights.transports.torch_transport.sender import Address, TorchSender, request_pair
 from tests.conformance.base.weight_transport import Ends
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
@@ -43,7 +43,7 @@ class Fetch(threading.Thread):
     def __init__(self, seconds: float, address: Address) -> None:
         super().__init__()
         self.receiver, self.address = TorchReceiver(seconds), address
-        self.found: Content | TransportError | None = None
+        self.found: WeightPayload | TransportError | None = None
         self.start()
 
     def run(self) -> None:
@@ -58,7 +58,7 @@ class Fetch(threading.Thread):
         """Wait until a part of the weights has arrived."""
         wait_until(lambda: self.receiver.exchange is not None and self.receiver.exchange.nbytes, "first bytes")
 
-    def end(self) -> Content | TransportError | None:
+    def end(self) -> WeightPayload | TransportError | None:
         self.join(120)
         assert not self.is_alive()
         return self.found
@@ -71,8 +71,8 @@ def sender() -> Iterator[TorchSender]:
     made.close()
 
 
-def same(found: Content | TransportError | None, tensors: Any) -> bool:
-    assert isinstance(found, Content), found
+def same(found: WeightPayload | TransportError | None, tensors: Any) -> bool:
+    assert isinstance(found, WeightPayload), found
     assert list(found.tensors) == list(tensors)
     return all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
 
@@ -83,7 +83,7 @@ def test_tensors_are_received_from_another_process_again_and_again() -> None:
         for _ in range(3):
             assert same(receiver.fetch(address, OFFERED, "", MOST), content(20).tensors)
         assert receiver.fetch(address, "a" * 32, "", MOST) is None
-        with pytest.raises(TransportError, match="are on offer"):
+        with pytest.raises(TransportError, match="bytes of tensors are offered"):
             receiver.fetch(address, OFFERED, "", 1 << 20)
         assert same(receiver.fetch(address, OFFERED, "", MOST), content(20).tensors)
         receiver.close()
@@ -91,7 +91,7 @@ def test_tensors_are_received_from_another_process_again_and_again() -> None:
 
 def test_a_receiver_gets_the_delta_to_what_it_has_or_all_weights(sender: TorchSender) -> None:
     base, delta, whole = "b" * 32, {"w:gaps": torch.arange(9)}, {"w": torch.arange(100.0)}
-    sender.offer(OFFERED, [Content(base, delta), Content(None, whole)])
+    sender.offer(OFFERED, [WeightPayload(base, delta), WeightPayload(None, whole)])
     receiver = TorchReceiver(60.0)
     found = receiver.fetch(sender.address, OFFERED, base, MOST)
     assert same(found, delta)
@@ -104,7 +104,7 @@ def test_a_receiver_gets_the_delta_to_what_it_has_or_all_weights(sender: TorchSe
 
 def test_many_receivers_connect_and_disconnect(sender: TorchSender) -> None:
     tensors = {"w": torch.arange(1000.0)}
-    sender.offer(OFFERED, [Content(None, tensors)])
+    sender.offer(OFFERED, [WeightPayload(None, tensors)])
     for _ in range(3):
         fetches = [Fetch(60.0, sender.address) for _ in range(6)]
         assert all(same(fetch.end(), tensors) for fetch in fetches)
@@ -151,14 +151,14 @@ def test_a_sender_stopped_during_a_transfer_delays_nobody_beyond_the_deadline() 
 
 
 def test_nothing_is_sent_without_the_token(sender: TorchSender) -> None:
-    sender.offer(OFFERED, [Content(None, {"w": torch.arange(10.0)})])
+    sender.offer(OFFERED, [WeightPayload(None, {"w": torch.arange(10.0)})])
     with pytest.raises(TransportError):
         TorchReceiver(1.0).fetch(replace(sender.address, token="0" * 64), OFFERED, "", MOST)
     assert not sender.connections
     # A client that takes the place of another's knock still cannot answer the challenge.
     host, port, token = sender.address.host, sender.address.port, sender.address.token
     store = open_store(host, port, 5)
-    pair = Pair(store, knock(store, token, time.monotonic() + 5), RECEIVER, host, 5)
+    pair = Pair(store, request_pair(store, token, time.monotonic() + 5), RECEIVER, host, 5)
     challenge = pair.receive(wire.CHALLENGE)
     pair.send(wire.proof("0" * 64, challenge))
     with pytest.raises(RuntimeError, match=r"closed|reset"):
@@ -186,8 +186,8 @@ def test_the_sender_listens_on_the_configured_address_only(sender: TorchSender) 
 
 FETCH = """
 import json, sys
-from relax_actors.weights.torch_transport.receiver import TorchReceiver
-from relax_actors.weights.torch_transport.sender import Address
+from relax_actors.weights.transports.torch_transport.receiver import TorchReceiver
+from relax_actors.weights.transports.torch_transport.sender import Address
 TorchReceiver(60.0).fetch(Address(**json.loads(sys.argv[1])), "f" * 32, "", 1 << 40)
 """
 
@@ -195,7 +195,7 @@ TorchReceiver(60.0).fetch(Address(**json.loads(sys.argv[1])), "f" * 32, "", 1 <<
 def test_a_hung_receiver_delays_no_trainer_and_keeps_no_memory(sender: TorchSender) -> None:
     old = torch.zeros(LARGE << 20, dtype=torch.uint8)
     alive = weakref.ref(old)
-    sender.offer(OFFERED, [Content(None, {"w": old})])
+    sender.offer(OFFERED, [WeightPayload(None, {"w": old})])
     del old
     address = json.dumps({"host": sender.address.host, "port": sender.address.port, "token": sender.address.token})
     with subprocess.Popen([sys.executable, "-c", FETCH, address]) as child:
@@ -203,7 +203,7 @@ def test_a_hung_receiver_delays_no_trainer_and_keeps_no_memory(sender: TorchSend
             wait_until(lambda: sender.connections, "receiver")
             os.kill(child.pid, signal.SIGSTOP)
             began = time.monotonic()
-            sender.offer("e" * 32, [Content(None, {"w": torch.ones(3)})])
+            sender.offer("e" * 32, [WeightPayload(None, {"w": torch.ones(3)})])
             assert time.monotonic() - began < 5
             wait_until(lambda: gc.collect() >= 0 and alive() is None, "memory given back")
             other = TorchReceiver(60.0)
@@ -240,7 +240,7 @@ def events(trainer: TrainerEnd) -> list[dict[str, Any]]:
 def publish_address(trainer: TrainerEnd, address: Address) -> None:
     """Replace the address at which receivers look for the trainer."""
     body = {"host": address.host, "port": address.port, "token": address.token}
-    trainer.table.connection.call(trainer.context.state.put(NOTE, body), 20)
+    trainer.table.connection.call(trainer.context.state.put(ADDRESS_KEY, body), 20)
 
 
 def test_weights_from_memory_cause_no_event_and_need_no_readable_file(ends: Ends) -> None:
@@ -276,9 +276,9 @@ def test_wrong_bytes_from_memory_are_refused_and_the_file_is_read(ends: Ends, se
     trainer, receiver = ends.trainer(), ends.receiver()
     assert receiver.bring(trainer, 0)
     trainer.step()
-    good = trainer.engine.contents()[-1].tensors
+    good = trainer.engine.payloads()[-1].tensors
     publish_address(trainer, sender.address)
-    wrong = Content(None, {name: torch.zeros_like(tensor) for name, tensor in good.items()})
+    wrong = WeightPayload(None, {name: torch.zeros_like(tensor) for name, tensor in good.items()})
     sender.offer(trainer.cell(1).fingerprint, [wrong])
     assert receiver.bring(trainer, 1)
     assert receiver.receiver.received == 1
@@ -289,10 +289,10 @@ def test_wrong_bytes_from_memory_are_refused_and_the_file_is_read(ends: Ends, se
 
 def test_files_are_read_while_the_published_address_is_malformed(ends: Ends) -> None:
     trainer = ends.trainer()
-    trainer.table.connection.call(trainer.context.state.put(NOTE, {"host": 7, "port": "x", "token": None}), 20)
+    trainer.table.connection.call(trainer.context.state.put(ADDRESS_KEY, {"host": 7, "port": "x", "token": None}), 20)
     receiver = ends.receiver()
     assert receiver.bring(trainer, 0)
     assert receiver.receiver.received == 0
     assert [event["error"] for event in wait_until(lambda: events(trainer), "event")] == [
-        "no sender has said where it is"
+        "no sender has published its address"
     ]

@@ -1,4 +1,4 @@
-"""Weights from a trainer's engine to one that generates, by files and publications, on a real server."""
+"""Weight versions from training to generation, through the store and a real nats-server."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from relax_actors.runtime import Context
 from relax_actors.weights import files as weights
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.stager import Stager
+from relax_actors.weights.transports.store import StoreReceiver
 from tests.integration.conftest import MakeContext
 from tests.support.batches import equal_sequences
 from tests.support.running import wait_until
@@ -30,7 +31,7 @@ EVALUATED = ("run.steps=100", "eval.every=3", "eval.data.kind=python", "eval.dat
 
 
 class Sender:
-    """One life of a trainer, without its rows."""
+    """Publishing part of one incarnation of a trainer."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -39,14 +40,14 @@ class Sender:
         self.publisher = Publisher(context, self.engine)
         self.version = 0
         self.publisher.publish(0)
-        self.publisher.settle()
+        self.publisher.flush()
 
     def step(self, count: int = 1) -> int:
         for _ in range(count):
             train(self.engine, equal_sequences(self.version), self.version, lambda: None)
             self.version += 1
             self.publisher.publish(self.version)
-            self.publisher.settle()
+            self.publisher.flush()
         return self.version
 
     def cell(self, version: int) -> Weights:
@@ -64,7 +65,7 @@ class Sender:
 
 
 class Receiver:
-    """One life of a rollout, without its rows."""
+    """Receiving part of one incarnation of a rollout actor."""
 
     def __init__(self, context: Context) -> None:
         self.engine = TransformersEngine(context.config.model_path)
@@ -72,7 +73,7 @@ class Receiver:
         self.stager.start()
 
     def serves(self) -> str:
-        """Fingerprint of what the model itself holds, in the published dtype."""
+        """Fingerprint of the model's parameters, in the published dtype."""
         tensors = tensors_of(self.engine._model)
         return weights.fingerprint((name, tensor.to(torch.bfloat16)) for name, tensor in tensors.items())
 
@@ -101,13 +102,13 @@ def make_receiver(make_context: MakeContext) -> Iterator[MakeReceiver]:
 MakeSender = Callable[..., Sender]
 
 
-def test_an_engine_follows_deltas_from_version_to_version(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+def test_engine_follows_deltas_from_version_to_version(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
     receiver = make_receiver()
     sender = make_sender()
     for version in range(7):
         if version:
             sender.step()
-        receiver.stager.use(version)
+        receiver.stager.use_newest(version)
         assert receiver.engine.version == version
         assert receiver.serves() == sender.cell(version).fingerprint == sender.engine.fingerprint()
         assert receiver.stager.serving == sender.cell(version)
@@ -116,45 +117,45 @@ def test_an_engine_follows_deltas_from_version_to_version(make_sender: MakeSende
     assert max(sizes[1:]) < sizes[0] / 2
 
 
-def test_one_that_joins_late_takes_the_last_whole_set_and_the_deltas_after_it(
+def test_late_joiner_applies_the_last_full_set_and_the_deltas_after_it(
     make_sender: MakeSender, make_receiver: MakeReceiver
 ) -> None:
     sender = make_sender()
     for last in (2, 7, 9):
         sender.step(last - sender.version)
         late = make_receiver()
-        late.stager.use(last)
+        late.stager.use_newest(last)
         assert late.serves() == sender.cell(last).fingerprint
 
 
-def test_one_that_was_away_for_long_begins_with_a_whole_set_again(
+def test_receiver_that_lags_far_behind_restarts_with_a_full_set(
     make_sender: MakeSender, make_receiver: MakeReceiver
 ) -> None:
     sender = make_sender()
     receiver = make_receiver()
-    receiver.stager.use(0)
+    receiver.stager.use_newest(0)
     receiver.stager.close()
     sender.step(11)
     assert 0 not in sender.files()
-    receiver.stager._look_for_newer()
-    receiver.stager.use(11)
+    receiver.stager.prepare_newest()
+    receiver.stager.use_newest(11)
     assert receiver.serves() == sender.cell(11).fingerprint
 
 
-def test_old_files_go_but_for_what_the_kept_ones_stand_on(make_sender: MakeSender) -> None:
+def test_old_files_are_removed_except_the_bases_of_kept_deltas(make_sender: MakeSender) -> None:
     sender = make_sender(*EVALUATED, "weights.full_every=5")
     table = sender.context.table
     for version in (0, 3, 6, 9, 12):
         table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
     sender.step(13)
     assert [v for v, base in enumerate(sender.bases()) if base is None] == [0, 5, 10]
-    # The last four by themselves, 9 and 12 as evaluated; 9 is a delta and stands on 5 to 8.
+    # 10 to 13 are the last four, 9 and 12 are evaluated; 9 is a delta whose chain starts at 5.
     assert sender.files() == [5, 6, 7, 8, 9, 10, 11, 12, 13]
     sender.step(3)
     assert sender.files() == [10, 11, 12, 13, 14, 15, 16]
 
 
-def test_a_version_stays_until_it_is_evaluated(make_sender: MakeSender) -> None:
+def test_version_is_kept_until_it_is_evaluated(make_sender: MakeSender) -> None:
     sender = make_sender(*EVALUATED, "weights.delta=off")
     table = sender.context.table
     for version in (0, 3):
@@ -167,54 +168,54 @@ def test_a_version_stays_until_it_is_evaluated(make_sender: MakeSender) -> None:
     assert sender.files() == [9, 15, 18, 19, 20, 21]
 
 
-def test_a_lost_delta_is_replaced_by_a_whole_set(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+def test_lost_delta_is_replaced_by_a_full_set(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
     sender = make_sender()
     sender.step(3)
     store = sender.context.table.store
     store.path(sender.cell(2).shards[0].path).unlink()
     late = make_receiver()
     newest = store.path(sender.cell(3).shards[0].path)
-    wait_until(lambda: not newest.exists(), "discarded delta that stands on nothing")
-    sender.publisher.look_after()
-    late.stager.use(3)
+    wait_until(lambda: not newest.exists(), "removal of the delta without base")
+    sender.publisher.repair()
+    late.stager.use_newest(3)
     assert late.serves() == sender.cell(3).fingerprint
-    sender.publisher.look_after()
-    assert weights.base_of(newest) is None
+    sender.publisher.repair()
+    assert weights.delta_base(newest) is None
     sender.step()
     assert sender.bases()[4] is None
 
 
-def test_a_damaged_delta_is_discarded_and_replaced(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+def test_corrupt_delta_is_removed_and_replaced(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
     sender = make_sender()
     receiver = make_receiver()
-    receiver.stager.use(0)
+    receiver.stager.use_newest(0)
     receiver.stager.close()
     sender.step()
     path = sender.context.table.store.path(sender.cell(1).shards[0].path)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    assert not receiver.stager._look_for_newer()
+    assert not receiver.stager.prepare_newest()
     assert not path.exists()
     assert (receiver.engine.version, receiver.stager.serving) == (0, sender.cell(0))
-    sender.publisher.look_after()
-    assert receiver.stager._look_for_newer()
-    receiver.stager.use(1)
+    sender.publisher.repair()
+    assert receiver.stager.prepare_newest()
+    receiver.stager.use_newest(1)
     assert receiver.serves() == sender.cell(1).fingerprint
 
 
-def test_a_new_life_of_the_trainer_goes_on_with_deltas(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+def test_restarted_trainer_continues_with_deltas(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
     make_sender().step(2)
     receiver = make_receiver()
-    receiver.stager.use(2)
-    life = make_sender(incarnation=2)  # replays what was published, and goes on
-    life.step(3)
-    assert life.bases() == [None, 0, 1, 2]
-    receiver.stager.use(3)
-    assert receiver.serves() == life.cell(3).fingerprint
+    receiver.stager.use_newest(2)
+    restarted = make_sender(incarnation=2)  # replays the published versions, then continues
+    restarted.step(3)
+    assert restarted.bases() == [None, 0, 1, 2]
+    receiver.stager.use_newest(3)
+    assert receiver.serves() == restarted.cell(3).fingerprint
 
 
-def test_restored_weights_are_whole_and_the_next_are_a_delta_to_them(
+def test_restored_version_is_a_full_set_and_the_base_of_the_next_delta(
     make_sender: MakeSender, make_receiver: MakeReceiver
 ) -> None:
     first = make_sender()
@@ -225,53 +226,51 @@ def test_restored_weights_are_whole_and_the_next_are_a_delta_to_them(
     first.step()
     assert first.bases() == [None, 0, 1, 2]
     late = make_receiver()
-    late.stager.use(3)
+    late.stager.use_newest(3)
     assert late.serves() == first.cell(3).fingerprint
 
 
-def test_an_evaluated_version_is_served_exactly_and_then_the_newest_again(
+def test_evaluated_version_is_served_exactly_before_the_newest_again(
     make_sender: MakeSender, make_receiver: MakeReceiver
 ) -> None:
     sender = make_sender(*EVALUATED)
     sender.step(5)
     receiver = make_receiver(*EVALUATED)
-    receiver.stager.use(5)
+    receiver.stager.use_newest(5)
     for version in (3, 5, 3):
-        assert receiver.stager.use_exactly(version)
+        assert receiver.stager.try_use_version(version)
         assert receiver.serves() == sender.cell(version).fingerprint
-    receiver.stager.use(4)
+    receiver.stager.use_newest(4)
     assert receiver.serves() == sender.cell(5).fingerprint
     sender.step()
-    receiver.stager.use(6)
+    receiver.stager.use_newest(6)
     assert receiver.serves() == sender.cell(6).fingerprint
-    assert not receiver.stager.use_exactly(99)
+    assert not receiver.stager.try_use_version(99)
 
 
-def test_without_deltas_all_files_are_whole(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+def test_without_deltas_all_files_are_full_sets(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
     sender = make_sender("weights.delta=off")
     receiver = make_receiver("weights.delta=off")
     sender.step(3)
     assert sender.bases() == [None] * 4
-    receiver.stager.use(3)
+    receiver.stager.use_newest(3)
     assert receiver.serves() == sender.cell(3).fingerprint
     assert receiver.stager._copy.tensors == {}
 
 
-def test_weights_that_do_not_come_are_an_error_that_blames_no_row(
-    make_sender: MakeSender, make_receiver: MakeReceiver
-) -> None:
+def test_missing_weights_are_an_error_that_blames_no_row(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
     sender = make_sender()
     for shard in sender.cell(sender.step()).shards:
         sender.context.table.store.path(shard.path).unlink()
     receiver = make_receiver("trainer.deadline=0.2")
     with pytest.raises(ActorError, match="a row needs weights 1 or newer"):
-        receiver.stager.use(1)
-    # A row that demands what was never published is itself to blame: rows are admitted after their weights.
+        receiver.stager.use_newest(1)
+    # A row that demands an unpublished version is malformed: rows are admitted after their weights.
     with pytest.raises(RowError, match="the row demands weights 7 or newer, the newest published is 1"):
-        receiver.stager.use(7)
+        receiver.stager.use_newest(7)
 
 
-def test_weights_of_another_model_are_an_error_with_its_reason(
+def test_weights_of_another_model_are_an_error_with_the_reason(
     make_sender: MakeSender, make_receiver: MakeReceiver, table: Table
 ) -> None:
     sender = make_sender()
@@ -282,46 +281,46 @@ def test_weights_of_another_model_are_an_error_with_its_reason(
     fingerprint = weights.fingerprint(strangers.items())
     table.put(table.subjects.numbered("weights", 1), Weights(1, fingerprint, [type(shard)(uri, 1, fingerprint)], 1))
     with pytest.raises(ActorError, match=r"weights cannot be prepared: .*unknown \['stranger'\]"):
-        make_receiver().stager.use(1)
+        make_receiver().stager.use_newest(1)
 
 
-def test_a_file_that_the_trainer_wrote_anew_meanwhile_is_left_alone(
+def test_file_that_the_trainer_rewrote_meanwhile_is_not_removed(
     make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, receiver = make_sender("weights.delta=off"), make_receiver("weights.delta=off")
-    receiver.stager.use(0)
+    receiver.stager.use_newest(0)
     receiver.stager.close()
     sender.step()
     path = sender.context.table.store.path(sender.cell(1).shards[0].path)
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
-    find = receiver.stager._receiver.way
+    find_updates = StoreReceiver.updates_to
 
-    def with_a_trainer_beside(target: Weights, here: int | None) -> Any:
-        way = find(target, here)
-        sender.publisher.look_after()
-        return way
+    def find_then_repair(receiver: StoreReceiver, target: Weights, current: int | None) -> Any:
+        updates = find_updates(receiver, target, current)
+        sender.publisher.repair()
+        return updates
 
-    monkeypatch.setattr(receiver.stager._receiver, "way", with_a_trainer_beside)
-    path.unlink()  # is missed, and written anew before it is removed as damaged
-    assert not receiver.stager._look_for_newer()
+    monkeypatch.setattr(StoreReceiver, "updates_to", find_then_repair)
+    path.unlink()  # found missing, and rewritten before it would be removed as corrupt
+    assert not receiver.stager.prepare_newest()
     assert path.exists()
-    monkeypatch.setattr(receiver.stager._receiver, "way", find)
+    monkeypatch.setattr(StoreReceiver, "updates_to", find_updates)
     path.unlink()
     path.write_bytes(damaged)
-    assert not receiver.stager._look_for_newer()
+    assert not receiver.stager.prepare_newest()
     assert not path.exists()
-    sender.publisher.look_after()
-    assert receiver.stager._look_for_newer()
-    receiver.stager.use(1)
+    sender.publisher.repair()
+    assert receiver.stager.prepare_newest()
+    receiver.stager.use_newest(1)
 
 
-def test_a_failure_that_is_over_fails_no_row(
+def test_recovered_broker_failure_fails_no_row(
     make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_sender()
     stager = make_receiver().stager
-    stager.use(0)
+    stager.use_newest(0)
     table = stager._context.table
 
     def away(kind: str, expected: type[Any]) -> Any:
@@ -330,34 +329,34 @@ def test_a_failure_that_is_over_fails_no_row(
     with monkeypatch.context() as patch:
         patch.setattr(table, "fetch_last", away)
         table.connection.call(stager._on_reconnect(), 10)
-        wait_until(lambda: stager._error is not None, "look that fails")
+        wait_until(lambda: stager._error is not None, "failed poll")
     table.connection.call(stager._on_reconnect(), 10)
-    wait_until(lambda: stager._error is None, "look that does not")
-    stager.use(0)
+    wait_until(lambda: stager._error is None, "successful poll")
+    stager.use_newest(0)
     assert stager.serving is not None
     assert stager.serving.version == 0
 
 
-def test_a_held_out_row_between_preparing_and_use_does_not_leave_the_next_row_without_weights(
+def test_evaluation_row_between_staging_and_use_does_not_lose_the_newest_weights(
     make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender, stager = make_sender("staleness.max=9"), make_receiver("staleness.max=9").stager
-    stager.use(0)
+    sender, receiver = make_sender("staleness.max=9"), make_receiver("staleness.max=9")
+    stager = receiver.stager
+    stager.use_newest(0)
     stager.close()
     sender.step(3)
-    prepare, row = stager._prepare, threading.Thread(target=stager.use_exactly, args=(2,))
+    stage, row = receiver.engine.stage, threading.Thread(target=stager.try_use_version, args=(2,))
 
-    def with_a_row_beside(target: Weights, copy: Any, *, mends: bool) -> bool:
-        found = prepare(target, copy, mends=mends)
+    def stage_then_start_row(version: int, tensors: Any) -> None:
+        stage(version, tensors)
         if row.ident is None:
             row.start()
-            row.join(0.3)  # as far as it gets
-        return found
+            row.join(0.3)  # blocks at the stager's lock
 
-    monkeypatch.setattr(stager, "_prepare", with_a_row_beside)
-    stager._look_for_newer()
+    monkeypatch.setattr(receiver.engine, "stage", stage_then_start_row)
+    stager.prepare_newest()
     row.join()
-    stager._look_for_newer()  # the row has swapped to what it asked for
-    stager.use(3)
+    stager.prepare_newest()  # the row has swapped to version 2
+    stager.use_newest(3)
     assert stager.serving is not None
     assert stager.serving.version == 3

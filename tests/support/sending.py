@@ -14,16 +14,16 @@ from dataclasses import asdict
 
 import torch
 
-from relax_actors.weights.protocol import Content
-from relax_actors.weights.torch_transport.sender import Address, TorchSender
+from relax_actors.weights.protocols import WeightPayload
+from relax_actors.weights.transports.torch_transport.sender import Address, TorchSender
 
 OFFERED = "f" * 32
 
 
-def content(mib: int) -> Content:
+def content(mib: int) -> WeightPayload:
     generator = torch.Generator().manual_seed(mib)
     large = torch.randint(0, 256, (mib << 20,), dtype=torch.uint8, generator=generator)
-    return Content(None, {"large": large, "small": torch.arange(5.0), "empty": torch.zeros(0, 3).bfloat16()})
+    return WeightPayload(None, {"large": large, "small": torch.arange(5.0), "empty": torch.zeros(0, 3).bfloat16()})
 
 
 @contextmanager

@@ -16,9 +16,10 @@ import pytest
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.sglang import presence
+from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.loading import FromDisk, Loader
-from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.server_record import ServerRecord
+from relax_actors.engines.sglang.weight_loaders import DiskLoader, WeightLoader
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.run_folder import RunFolder
@@ -85,7 +86,7 @@ class Kept:
     def processes(self) -> dict[int, str]:
         """Processes of the server, with their titles."""
         found = {}
-        for pid in members(self.record.group):
+        for pid in members(self.record.process_group):
             with suppress(OSError):
                 found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         return found
@@ -103,17 +104,19 @@ class Kept:
 @contextmanager
 def engine_of(
     kept: Kept,
-    loader: Loader | None = None,
+    loader: WeightLoader | None = None,
     *,
     find: Callable[[], ServerRecord | None] | None = None,
     **settings: Any,
 ) -> Iterator[SglangEngine]:
     """Engine of one incarnation of an actor."""
     path, config = kept.folder.server(0), kept.config
-    loader = loader or FromDisk(path.with_suffix(""))
+    loader = loader or DiskLoader(path.with_suffix(""))
     defaults: dict[str, Any] = {"rows": 4, "patience": START_SECONDS, "stall": 60.0}
     length = measure(config.model_path).context_length
-    engine = SglangEngine(find or (lambda: ServerRecord.load(path)), loader, length, **(defaults | settings))
+    engine = SglangEngine(
+        find or (lambda: ServerRecord.load(path)), loader, SglangSettings(length, **(defaults | settings))
+    )
     try:
         yield engine
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 
 from relax_actors.config import Config, load_config
 from relax_actors.simulation.devices import Devices
-from relax_actors.simulation.times import calibrated
+from relax_actors.simulation.durations import calibrated
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
 DENSE = EXAMPLES / "qwen3_4b_16_h800.toml"

@@ -17,7 +17,7 @@ from relax_actors.weights import files as weights
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.stager import Stager
-from relax_actors.weights.transport import receiver_of
+from relax_actors.weights.transports import make_transport
 from tests.support.batches import equal_sequences
 
 DELTAS = ("staleness.max=0", "trainer.precision=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=4")
@@ -34,7 +34,7 @@ class TrainerEnd:
         self.publisher = Publisher(context, self.engine)
         self.version = 0
         self.publisher.publish(0)
-        self.publisher.settle()
+        self.publisher.flush()
 
     @property
     def table(self) -> Table:
@@ -46,7 +46,7 @@ class TrainerEnd:
             train(self.engine, equal_sequences(self.version), self.version, lambda: None)
             self.version += 1
             self.publisher.publish(self.version)
-            self.publisher.settle()
+            self.publisher.flush()
         return self.version
 
     def cell(self, version: int) -> Weights:
@@ -79,13 +79,13 @@ class ReceiverEnd:
     """The receiving end of a transport with the copy that it brings from version to version."""
 
     def __init__(self, context: Context) -> None:
-        self.receiver = receiver_of(context, follows=True)
+        self.receiver = make_transport(context).make_receiver(follows=True)
         self.copy = HostCopy()
 
     def bring(self, trainer: TrainerEnd, version: int) -> bool:
-        """Bring the copy to a version of a trainer; checks that what is here is what was published."""
+        """Bring the copy to a version of a trainer; checks that its fingerprint is the published one."""
         published = trainer.cell(version)
-        if not self.receiver.bring(self.copy, published):
+        if not self.receiver.update(self.copy, published):
             return False
         assert (self.copy.version, self.copy.fingerprint) == (version, published.fingerprint)
         assert weights.fingerprint(self.copy.tensors.items()) == published.fingerprint

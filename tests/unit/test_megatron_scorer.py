@@ -18,7 +18,7 @@ from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from relax_actors.weights.protocol import Step
+from relax_actors.weights.protocols import WeightUpdate
 from tests.support.batches import batch_of, batch_of_generations, routed
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of, skip_if_missing
 from tests.unit.test_engines import REQUESTS
@@ -96,7 +96,7 @@ def test_weights_are_staged_without_changing_scores_until_swap(tmp_path: Path) -
     train(trainer, batch_of(0), 0, nothing)
     copy = scorer.empty_copy()
     fingerprint, shards = published(trainer, tmp_path / "1.safetensors")
-    copy.take([Step(1, fingerprint, shards)])
+    copy.apply([WeightUpdate(1, fingerprint, shards)])
     scorer.stage(1, copy.tensors)
     assert max_difference(first, scorer.score(batch, nothing)) == 0
     assert (scorer.version, scorer.swap(), scorer.version) == (0, 1, 1)

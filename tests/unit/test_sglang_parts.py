@@ -1,4 +1,4 @@
-"""The SGLang engine's parts that need no server, and the stand-in for what SGLang misses without CUDA."""
+"""Parts of the SGLang engine that need no server, and the CPU replacement of sglang-kernel."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts, MoeFacts
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest
-from relax_actors.engines.sglang.arguments import CPU_TOKENS, server_arguments
-from relax_actors.engines.sglang.concurrency import Concurrency
+from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
+from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.experts import routed_experts
-from relax_actors.engines.sglang.loading import FromDisk
-from relax_actors.engines.sglang.names import on_disk
-from relax_actors.engines.sglang.record import ServerRecord, began
-from relax_actors.engines.sglang.samples import Sample
+from relax_actors.engines.sglang.partial_sample import PartialSample
+from relax_actors.engines.sglang.row_limit import RowLimit
 from relax_actors.engines.sglang.server import Server, pickled
+from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, server_arguments
+from relax_actors.engines.sglang.server_record import ServerRecord, process_start_ticks
+from relax_actors.engines.sglang.weight_loaders import DiskLoader
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
 from relax_actors.messages import FinishReason
@@ -45,7 +46,7 @@ from tests.support.sglang_servers import MOE
 from tests.support.sglang_servers import config_of as run_with
 
 ROOT = Path(__file__).parents[2]
-STAND_IN = ROOT / "deploy" / "sglang-cpu" / "src"
+CPU_PACKAGE = ROOT / "deploy" / "sglang-cpu" / "src"
 FACTS = ModelFacts(parameters=10, context_length=128, vocabulary=14, model_type="qwen3")
 NAMED = {"3:a": 3, "4:b": 4}
 
@@ -65,9 +66,9 @@ def chunk(tokens: list[int], done: int, reason: Any = None, spans: list[tuple[st
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=5), st.booleans())
-def test_a_sample_is_the_same_however_it_is_told(parts: list[int], whole: bool) -> None:  # noqa: FBT001
-    sample = Sample(request(max_tokens=20), 0)
-    sample.begin()
+def test_sample_is_the_same_from_incremental_and_cumulative_messages(parts: list[int], cumulative: bool) -> None:  # noqa: FBT001
+    sample = PartialSample(request(max_tokens=20), 0)
+    sample.request_started()
     tokens = list(range(10, 10 + sum(parts)))
     done = 0
     for i, length in enumerate(parts):
@@ -75,8 +76,8 @@ def test_a_sample_is_the_same_however_it_is_told(parts: list[int], whole: bool) 
         last = i == len(parts) - 1
         reason = {"type": "length"} if last else None
         spans = [("3:a", 0, 1), ("4:b", 1, done)] if last else None
-        told = tokens[:done] if whole else tokens[done - length : done]
-        assert sample.take(chunk(told, done, reason, spans), 3, NAMED) is last
+        sent = tokens[:done] if cumulative else tokens[done - length : done]
+        assert sample.add_chunk(chunk(sent, done, reason, spans), 3, NAMED) is last
     found = sample.result()
     assert found.tokens.tolist() == tokens
     assert found.logprobs.tolist() == [-0.5 * token for token in tokens]
@@ -84,86 +85,86 @@ def test_a_sample_is_the_same_however_it_is_told(parts: list[int], whole: bool) 
     assert found.finish_reason is FinishReason.LENGTH
 
 
-def test_a_sample_that_broke_off_goes_on_behind_what_it_has() -> None:
-    sample = Sample(request(), 0)
-    sample.begin()
-    sample.take(chunk([5, 6], 2), 3, NAMED)
+def test_sample_of_a_broken_request_continues_after_its_tokens() -> None:
+    sample = PartialSample(request(), 0)
+    sample.request_started()
+    sample.add_chunk(chunk([5, 6], 2), 3, NAMED)
     before = sample.parameters()
-    sample.cut_off(keep=True)
+    sample.request_broken(keep=True)
     assert sample.prompt == [1, 2, 5, 6]
     assert sample.parameters()["max_new_tokens"] == 8
     assert sample.parameters()["sampling_seed"] == before["sampling_seed"]
-    sample.begin()
-    assert sample.take(chunk([8, 7], 2, {"type": "stop"}, [("4:b", 0, 2)]), 4, NAMED)
+    sample.request_started()
+    assert sample.add_chunk(chunk([8, 7], 2, {"type": "stop"}, [("4:b", 0, 2)]), 4, NAMED)
     found = sample.result()
     assert (found.tokens.tolist(), found.versions.tolist()) == ([5, 6, 8, 7], [3, 3, 4, 4])
     assert found.finish_reason is FinishReason.STOP
 
 
-def test_tokens_that_nobody_can_date_are_generated_again() -> None:
-    sample = Sample(request(), 0)
-    sample.begin()
-    sample.take(chunk([5, 6], 2), 3, NAMED)
+def test_tokens_of_uncertain_version_are_generated_again() -> None:
+    sample = PartialSample(request(), 0)
+    sample.request_started()
+    sample.add_chunk(chunk([5, 6], 2), 3, NAMED)
     sample.swapped()
-    sample.take(chunk([8, 9], 4), 4, NAMED)
-    sample.cut_off(keep=True)
+    sample.add_chunk(chunk([8, 9], 4), 4, NAMED)
+    sample.request_broken(keep=True)
     assert sample.prompt == [1, 2, 5, 6]
-    sample.cut_off(keep=False)
+    sample.request_broken(keep=False)
     assert sample.prompt == [1, 2]
 
 
-def test_experts_get_the_names_that_they_have_on_disk(tmp_path: Path) -> None:
+def test_experts_get_their_checkpoint_names(tmp_path: Path) -> None:
     model = build(run_with(tmp_path / "run", MOE).model_path, seed=3)
     model.save_pretrained(tmp_path / "saved")
     stored = weights.load([tmp_path / "saved" / "model.safetensors"])
-    named = on_disk(tensors_of(model))
+    named = to_checkpoint_names(tensors_of(model))
     assert len([name for name in named if "experts.7." in name]) == 3 * MOE["num_hidden_layers"]
     assert {name: tensor.tolist() for name, tensor in named.items()} == {n: t.tolist() for n, t in stored.items()}
-    assert on_disk(named).keys() == named.keys()
+    assert to_checkpoint_names(named).keys() == named.keys()
 
 
-def test_a_request_that_somebody_ended_leaves_its_tokens() -> None:
-    sample = Sample(request(), 0)
-    sample.begin()
-    assert sample.take(chunk([5, 6], 2, {"type": "abort", "message": "Aborted"}, [("3:a", 0, 2)]), 3, NAMED)
+def test_aborted_request_keeps_its_tokens() -> None:
+    sample = PartialSample(request(), 0)
+    sample.request_started()
+    assert sample.add_chunk(chunk([5, 6], 2, {"type": "abort", "message": "Aborted"}, [("3:a", 0, 2)]), 3, NAMED)
     assert (sample.finish_reason, sample.prompt) == (None, [1, 2, 5, 6])
 
 
 @pytest.mark.parametrize(
-    ("told", "error", "why"),
+    ("message", "error", "why"),
     [
-        (chunk([5], 1, {"type": "length"}, [("9:z", 0, 1)]), ActorError, "which it was not given"),
-        (chunk([5], 3), EngineError, "from 2 on; here are 0"),
+        (chunk([5], 1, {"type": "length"}, [("9:z", 0, 1)]), ActorError, "which this actor did not load"),
+        (chunk([5], 3), EngineError, "from position 2; 0 were received"),
         (chunk([], 0, {"type": "abort", "status_code": 400, "message": "too long"}), EngineError, "too long"),
     ],
 )
-def test_what_a_server_cannot_mean_is_an_error(told: Any, error: type[RelaxError], why: str) -> None:
-    sample = Sample(request(), 0)
-    sample.begin()
+def test_invalid_messages_of_a_server_are_errors(message: Any, error: type[RelaxError], why: str) -> None:
+    sample = PartialSample(request(), 0)
+    sample.request_started()
     with pytest.raises(error, match=why):
-        sample.take(told, 3, NAMED)
+        sample.add_chunk(message, 3, NAMED)
 
 
-def test_samples_have_seeds_of_their_own_and_greedy_ones_the_likeliest_token() -> None:
-    one, other = (Sample(request(), i).parameters() for i in range(2))
+def test_samples_have_different_seeds_and_greedy_ones_the_most_likely_token() -> None:
+    one, other = (PartialSample(request(), i).parameters() for i in range(2))
     assert one["sampling_seed"] != other["sampling_seed"]
     assert 0 <= one["sampling_seed"] < 2**63
     assert (one["stop_token_ids"], one["ignore_eos"], one["top_p"]) == ([7], False, 0.8)
-    assert Sample(request(greedy=True), 0).parameters()["top_p"] < 1e-5
-    assert Sample(request(stop_ids=frozenset()), 0).parameters()["ignore_eos"] is True
+    assert PartialSample(request(greedy=True), 0).parameters()["top_p"] < 1e-5
+    assert PartialSample(request(stop_ids=frozenset()), 0).parameters()["ignore_eos"] is True
 
 
 @given(st.integers(1, 40), st.lists(st.booleans(), max_size=200))
-def test_rows_at_once_stay_within_bounds_and_recover(most: int, ends: list[bool]) -> None:
-    concurrency = Concurrency(most)
-    for put_back in ends:
-        before = concurrency.limit
-        concurrency.finished(put_back=put_back)
-        assert 1 <= concurrency.limit <= most
-        assert not put_back or concurrency.limit == max(1, before // 2)
-    for _ in range(most * (most + 1)):
-        concurrency.finished(put_back=False)
-    assert concurrency.limit == most
+def test_row_limit_stays_within_bounds_and_recovers(max_rows: int, retractions: list[bool]) -> None:
+    rows = RowLimit(max_rows)
+    for retracted in retractions:
+        before = rows.limit
+        rows.row_finished(retracted=retracted)
+        assert 1 <= rows.limit <= max_rows
+        assert not retracted or rows.limit == max(1, before // 2)
+    for _ in range(max_rows * (max_rows + 1)):
+        rows.row_finished(retracted=False)
+    assert rows.limit == max_rows
 
 
 def config_of(**sections: dict[str, Any]) -> Config:
@@ -179,20 +180,28 @@ def pairs(arguments: list[str]) -> dict[str, str]:
     return dict(zip(arguments, [*arguments[1:], ""], strict=True))
 
 
-def test_a_server_is_told_what_the_configuration_says() -> None:
-    told = pairs(server_arguments(config_of(trainer={"precision": "bfloat16"}), FACTS, 99, cuda=False))
-    assert (told["--host"], told["--port"]) == ("127.0.0.1", "99")
-    assert (told["--device"], told["--attention-backend"], told["--dtype"]) == ("cpu", "torch_native", "bfloat16")
-    assert (told["--load-format"], told["--context-length"]) == ("dummy", "128")
-    assert (told["--max-running-requests"], told["--max-total-tokens"]) == ("32", str(32 * 128))
-    assert "--enable-deterministic-inference" not in told
+def test_server_arguments_follow_the_configuration() -> None:
+    arguments = pairs(server_arguments(config_of(trainer={"precision": "bfloat16"}), FACTS, 99, cuda=False))
+    assert (arguments["--host"], arguments["--port"]) == ("127.0.0.1", "99")
+    assert (arguments["--device"], arguments["--attention-backend"], arguments["--dtype"]) == (
+        "cpu",
+        "torch_native",
+        "bfloat16",
+    )
+    assert (arguments["--load-format"], arguments["--context-length"]) == ("dummy", "128")
+    assert (arguments["--max-running-requests"], arguments["--max-total-tokens"]) == ("32", str(32 * 128))
+    assert "--enable-deterministic-inference" not in arguments
     settings = {"kv_tokens": 1000, "tensor_parallel": 2, "arguments": ["--log-level", "debug"]}
     config = config_of(run={"deterministic": True}, rollout=config_of().rollout.model_dump() | {"sglang": settings})
-    told = pairs(server_arguments(config, FACTS, 99, cuda=True))
-    assert (told["--device"], told["--max-total-tokens"], told["--tensor-parallel-size"]) == ("cuda", "1000", "2")
-    assert (told["--log-level"], told["--max-running-requests"]) == ("debug", "8")
-    assert "--enable-deterministic-inference" in told
-    assert "--attention-backend" not in told
+    arguments = pairs(server_arguments(config, FACTS, 99, cuda=True))
+    assert (arguments["--device"], arguments["--max-total-tokens"], arguments["--tensor-parallel-size"]) == (
+        "cuda",
+        "1000",
+        "2",
+    )
+    assert (arguments["--log-level"], arguments["--max-running-requests"]) == ("debug", "8")
+    assert "--enable-deterministic-inference" in arguments
+    assert "--attention-backend" not in arguments
     long = ModelFacts(parameters=10, context_length=1 << 15, vocabulary=14, model_type="qwen3")
     assert pairs(server_arguments(config_of(), long, 99, cuda=False))["--max-total-tokens"] == str(CPU_TOKENS)
 
@@ -200,17 +209,17 @@ def test_a_server_is_told_what_the_configuration_says() -> None:
 @pytest.mark.parametrize(
     ("rollout", "why"),
     [
-        ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "servers of our own; use"),
+        ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "needs servers that the run starts"),
         ({"sglang": {"api_key_file": "key"}}, "is for urls"),
         ({"sglang": {"urls": ["http://a", "http://a/"]}, "replicas": 2}, "more than once"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(rollout: dict[str, Any], why: str) -> None:
+def test_invalid_settings_are_refused(rollout: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         config_of(rollout={"backend": "sglang", **rollout})
 
 
-def test_a_run_starts_servers_unless_it_is_given_some() -> None:
+def test_run_starts_servers_unless_urls_are_set() -> None:
     external = config_of(rollout={"backend": "sglang", "sglang": {"urls": ["http://a"]}})
     for config, starts in (
         (config_of(), True),
@@ -220,14 +229,14 @@ def test_a_run_starts_servers_unless_it_is_given_some() -> None:
         assert bool(inference_backend(config).server_module(config)) == starts
 
 
-def test_without_sglang_the_error_names_the_command() -> None:
+def test_missing_sglang_error_names_the_install_command() -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom relax_actors.engines.sglang import presence\n"
     code += "from relax_actors.errors import ConfigError\ntry: presence.require()\nexcept ConfigError as e: print(e)"
     said = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
     assert "make sglang" in said
 
 
-def test_a_record_is_private_and_read_as_it_was_written(tmp_path: Path) -> None:
+def test_server_record_is_private_and_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "servers" / "0.json"
     assert ServerRecord.load(path) is None
     record = ServerRecord("http://127.0.0.1:1", "secret", "ab", 12)
@@ -236,7 +245,7 @@ def test_a_record_is_private_and_read_as_it_was_written(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_views_are_pickled_without_what_they_are_views_of() -> None:
+def test_views_are_pickled_without_their_buffer() -> None:
     body = torch.arange(1 << 16, dtype=torch.uint8)
     views = {str(i): body[i << 12 : (i + 1) << 12].view(torch.float16) for i in range(16)}
     data = base64.b64decode(pickled(views))
@@ -245,8 +254,8 @@ def test_views_are_pickled_without_what_they_are_views_of() -> None:
     assert all(torch.equal(found[name].view(torch.int16), view.view(torch.int16)) for name, view in views.items())
 
 
-class Closed(BaseHTTPRequestHandler):
-    """Says that it is well to everybody, as SGLang does, and what it serves to those with the key."""
+class AuthorizedServer(BaseHTTPRequestHandler):
+    """Answers /health without a key, as SGLang does, and other paths only with the key."""
 
     def do_GET(self) -> None:
         known = self.headers["Authorization"] == "Bearer right"
@@ -258,8 +267,8 @@ class Closed(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def closed() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Closed) as server:
+def server_url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), AuthorizedServer) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -267,45 +276,47 @@ def closed() -> Iterator[str]:
         thread.join()
 
 
-def test_a_server_of_our_own_is_not_asked_through_a_proxy(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_server_is_not_reached_through_a_proxy(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("no_proxy", "")
-    record = ServerRecord(closed, "right", "ab", 12)
+    record = ServerRecord(server_url, "right", "ab", 12)
     assert answers(record, 5)
     server = Server(record)
     assert server.identity() == "3:a"
     server.close()
 
 
-def test_a_process_that_got_the_number_of_a_lost_server_is_left_alone() -> None:
+def test_process_with_the_reused_pid_of_a_server_is_not_killed() -> None:
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(["/bin/cat"], start_new_session=True, **pipes) as other:
         assert other.stdin is not None
         assert other.stdout is not None
-        since = began(other.pid)
+        since = process_start_ticks(other.pid)
         assert since is not None
         ServerRecord("http://127.0.0.1:1", "key", "ab", other.pid, since - 1).kill()
         print("alive", file=other.stdin, flush=True)
         assert other.stdout.readline() == "alive\n"
         ServerRecord("http://127.0.0.1:1", "key", "ab", other.pid, since).kill()
         assert other.wait(20) == -9
-    assert began(other.pid) is None
+    assert process_start_ticks(other.pid) is None
 
 
-def test_a_server_elsewhere_that_cannot_be_reached_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_unreachable_external_server_is_reported_with_the_reason(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     record = ServerRecord(url, "", "elsewhere")
-    engine = SglangEngine(lambda: record, FromDisk(tmp_path / "weights"), 128, rows=1, patience=0.5, stall=5)
+    engine = SglangEngine(
+        lambda: record, DiskLoader(tmp_path / "weights"), SglangSettings(128, rows=1, patience=0.5, stall=5)
+    )
     with pytest.raises(ActorError, match=f"no inference server is ready within 0.5 s.*{url} does not answer"):
         engine.wait_for_server()
     engine.close()
 
 
-def test_the_health_of_another_server_at_the_port_is_not_taken_for_ours(closed: str) -> None:
-    assert generates(ServerRecord(closed, "right", "ab", 12), 5)
-    assert answers(ServerRecord(closed, "wrong", "ab", 12), 5, "/health_generate")
-    assert not generates(ServerRecord(closed, "wrong", "ab", 12), 5)
+def test_health_of_another_server_at_the_port_is_not_accepted(server_url: str) -> None:
+    assert generates(ServerRecord(server_url, "right", "ab", 12), 5)
+    assert answers(ServerRecord(server_url, "wrong", "ab", 12), 5, "/health_generate")
+    assert not generates(ServerRecord(server_url, "wrong", "ab", 12), 5)
 
 
 def test_routed_experts_are_decoded_or_refused() -> None:
@@ -318,8 +329,8 @@ def test_routed_experts_are_decoded_or_refused() -> None:
     np.testing.assert_array_equal(found, chosen)
     mixed = MoeFacts(layers=2, experts=300, experts_of_token=2, without=(1,))
     chosen[:, 1] = 0  # a layer without experts chooses nothing
-    told = base64.b64encode(chosen.tobytes()).decode()
-    np.testing.assert_array_equal(routed_experts(told, 9, mixed), chosen[:, [0, 2]])
+    encoded = base64.b64encode(chosen.tobytes()).decode()
+    np.testing.assert_array_equal(routed_experts(encoded, 9, mixed), chosen[:, [0, 2]])
     for wrong, tokens, why in (
         (text, 8, r"not \[8, 3, 2\]"),
         ("", 9, r"not \[9, 3, 2\]"),
@@ -329,32 +340,32 @@ def test_routed_experts_are_decoded_or_refused() -> None:
             routed_experts(wrong, tokens, moe)
 
 
-def test_a_sample_tells_the_experts_that_its_last_request_told() -> None:
-    sample = Sample(request(max_tokens=3), 0, MoeFacts(layers=1, experts=4, experts_of_token=2))
-    sample.begin()
-    told = chunk([5, 6, 8], 3, {"type": "length"}, [("3:a", 0, 3)])
+def test_sample_has_the_experts_of_its_last_request() -> None:
+    sample = PartialSample(request(max_tokens=3), 0, MoeFacts(layers=1, experts=4, experts_of_token=2))
+    sample.request_started()
+    message = chunk([5, 6, 8], 3, {"type": "length"}, [("3:a", 0, 3)])
     chosen = np.array([[[0, 1]], [[2, 3]], [[1, 3]], [[0, 2]]], "<i4")
-    told["meta_info"]["routed_experts"] = base64.b64encode(chosen.tobytes()).decode()
-    sample.take(told, 3, NAMED)
+    message["meta_info"]["routed_experts"] = base64.b64encode(chosen.tobytes()).decode()
+    sample.add_chunk(message, 3, NAMED)
     np.testing.assert_array_equal(sample.result().routed_experts, chosen)
 
 
-def test_experts_that_newer_weights_chose_for_older_tokens_are_not_taken_for_theirs() -> None:
-    sample = Sample(request(max_tokens=3), 0, MoeFacts(layers=1, experts=4, experts_of_token=2))
-    sample.begin()
+def test_experts_of_tokens_from_older_weights_are_missing() -> None:
+    sample = PartialSample(request(max_tokens=3), 0, MoeFacts(layers=1, experts=4, experts_of_token=2))
+    sample.request_started()
     sample.swapped()
-    told = chunk([5, 6, 8], 3, {"type": "length"}, [("3:a", 0, 2), ("4:b", 2, 3)])
+    message = chunk([5, 6, 8], 3, {"type": "length"}, [("3:a", 0, 2), ("4:b", 2, 3)])
     chosen = np.array([[[0, 1]], [[2, 3]], [[1, 3]], [[0, 2]]], "<i4")
-    told["meta_info"]["routed_experts"] = base64.b64encode(chosen.tobytes()).decode()
-    sample.take(told, 4, NAMED)
+    message["meta_info"]["routed_experts"] = base64.b64encode(chosen.tobytes()).decode()
+    sample.add_chunk(message, 4, NAMED)
     found = sample.result()
     assert found.versions.tolist() == [3, 3, 4]
     assert found.routed_experts is not None
-    # The prompt's second token and the first generated one gave tokens of version 3.
+    # The tokens of version 3 were sampled after the prompt's last token and the first generated one.
     assert found.routed_experts[:, 0].tolist() == [[0, 1], [-1, -1], [-1, -1], [0, 2]]
 
 
-def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segments(tmp_path: Path) -> None:
+def test_janitor_kills_the_group_of_a_dead_keeper_and_removes_its_segments(tmp_path: Path) -> None:
     from relax_actors.supervision import janitor
 
     scratch = tmp_path / "scratch"
@@ -384,16 +395,16 @@ def test_the_janitor_ends_a_group_when_its_keeper_is_gone_and_removes_its_segmen
     wait_until(lambda: not any(path.exists() for path in (segment, semaphore, scratch)), "clean-up")
 
 
-def test_the_stand_in_refuses_to_be_imported_beside_cuda(tmp_path: Path) -> None:
+def test_cpu_replacement_refuses_import_with_cuda(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("class version: cuda = '13.0'\n")
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(STAND_IN)!r}]\nimport sgl_kernel"
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(CPU_PACKAGE)!r}]\nimport sgl_kernel"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "ImportError: relax-sglang-cpu stands in" in done.stderr
+    assert "ImportError: relax-sglang-cpu replaces sglang-kernel" in done.stderr
 
 
 def _murmur(data: bytes) -> int:
-    """MurmurHash3_x86_32 with seed 0, of a multiple of four bytes."""
+    """MurmurHash3_x86_32 with seed 0; the length must be a multiple of four."""
 
     def rotated(x: int, bits: int) -> int:
         return ((x << bits) | (x >> (32 - bits))) & 0xFFFFFFFF
@@ -408,8 +419,8 @@ def _murmur(data: bytes) -> int:
     return h ^ h >> 16
 
 
-def test_the_stand_ins_random_numbers_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(STAND_IN))
+def test_cpu_murmur_hash_equals_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(CPU_PACKAGE))
     from relax_sglang_cpu.murmur import murmur_hash32
 
     seeds, places = [0, 1, 2**63 - 1, 0x123456789ABCDEF], [0, 7, 2**31 - 1, 5]

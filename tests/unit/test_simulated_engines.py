@@ -1,4 +1,4 @@
-"""Simulated engines: their times are those of the distributions, and what is fitted gives the measured figure again."""
+"""Simulated engines take the configured durations, and calibration reproduces a step."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from relax_actors.config.simulate import Distribution
 from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
 from relax_actors.errors import ConfigError
 from relax_actors.simulation.devices import Devices
-from relax_actors.simulation.inference import SimulatedInference
-from relax_actors.simulation.times import (
+from relax_actors.simulation.durations import (
     calibrated,
+    concurrent_seconds,
     draw,
     generation_seconds,
-    generator_of,
     mean,
-    seconds_together,
+    random_generator,
     training_seconds,
 )
+from relax_actors.simulation.inference import SimulatedInference
 from relax_actors.simulation.training import SimulatedTraining
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
@@ -36,21 +36,21 @@ DENSE = EXAMPLES / "qwen3_4b_16_h800.toml"
 
 
 def silent() -> None:
-    """Progress that nobody waits for."""
+    """Progress callback without effect."""
 
 
-def test_a_bare_number_is_a_constant() -> None:
-    assert draw(Distribution.model_validate(2.5), generator_of(1), 3).tolist() == [2.5, 2.5, 2.5]
+def test_plain_number_is_a_constant() -> None:
+    assert draw(Distribution.model_validate(2.5), random_generator(1), 3).tolist() == [2.5, 2.5, 2.5]
 
 
 @pytest.mark.parametrize("given", [{}, {"constant": 1, "median": 2}, {"values": []}, {"sigma": 1}, -1])
-def test_a_distribution_is_one_thing(given: Any) -> None:
+def test_distribution_needs_exactly_one_kind(given: Any) -> None:
     with pytest.raises(ValueError, match=r"one of|greater than"):
         Distribution.model_validate(given)
 
 
-def test_a_log_normal_has_its_median_its_spread_and_its_cut() -> None:
-    drawn = draw(Distribution(median=100, sigma=0.5, most=300), generator_of(3), 20000)
+def test_log_normal_has_the_given_median_spread_and_limit() -> None:
+    drawn = draw(Distribution(median=100, sigma=0.5, most=300), random_generator(3), 20000)
     assert np.median(drawn) == pytest.approx(100, rel=0.02)
     inner = np.log(drawn[drawn < 300] / 100)
     assert np.quantile(inner, 0.1) == pytest.approx(-0.5 * 1.29, abs=0.05)
@@ -59,53 +59,55 @@ def test_a_log_normal_has_its_median_its_spread_and_its_cut() -> None:
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=20), st.integers(0, 2**32))
-def test_values_are_drawn_between_the_least_and_the_greatest(values: list[float], seed: int) -> None:
-    drawn = draw(Distribution(values=values), generator_of(seed), 50)
+def test_draws_from_values_stay_between_minimum_and_maximum(values: list[float], seed: int) -> None:
+    drawn = draw(Distribution(values=values), random_generator(seed), 50)
     assert min(values) <= drawn.min()
     assert drawn.max() <= max(values)
 
 
-def test_quantiles_of_draws_give_the_distribution_again() -> None:
-    whole = draw(Distribution(median=3, sigma=0.8), generator_of(1), 20000)
-    again = draw(Distribution(values=np.quantile(whole, np.linspace(0, 1, 101)).tolist()), generator_of(2), 20000)
+def test_quantiles_of_draws_reproduce_the_distribution() -> None:
+    original = draw(Distribution(median=3, sigma=0.8), random_generator(1), 20000)
+    redrawn = draw(
+        Distribution(values=np.quantile(original, np.linspace(0, 1, 101)).tolist()), random_generator(2), 20000
+    )
     for q in (0.05, 0.5, 0.95):
-        assert np.quantile(again, q) == pytest.approx(np.quantile(whole, q), rel=0.05)
+        assert np.quantile(redrawn, q) == pytest.approx(np.quantile(original, q), rel=0.05)
 
 
-def test_samples_together_are_as_slow_as_those_that_still_run() -> None:
-    # 10 tokens at the pace of two on one device, then 10 more at that of one.
-    assert seconds_together(np.array([20.0, 10.0]), 1, 0.5) == 10 * 2.0 + 10 * 1.5
-    assert seconds_together(np.array([20.0, 10.0]), 2, 0.5) == 10 * 1.5 + 10 * 1.25
-    assert seconds_together(np.array([20.0, 10.0]), 1, 0.0) == 20.0
+def test_speed_of_samples_depends_on_the_samples_that_still_run() -> None:
+    # 10 tokens at the speed of two samples on one device, then 10 at the speed of one.
+    assert concurrent_seconds(np.array([20.0, 10.0]), 1, 0.5) == 10 * 2.0 + 10 * 1.5
+    assert concurrent_seconds(np.array([20.0, 10.0]), 2, 0.5) == 10 * 1.5 + 10 * 1.25
+    assert concurrent_seconds(np.array([20.0, 10.0]), 1, 0.0) == 20.0
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.integers(1, 8), st.floats(0, 1))
 def test_more_devices_are_never_slower(tokens: list[float], devices: int, load: float) -> None:
     drawn = np.array(tokens)
-    assert seconds_together(drawn, devices + 1, load) <= seconds_together(drawn, devices, load) + 1e-9
+    assert concurrent_seconds(drawn, devices + 1, load) <= concurrent_seconds(drawn, devices, load) + 1e-9
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
-def test_what_is_fitted_gives_the_colocated_figure_again(path: Path) -> None:
+def test_calibrated_durations_reproduce_the_colocated_step(path: Path) -> None:
     config = calibrated(load_config(path))
     simulate = config.simulate
     assert simulate is not None
     assert simulate.calibration is not None
     samples = config.trainer.prompts_per_step * config.rollout.group_size
     colocated = simulate.model_copy(update={"placement": "colocated"})
-    whole = generation_seconds(simulate.generation, samples, simulate.devices) + training_seconds(colocated, 0)
-    whole += mean(simulate.phases.switch) + mean(simulate.phases.load) + mean(simulate.phases.publish)
-    assert whole == pytest.approx(simulate.calibration.colocated_seconds)
+    step_seconds = generation_seconds(simulate.generation, samples, simulate.devices) + training_seconds(colocated, 0)
+    step_seconds += mean(simulate.phases.switch) + mean(simulate.phases.load) + mean(simulate.phases.publish)
+    assert step_seconds == pytest.approx(simulate.calibration.colocated_seconds)
 
 
-def test_what_is_said_is_not_fitted() -> None:
+def test_calibration_keeps_values_that_are_set() -> None:
     config = calibrated(load_config(DENSE, ["simulate.generation.token_seconds=0.01"]))
     assert config.simulate is not None
     assert config.simulate.generation.token_seconds == 0.01
     assert config.simulate.training.device_seconds is not None
 
 
-def test_a_share_that_leaves_nothing_for_training_is_an_error() -> None:
+def test_generation_share_without_time_for_training_is_an_error() -> None:
     with pytest.raises(ConfigError, match="lower generation_share"):
         calibrated(load_config(DENSE, ["simulate.calibration.generation_share=0.99"]))
 
@@ -118,12 +120,12 @@ def test_a_share_that_leaves_nothing_for_training_is_an_error() -> None:
         (["simulate.phases.swich=1"], "did you mean 'switch'"),
     ],
 )
-def test_mistakes_are_named(settings: list[str], message: str) -> None:
+def test_invalid_settings_are_named(settings: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(DENSE, settings)
 
 
-def test_every_row_that_may_be_admitted_is_generated_at_once() -> None:
+def test_all_admissible_rows_are_generated_at_once() -> None:
     config = calibrated(load_config(DENSE))
     derived = mode_config(config, Mode("separate", 2, 6), Path("somewhere"))
     assert derived.simulate is not None
@@ -136,7 +138,7 @@ def test_every_row_that_may_be_admitted_is_generated_at_once() -> None:
 
 
 @given(st.integers(2, 40), st.floats(0.05, 0.95), st.integers(1, 4))
-def test_the_best_split_is_found_where_neither_waits(devices: int, share: float, move: int) -> None:
+def test_best_split_is_within_one_per_cent_of_the_optimum(devices: int, share: float, move: int) -> None:
     if devices <= move:
         return
 
@@ -170,7 +172,7 @@ def weights(folder: Path, config: Config, devices: Devices) -> tuple[Path, str]:
     return folder / "w.safetensors", training.publish(folder / "w.safetensors")
 
 
-def test_nothing_is_generated_with_weights_that_are_not_verified(tmp_path: Path) -> None:
+def test_unverified_weights_generate_nothing(tmp_path: Path) -> None:
     config, devices = devices_of(tmp_path)
     engine = SimulatedInference(devices, 0, 64)
     path, fingerprint = weights(tmp_path, config, devices)
@@ -183,7 +185,7 @@ def test_nothing_is_generated_with_weights_that_are_not_verified(tmp_path: Path)
 
 
 class Clock:
-    """Time that passes by sleeping alone."""
+    """Fake clock that only `sleep` advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -195,13 +197,15 @@ class Clock:
         self.now += seconds
 
 
-def test_rows_end_by_themselves_and_others_come_in_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_rows_leave_and_others_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relax_actors.simulation.inference.time", Clock())
     config, devices = devices_of(tmp_path)
     engine = SimulatedInference(devices, 0, 64, rows=3)
     path, fingerprint = weights(tmp_path, config, devices)
     engine.load(0, fingerprint, [path])
-    longest = {seed: float(draw(devices.simulate.generation.tokens, generator_of(seed), 8).max()) for seed in range(40)}
+    longest = {
+        seed: float(draw(devices.simulate.generation.tokens, random_generator(seed), 8).max()) for seed in range(40)
+    }
     slow, *quick = sorted(longest, key=lambda seed: -longest[seed])
     late, room = [request(quick[-1])], []
 
@@ -210,13 +214,13 @@ def test_rows_end_by_themselves_and_others_come_in_their_place(tmp_path: Path, m
         return [late.pop()] if late and most > 1 else []
 
     order = [i for done in engine.stream([request(slow), request(quick[-2])], silent, None, more) for i, _ in done]
-    # The row that was quicker leaves first, and makes room for the one that came late.
+    # The shorter row leaves first and makes room for the late one.
     assert order == [1, 2, 0]
     assert set(room) <= {1, 2, 3}
     assert devices.running.sum() == 0
 
 
-def test_generation_takes_its_time_and_says_the_same_again(tmp_path: Path) -> None:
+def test_generation_takes_its_duration_and_is_reproducible(tmp_path: Path) -> None:
     config, devices = devices_of(tmp_path)
     engine = SimulatedInference(devices, 3, 64)
     path, fingerprint = weights(tmp_path, config, devices)
@@ -225,15 +229,15 @@ def test_generation_takes_its_time_and_says_the_same_again(tmp_path: Path) -> No
     (first,), (again,) = engine.generate([request(5)], silent), engine.generate([request(5)], silent)
     took = time.monotonic() - began
     section = devices.simulate.generation
-    lengths = draw(section.tokens, generator_of(5), 8)
-    alone = (section.token_seconds or 0) * seconds_together(lengths, 8, section.load)
+    lengths = draw(section.tokens, random_generator(5), 8)
+    alone = (section.token_seconds or 0) * concurrent_seconds(lengths, 8, section.load)
     assert took >= 2 * alone * 0.001 * 0.99
     assert [s.tokens.tolist() for s in first] == [s.tokens.tolist() for s in again]
     assert {int(s.versions[0]) for s in first} == {7}
     assert devices.running.sum() == 0
 
 
-def test_the_weights_are_a_function_of_the_batches(tmp_path: Path) -> None:
+def test_weights_depend_only_on_the_batches(tmp_path: Path) -> None:
     config, devices = devices_of(tmp_path, time_scale=1e-6)
 
     def batch(seed: int) -> list[TrainSample]:
@@ -257,7 +261,7 @@ def test_the_weights_are_a_function_of_the_batches(tmp_path: Path) -> None:
     assert resumed.fingerprint() == after(1, 2, 3).fingerprint()
 
 
-def test_colocated_the_trainer_waits_for_generation_and_keeps_new_rows_out(tmp_path: Path) -> None:
+def test_colocated_trainer_waits_for_generation_and_blocks_new_rows(tmp_path: Path) -> None:
     _, ours = devices_of(tmp_path, placement="colocated")
     _, theirs = devices_of(tmp_path, placement="colocated")
     _, late = devices_of(tmp_path, placement="colocated")

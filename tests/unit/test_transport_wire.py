@@ -1,4 +1,4 @@
-"""What goes over a pair: tensors come out as they went in, and nothing malformed or too large is taken."""
+"""Wire format of the torch transport: round trips, and refusal of malformed messages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_actors.weights.protocol import Content
-from relax_actors.weights.torch_transport import wire
+from relax_actors.weights.protocols import WeightPayload
+from relax_actors.weights.transports.torch_transport import wire
 from tests.unit.test_deltas import DTYPES, SEEDS, SHAPES, bits, random_bits
 
 BASE = "0123456789abcdef" * 2
@@ -19,27 +19,31 @@ BASE = "0123456789abcdef" * 2
 
 @settings(max_examples=25)
 @given(SEEDS, st.integers(1, 4000), st.sampled_from([None, BASE]))
-def test_tensors_come_out_as_they_went_in(seed: int, chunk: int, base: str | None) -> None:
+def test_tensors_round_trip(seed: int, chunk: int, base: str | None) -> None:
     source = np.random.default_rng(seed)
     tensors = {f"{dtype}.{shape}": random_bits(source, dtype, shape) for dtype in DTYPES for shape in SHAPES}
-    sent = wire.Layout.of(Content(base, tensors))
+    sent = wire.Layout.of(WeightPayload(base, tensors))
     total = sum(tensor.nbytes for tensor in tensors.values())
     found = wire.Layout.parse(sent.header(), sent.nbytes, total)
     body = torch.empty(sent.nbytes, dtype=torch.uint8)
     for start in range(0, sent.nbytes, chunk):
         sent.fill(tensors, start, body[start : start + chunk])
     assert found.base == base
-    came = found.views(body)
-    assert list(came) == list(tensors)
+    received = found.views(body)
+    assert list(received) == list(tensors)
     for name, tensor in tensors.items():
-        assert (came[name].dtype, came[name].shape, bits(came[name])) == (tensor.dtype, tensor.shape, bits(tensor))
-    with pytest.raises(ValueError, match="on offer"):
+        assert (received[name].dtype, received[name].shape, bits(received[name])) == (
+            tensor.dtype,
+            tensor.shape,
+            bits(tensor),
+        )
+    with pytest.raises(ValueError, match="are offered"):
         wire.Layout.parse(sent.header(), sent.nbytes, total - 1)
 
 
-def test_strided_tensors_are_sent_in_their_order() -> None:
+def test_strided_tensors_are_sent_in_row_major_order() -> None:
     tensor = torch.arange(12).reshape(3, 4).t()
-    layout = wire.Layout.of(Content(None, {"w": tensor}))
+    layout = wire.Layout.of(WeightPayload(None, {"w": tensor}))
     body = torch.empty(layout.nbytes, dtype=torch.uint8)
     layout.fill({"w": tensor}, 0, body)
     assert torch.equal(layout.views(body)["w"], tensor)
@@ -72,12 +76,12 @@ def header(*tensors: object, base: object = None) -> bytes:
         header(["w" * 2000, "float32", [1]]),
     ],
 )
-def test_what_is_no_header_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="are no header of weights"):
+def test_malformed_header_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="are not a header of weights"):
         wire.Layout.parse(data, 4, 100)
 
 
-def test_a_header_that_its_body_does_not_fit_is_refused() -> None:
+def test_header_that_does_not_fit_its_body_is_refused() -> None:
     one = ["w", "float32", [1]]
     for data, body in ((header(one), 8), (header(one, one), 68), (header(["w", "float32", [1 << 39] * 16]), 4)):
         with pytest.raises(ValueError, match="the body has"):
@@ -96,11 +100,11 @@ def test_requests_and_answers_are_parsed_strictly() -> None:
         wire.parse_answer(wire.answer(wire.HEADER_BYTES + 1, 0))
 
 
-def test_tensors_that_cannot_be_sent_are_named() -> None:
+def test_unsupported_dtype_is_named() -> None:
     with pytest.raises(ValueError, match="complex64"):
-        wire.Layout.of(Content(None, {"w": torch.zeros(1, dtype=torch.complex64)})).header()
+        wire.Layout.of(WeightPayload(None, {"w": torch.zeros(1, dtype=torch.complex64)})).header()
 
 
-def test_a_proof_needs_the_token_and_the_challenge() -> None:
+def test_proof_depends_on_token_and_challenge() -> None:
     assert wire.proof("a", b"c") != wire.proof("b", b"c") != wire.proof("b", b"d")
     assert len(wire.proof("a", b"c")) == wire.PROOF

@@ -200,22 +200,22 @@ class MegatronGroup(WholeStep):
         return StepResult(self._call("step", pack_samples(samples), step, progress=progress))
 
     def publish(self, path: Path) -> str:
-        """Write the weights; see `PublishesWeights`."""
+        """Write the weights; see `WeightProducer`."""
         return str(self._call("publish", str(path)))
 
     def remember(self) -> None:
-        """Keep the weights as the base of the next delta; see `PublishesWeights`."""
+        """Keep the weights as the base of the next delta; see `WeightProducer`."""
         self._call("remember")
 
     def delta(self) -> Callable[[Path], str] | None:
-        """Writer of the change since `remember`; see `PublishesWeights`."""
+        """Writer of the change since `remember`; see `WeightProducer`."""
         return partial(self._write_delta) if self._call("delta") else None
 
     def _write_delta(self, path: Path) -> str:
         return str(self._call("write_delta", str(path)))
 
     def fingerprint(self) -> str:
-        """Fingerprint of the weights; see `PublishesWeights`."""
+        """Fingerprint of the weights; see `WeightProducer`."""
         return str(self._call("fingerprint"))
 
     def save(self, folder: Path) -> None:
@@ -235,5 +235,5 @@ class MegatronGroup(WholeStep):
         self._call("load", str(folder))
 
     def export(self, folder: Path) -> None:
-        """Write a model folder; see `PublishesWeights`."""
+        """Write a model folder; see `WeightProducer`."""
         self._call("export", str(folder))

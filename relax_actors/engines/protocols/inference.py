@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from relax_actors.messages import FinishReason
-from relax_actors.weights.protocol import TakesWeights
+from relax_actors.weights.protocols import WeightConsumer
 
 Refresh: TypeAlias = Callable[[], bool]
 """Swaps an engine to weights that are newer than those in use, if some are ready; tells whether it did."""
@@ -66,7 +66,7 @@ def nothing_more(most: int) -> Sequence[GenerationRequest]:
     return ()
 
 
-class InferenceEngine(TakesWeights, Protocol):
+class InferenceEngine(WeightConsumer, Protocol):
     """Generates with one set of weights at a time; serves nothing before the first `load`."""
 
     @property

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.weights.protocol import TakesWeights
+from relax_actors.weights.protocols import WeightConsumer
 
 
-class ScoringEngine(TakesWeights, Protocol):
+class ScoringEngine(WeightConsumer, Protocol):
     """Scores with one version of the weights at a time, and with none before the first."""
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Sequence[NDArray[Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.weights.protocol import PublishesWeights
+from relax_actors.weights.protocols import WeightProducer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class StepResult:
     metrics: Mapping[str, float]
 
 
-class TrainingEngine(PublishesWeights, Protocol):
+class TrainingEngine(WeightProducer, Protocol):
     """One model with its optimizer."""
 
     def initialise(self, seed: int) -> None:

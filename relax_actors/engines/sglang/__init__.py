@@ -1,3 +1,4 @@
-"""SGLang behind our engine protocol: servers in processes of their own, talked to by HTTP. Nothing imports sglang here;
-only a server's own process does.
+"""SGLang as inference engine: servers in processes of their own, used over HTTP.
+
+Nothing in the actors imports sglang; only a server's process does.
 """

@@ -10,48 +10,56 @@ from relax_actors.data.model_folder import measure
 from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine
 from relax_actors.engines.sglang import presence
-from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
 SERVER_BYTES = 1700 << 20
-"""Memory of a server besides its model."""
+"""Memory of a server without its model."""
 
 
 class SglangBackend:
-    """Generation by an SGLang server for each actor; see `InferenceBackend`."""
+    """Generates with one SGLang server per actor; implements `InferenceBackend`."""
 
     def build(self, context: Context) -> InferenceEngine:
         """Wait for the actor's server and connect to it."""
-        from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415 imports torch
-        from relax_actors.engines.sglang.loading import FromDisk, FromGroup, FromTensors, Loader  # noqa: PLC0415
+        from relax_actors.engines.sglang.connection import SglangSettings  # noqa: PLC0415 imports torch
+        from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415
+        from relax_actors.engines.sglang.weight_loaders import (  # noqa: PLC0415
+            BroadcastLoader,
+            DiskLoader,
+            TensorLoader,
+            WeightLoader,
+        )
         from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
 
         config, path = context.config, context.folder.server(context.n)
         set_up(config.run)
         rollout, settings = config.rollout, config.rollout.sglang
         external = external_server(context)
-        loader: Loader = FromDisk(path.with_suffix(""))
+        loader: WeightLoader = DiskLoader(path.with_suffix(""))
         if settings.weights != "disk":
-            loader = (FromTensors if settings.weights == "tensors" else FromGroup)(settings.tensor_parallel)
+            loader = (TensorLoader if settings.weights == "tensors" else BroadcastLoader)(settings.tensor_parallel)
         facts = measure(config.model_path)
         engine = SglangEngine(
             lambda: external or ServerRecord.load(path),
             loader,
-            facts.context_length,
-            moe=facts.moe if config.trainer.router_replay else None,
-            rows=rollout.max_concurrent_prompts,
-            patience=config.supervision.start_deadline,
-            stall=rollout.deadline / 2,
-            keeps_partial=not config.run.deterministic,
-            progress=context.progress,
-            stopping=context.stopping,
+            SglangSettings(
+                facts.context_length,
+                rows=rollout.max_concurrent_prompts,
+                patience=config.supervision.start_deadline,
+                stall=rollout.deadline / 2,
+                moe=facts.moe if config.trainer.router_replay else None,
+                keep_partial=not config.run.deterministic,
+                progress=context.progress,
+                stopping=context.stopping,
+            ),
         )
         engine.wait_for_server()
         return engine
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Refuse settings that SGLang cannot follow and models whose weights it cannot be given."""
+        """Refuse settings that SGLang does not support and models whose weights it cannot load."""
         refuse_options(config, "rollout")
         rollout, urls, facts = config.rollout, config.rollout.sglang.urls, measure(model)
         if rollout.min_tokens:

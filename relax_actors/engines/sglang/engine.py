@@ -1,8 +1,8 @@
-"""Generation by an SGLang server that outlives whoever uses it.
+"""Inference engine that generates with an SGLang server, which outlives the actor.
 
-Invariant: what is served are weights whose bytes had the published fingerprint, under a name that has it in it; the
-server says of every token under which name it was generated. A server that is gone is waited for, given the weights in
-use again, and asked for what the samples still lack.
+Invariant: the served weights have the published fingerprint and carry it in their name on the server, which reports the
+name for every token. If the server is lost, the engine waits for the next one, loads the weights in use again, and
+requests the missing tokens.
 """
 
 from __future__ import annotations
@@ -12,108 +12,78 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from pathlib import Path
 
-import structlog
 from torch import Tensor
 
-from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.inference import Done, GeneratesAll, GenerationRequest, More, Refresh, nothing_more
-from relax_actors.engines.sglang.concurrency import Concurrency
-from relax_actors.engines.sglang.loading import Loader, Staged
-from relax_actors.engines.sglang.names import on_disk
-from relax_actors.engines.sglang.record import ServerRecord
-from relax_actors.engines.sglang.rows import Rows
+from relax_actors.engines.sglang.active_rows import ActiveRows
+from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
+from relax_actors.engines.sglang.connection import ServerConnection, SglangSettings
+from relax_actors.engines.sglang.row_streams import cancel_all, wait_for_first
 from relax_actors.engines.sglang.server import Server, ServerGoneError
-from relax_actors.engines.sglang.streams import Streams, cancelled, first_of
+from relax_actors.engines.sglang.server_record import ServerRecord
+from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader
 from relax_actors.errors import ActorError, EngineError, StoreError
 from relax_actors.weights import files as weights
 from relax_actors.weights.host_copy import HostCopy
-from relax_actors.weights.protocol import Step
+from relax_actors.weights.protocols import WeightUpdate
 
-LOOK_SECONDS, TICK_SECONDS = 0.1, 0.01
-NAMES = 64
-"""Versions whose names are remembered; no sample is that old."""
+POLL_SECONDS, TICK_SECONDS = 0.1, 0.01
+MAX_NAMES = 64
+"""Number of versions whose names are kept; no sample contains tokens of an older one."""
 MAX_LOSSES = 5
-"""Times that the server may be lost with no token in between, before the rows are taken for the cause."""
-log = structlog.get_logger()
+"""Number of servers lost in a row, without a token in between, after which the rows count as the cause."""
 
 
 class SglangEngine(GeneratesAll):
-    """Uses one server at a time; see `InferenceEngine`.
+    """Generates with one server at a time; implements `InferenceEngine`.
 
     Args:
-        find: gives the server, or None while there is none.
-        loader: how it gets weights.
-        context_length: of the model.
-        rows: generated at once, at most.
-        patience: seconds that a server is waited for.
-        stall: seconds without a token after which a server of our own is killed.
-        moe: of the model, if the experts that it chooses are to be told.
-        keeps_partial: whether a sample goes on from what it has when its server was lost; else it begins anew, so that
-            its numbers do not depend on that.
-        progress: told that work goes on while the server is waited for.
-        stopping: whether to give up waiting.
+        find: returns the record of the current server; None while there is none.
+        loader: loads weights into servers.
+        settings: see `SglangSettings`.
     """
 
-    def __init__(
-        self,
-        find: Callable[[], ServerRecord | None],
-        loader: Loader,
-        context_length: int,
-        *,
-        rows: int,
-        patience: float,
-        stall: float,
-        moe: MoeFacts | None = None,
-        keeps_partial: bool = True,
-        progress: Callable[[], None] = lambda: None,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._find, self._loader, self._context_length, self._moe = find, loader, context_length, moe
-        self._patience, self._stall, self._keeps_partial = patience, stall, keeps_partial
-        self._progress, self._stopping = progress, stopping
-        self._concurrency = Concurrency(rows)
-        self._loop = asyncio.new_event_loop()
-        # Guards what is staged and what is served: weights are prepared in another thread.
+    def __init__(self, find: Callable[[], ServerRecord | None], loader: WeightLoader, settings: SglangSettings) -> None:
+        self._loader, self._settings = loader, settings
+        self._connection = ServerConnection(find, settings)
+        # Guards `_staged` and `_serving`: weights are staged in another thread.
         self._changing = threading.Lock()
-        self._server: Server | None = None
-        self._streams: Streams | None = None
-        self._lost: set[str] = set()
-        self._why = ""
-        # Why the server did not take weights while it generated; nobody knows then what it serves.
-        self._unsure: ServerGoneError | None = None
-        self._staged: Staged | None = None
-        self._serving: Staged | None = None
+        self._staged: StagedWeights | None = None
+        self._serving: StagedWeights | None = None
+        # Versions by the names of their weights on the server.
         self._named: dict[str, int] = {}
-        self._rows = Rows()
-        self.losses = 0
-        """Servers that were lost."""
+        self._rows = ActiveRows()
+
+    @property
+    def losses(self) -> int:
+        """Number of servers that were lost."""
+        return self._connection.losses
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and completion may have together."""
-        return self._context_length
+        """Largest number of tokens of prompt and completion together."""
+        return self._settings.context_length
 
     @property
-    def version(self) -> int | None:
-        """Version of the weights that are served."""
-        return None if self._serving is None else self._serving.version
-
-    @property
-    def rows(self) -> Rows:
+    def rows(self) -> ActiveRows:
         """Rows in progress."""
         return self._rows
 
+    @property
+    def version(self) -> int | None:
+        """Version of the weights in use; None before the first."""
+        return None if self._serving is None else self._serving.version
+
     def empty_copy(self) -> HostCopy:
-        """A copy of tensors; see `TakesWeights`."""
+        """Return an empty host copy; see `WeightConsumer`."""
         return HostCopy()
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Make weights ready for the server; see `TakesWeights`."""
-        named = on_disk(tensors)
-        staged = Staged(version, weights.fingerprint(named.items()))
+        """Stage weights in the loader; see `WeightConsumer`."""
+        named = to_checkpoint_names(tensors)
+        staged = StagedWeights(version, weights.fingerprint(named.items()))
         if staged != self._serving:
             self._loader.stage(staged, named)
         with self._changing:
@@ -123,19 +93,19 @@ class SglangEngine(GeneratesAll):
             self._loader.forget(before)
 
     def swap(self) -> int:
-        """Have the server take what was staged, also while it generates; see `TakesWeights`."""
+        """Load the staged weights into the server, also during generation; see `WeightConsumer`."""
         with self._changing:
             staged, self._staged = self._staged, None
             if staged is None:
                 msg = "no weights are staged; nothing can be swapped"
                 raise StoreError(msg)
             before, self._serving = self._serving, staged
-        self._named = dict([*self._named.items(), (staged.identity, staged.version)][-NAMES:])
+        self._named = dict([*self._named.items(), (staged.identity, staged.version)][-MAX_NAMES:])
         try:
-            if self._rows.open:
-                self._swap_in_flight()
+            if self._rows.active:
+                self._update_in_flight()
             else:
-                self._attach()
+                self._connection.call(self._prepare_idle)
         except (StoreError, EngineError) as error:
             self._serving = None
             msg = f"weights {staged.version} cannot be served: {error}"
@@ -144,117 +114,54 @@ class SglangEngine(GeneratesAll):
             self._loader.forget(before)
         return staged.version
 
-    def _swap_in_flight(self) -> None:
-        for sample in self._rows.samples:
-            sample.swapped()
-        try:
-            if (server := self._server) is not None:
-                server.pause()
-                self._give(server)
-                server.resume()
-        except ServerGoneError as error:
-            # It may only have been too slow. Whoever waits for the samples sees to it.
-            self._unsure = error
-
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
-        """Swap to a whole set of weights at once; see `TakesWeights`."""
+        """Verify, stage and swap to a full set of weights; see `WeightConsumer`."""
         copy = HostCopy()
         try:
-            copy.take([Step(version, fingerprint, shards)])
+            copy.apply([WeightUpdate(version, fingerprint, shards)])
         except StoreError:
             self._serving = None
             raise
         self.stage(version, copy.tensors)
         self.swap()
 
-    def _give(self, server: Server) -> None:
-        """Have a server serve the weights in use."""
+    def _update_in_flight(self) -> None:
+        for sample in self._rows.samples:
+            sample.swapped()
+        try:
+            if (server := self._connection.server) is not None:
+                server.pause()
+                self._load_into(server)
+                server.resume()
+        except ServerGoneError as error:
+            # The server may only have been slow. `stream` discards it and continues the samples on the next one.
+            self._connection.failure = error
+
+    def _prepare_idle(self, server: Server) -> None:
+        """Bring a server to the weights in use, with no request running."""
+        self._connection.wait_until_idle(server)
+        server.end_update()
+        self._load_into(server)
+
+    def _load_into(self, server: Server) -> None:
+        """Load the weights in use into a server, unless it has them."""
         assert self._serving is not None  # noqa: S101 nothing is served before the first swap
         if server.identity() == self._serving.identity:
             return
-        # Large weights take longer to load than an actor may be silent.
+        # Large weights take longer to load than the actor's deadline without progress.
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
             loading = thread.submit(self._loader.load, server, self._serving)
-            while not wait([loading], LOOK_SECONDS).done:
-                self._progress()
+            while not wait([loading], POLL_SECONDS).done:
+                self._settings.progress()
         loading.result()
 
     def wait_for_server(self) -> None:
-        """Wait until there is one: an actor without has nothing to do with rows.
+        """Wait for a server, so that an actor without one takes no rows.
 
         Raises:
-            ActorError: there is none.
+            ActorError: no server is ready within the patience.
         """
-        self._until_it_answers(lambda _: None)
-
-    def _attach(self) -> None:
-        """Have a server serve the weights in use, and generate nothing."""
-        self._until_it_answers(self._set_up)
-
-    def _until_it_answers(self, ask: Callable[[Server], None]) -> None:
-        """Ask the server in use something, or the next one if it is gone.
-
-        Raises:
-            ActorError: none answers.
-        """
-        end = time.monotonic() + self._patience
-        while True:
-            try:
-                ask(self._server or self._next_server(end))
-            except ServerGoneError as error:
-                self._lose(str(error))
-            else:
-                return
-
-    def _next_server(self, end: float) -> Server:
-        """The next server, waited for; without the requests of a life before this one."""
-        while True:
-            if time.monotonic() > end or self._stopping():
-                last = f"; of the last: {self._why}" if self._why else ""
-                msg = f"no inference server is ready within {self._patience:g} s; logs/server.*.log says why{last}"
-                raise ActorError(msg)
-            record = self._find()
-            if record is not None and record.life not in self._lost:
-                self._server = server = Server(record)
-                server.abort()
-                server.resume()
-                self._streams = Streams(record, self._concurrency, keeps_partial=self._keeps_partial)
-                return server
-            time.sleep(LOOK_SECONDS)
-            self._progress()
-
-    def _set_up(self, server: Server) -> None:
-        self._await_idle(server)
-        server.end_update()
-        self._give(server)
-
-    def _await_idle(self, server: Server) -> None:
-        end = time.monotonic() + self._stall
-        while not server.is_idle():
-            if time.monotonic() > end:
-                msg = f"the server at {server.record.url} does not end its requests within {self._stall:g} s"
-                raise ServerGoneError(msg)
-            time.sleep(TICK_SECONDS)
-            self._progress()
-
-    def _lose(self, why: str) -> None:
-        """Have done with the server; one of our own that hangs is killed, to be started again."""
-        server, self._server, self._unsure = self._server, None, None
-        if server is None:
-            return
-        log.warning("server_lost", url=server.record.url, reason=why)
-        self.losses, self._why = self.losses + 1, why
-        if server.record.is_own:
-            self._lost.add(server.record.life)
-            server.record.kill()
-        self._let_go(server)
-        time.sleep(LOOK_SECONDS)
-
-    def _let_go(self, server: Server) -> None:
-        streams, self._streams = self._streams, None
-        if streams is not None:
-            self._loop.run_until_complete(streams.close())
-        server.close()
+        self._connection.call(lambda _: None)
 
     def stream(
         self,
@@ -263,91 +170,79 @@ class SglangEngine(GeneratesAll):
         refresh: Refresh | None = None,
         more: More = nothing_more,
     ) -> Iterator[Done]:
-        """Generate all samples of all requests, and of those that come while the server has room; see the protocol.
+        """Generate the samples of all requests, and of those that join; see `InferenceEngine`.
 
         Raises:
-            StoreError: no weights are served.
+            StoreError: no weights are in use.
             ActorError: there is no server.
-            EngineError: the server refuses, or is lost again and again.
+            EngineError: the server refuses a request, or was lost `MAX_LOSSES` times in a row.
         """
         if self._serving is None:
             msg = "no verified weights are loaded; nothing can be generated"
             raise StoreError(msg)
-        rows = self._rows = Rows(self._moe)
+        rows = self._rows = ActiveRows(self._settings.moe)
         rows.add(requests)
         losses = 0
         try:
-            while rows.open:
+            while rows.active:
                 before = rows.tokens
-                if self._server is None:
-                    self._attach()
+                if self._connection.server is None:
+                    self._connection.call(self._prepare_idle)
                 try:
-                    yield from self._finish(rows, progress, refresh, more)
+                    yield from self._generate(rows, progress, refresh, more)
                 except ServerGoneError as error:
-                    self._lose(str(error))
-                    # Rows that join would hide by their tokens that one of these is the cause.
+                    self._connection.discard(str(error))
+                    # Tokens of rows that join would hide that a row of the first ones kills the servers.
                     more = nothing_more
                     losses = losses + 1 if rows.tokens <= before else 1
                     if losses > MAX_LOSSES:
                         msg = f"the inference server was lost {losses} times in a row with these rows: {error}"
                         raise EngineError(msg) from error
         finally:
-            self._rows = Rows()
+            self._rows = ActiveRows()
 
-    def _finish(self, rows: Rows, progress: Callable[[], None], refresh: Refresh | None, more: More) -> Iterator[Done]:
-        """Have the server finish what is not finished.
+    def _generate(
+        self, rows: ActiveRows, progress: Callable[[], None], refresh: Refresh | None, more: More
+    ) -> Iterator[Done]:
+        """Generate the active rows with the server in use.
 
         Raises:
-            ServerGoneError: it is gone, or hangs.
+            ServerGoneError: the server is gone or hangs.
         """
-        streams, run = self._streams, self._loop.run_until_complete
-        assert streams is not None  # noqa: S101 there is a server
+        connection = self._connection
+        streams, run = connection.streams, connection.loop.run_until_complete
+        assert streams is not None  # noqa: S101 the server in use has streams
         tasks: dict[asyncio.Task[None], int] = {}
-        told, moved = -1, time.monotonic()
+        received, last_progress = -1, time.monotonic()
         try:
-            while rows.open:
-                for i in rows.open.keys() - set(tasks.values()):
-                    tasks[self._loop.create_task(streams.finish(rows.open[i], self._dated))] = i
-                done = run(first_of(tasks, TICK_SECONDS))
-                if streams.tokens != told:
-                    told, moved = streams.tokens, time.monotonic()
+            while rows.active:
+                for i in rows.active.keys() - set(tasks.values()):
+                    tasks[connection.loop.create_task(streams.generate(rows.active[i], self._versions))] = i
+                done = run(wait_for_first(tasks, TICK_SECONDS))
+                if streams.tokens != received:
+                    received, last_progress = streams.tokens, time.monotonic()
                     progress()
                 if ended := [task for task in done if task.exception() is None]:
-                    yield [rows.give(tasks.pop(task)) for task in ended]
+                    yield [rows.finish(tasks.pop(task)) for task in ended]
                 for task in done:
                     task.result()
-                came = more(self._concurrency.limit - len(rows.open)) if rows.open else ()
-                rows.add(came)
-                if ended or came:
-                    # Who takes and gives rows may have had to wait: the server is not to blame.
-                    moved = time.monotonic()
-                if rows.open and refresh is not None and refresh():
-                    moved = time.monotonic()
-                self._require_life(streams, moved)
+                joined = more(connection.row_limit.limit - len(rows.active)) if rows.active else ()
+                rows.add(joined)
+                if ended or joined:
+                    # The caller may have taken long to write or fetch rows; that is no stall of the server.
+                    last_progress = time.monotonic()
+                if rows.active and refresh is not None and refresh():
+                    last_progress = time.monotonic()
+                connection.check_alive(last_progress)
         finally:
-            run(cancelled(tasks))
+            run(cancel_all(tasks))
 
-    def _require_life(self, streams: Streams, moved: float) -> None:
-        if self._unsure is not None:
-            raise self._unsure
-        if time.monotonic() - moved > self._stall:
-            msg = f"the server at {streams.record.url} gives no token for {self._stall:g} s"
-            raise ServerGoneError(msg)
-
-    def _dated(self) -> tuple[int, Mapping[str, int]]:
-        """The version in use, and all versions by name."""
-        assert self._serving is not None  # noqa: S101 checked before anything is asked for
+    def _versions(self) -> tuple[int, Mapping[str, int]]:
+        """Return the version in use, and the versions of all known weight names."""
+        assert self._serving is not None  # noqa: S101 `stream` checks it before the first request
         return self._serving.version, self._named
 
-    def metrics(self) -> dict[str, float]:
-        """Rows that the server may have at once, and servers lost."""
-        return {"rows_at_once": self._concurrency.limit, "servers_lost": self.losses}
-
     def close(self) -> None:
-        """Let the server be; it is for the next life, or the node ends it."""
-        if self._server is not None:
-            with suppress(EngineError):
-                self._server.abort()
-            self._let_go(self._server)
+        """Disconnect from the server, which stays for the next incarnation or ends with the node."""
+        self._connection.close()
         self._loader.close()
-        self._loop.close()

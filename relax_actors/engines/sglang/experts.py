@@ -1,4 +1,4 @@
-"""The experts that a server chose for every token, as router replay wants them."""
+"""Experts chosen for each token, decoded from a server's answer for router replay."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from relax_actors.messages.experts import flaw
 
 
 def routed_experts(text: str, tokens: int, moe: MoeFacts) -> NDArray[Any]:
-    """`[tokens, layers, experts_of_token] int16`.
+    """Decode the chosen experts, `[tokens, layers, experts_of_token] int16`.
 
     Args:
-        text: base64 of int32, from the answer's `meta_info["routed_experts"]`.
-        tokens: of prompt and completion but the last, which no layer has seen.
+        text: `meta_info["routed_experts"]` of an answer: base64 of int32.
+        tokens: number of tokens of prompt and completion without the last one, which no layer has read.
         moe: of the model.
 
     Raises:
-        EngineError: it is not that many numbers, or what no router of the model can have chosen.
+        EngineError: the shape is wrong, or no router of the model can have chosen these experts.
     """
-    # It tells of every layer, also of those without experts.
+    # SGLang reports all layers, including those without experts.
     shape = tokens, moe.layers + len(moe.without), moe.experts_of_token
     try:
         found = np.frombuffer(base64.b64decode(text, validate=True), "<i4").reshape(shape)
     except ValueError as error:
-        msg = f"a server told routed experts that are not {list(shape)}: {error}"
+        msg = f"a server sent routed experts that are not {list(shape)}: {error}"
         raise EngineError(msg) from error
     found = np.delete(found, moe.without, 1).astype(np.int16)
     if why := flaw(found, moe.experts):
-        msg = f"a server told routed experts that cannot be: {why}"
+        msg = f"a server sent routed experts that are not valid: {why}"
         raise EngineError(msg)
     return found

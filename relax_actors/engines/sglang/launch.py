@@ -1,6 +1,8 @@
-"""The process of a server: `python -m relax_actors.engines.sglang.launch <run folder> <number> <port>`.
+"""Process of a server.
 
-SGLang's own launcher would want the key as an argument, which every user of the machine can read.
+Usage: `python -m relax_actors.engines.sglang.launch <run folder> <number> <port>`.
+
+SGLang's own launcher takes the API key as an argument, which every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -10,24 +12,25 @@ import os
 import sys
 from pathlib import Path
 
-KEY = "RELAX_SGLANG_KEY"
+KEY_VARIABLE = "RELAX_SGLANG_KEY"
+"""Environment variable with the API key."""
 
 
 def main() -> None:
     """Serve until killed."""
-    key = os.environ.pop(KEY)
+    key = os.environ.pop(KEY_VARIABLE)
     from relax_actors.data.model_folder import measure  # noqa: PLC0415
-    from relax_actors.engines.sglang.arguments import server_arguments  # noqa: PLC0415 not in SGLang's own children
+    from relax_actors.engines.sglang.server_arguments import server_arguments  # noqa: PLC0415 SGLang's child processes import this module
     from relax_actors.runtime.run_folder import RunFolder  # noqa: PLC0415
 
     config = RunFolder(Path(sys.argv[1])).load_config()
-    wanted = config.rollout.device
-    if wanted == "auto":
+    device = config.rollout.device
+    if device == "auto":
         import torch  # noqa: PLC0415
 
         cuda = torch.cuda.is_available()
     else:
-        cuda = wanted.startswith("cuda")
+        cuda = device.startswith("cuda")
     if not cuda:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     arguments = server_arguments(config, measure(config.model_path), int(sys.argv[3]), cuda=cuda)
@@ -36,11 +39,14 @@ def main() -> None:
     from sglang.srt.server_args import prepare_server_args  # noqa: PLC0415
 
     load_plugins()
-    run_server(prepare_server_args([*arguments, *_architecture(config.model_path), "--api-key", key]))
+    run_server(prepare_server_args([*arguments, *_class_arguments(config.model_path), "--api-key", key]))
 
 
-def _architecture(model: Path) -> list[str]:
-    """What tells SGLang the model's class, if its config does not: one made from `model.architecture` names none."""
+def _class_arguments(model: Path) -> list[str]:
+    """Return arguments that name the model's class where its config does not.
+
+    A config made from `model.architecture` names none.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: PLC0415
 
     fields = json.loads((model / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Whether SGLang is installed, asked without importing it."""
+"""Check whether SGLang is installed, without importing it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from importlib.util import find_spec
 from relax_actors.errors import ConfigError
 
 FAMILIES_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe")
-"""Models with experts that `names` knows the weights of."""
+"""Model types with experts whose weights `checkpoint_names` can name."""
 
 
 def require() -> None:
-    """Refuse to go on without SGLang.
+    """Raise an error if SGLang is not installed.
 
     Raises:
-        ConfigError: it is not installed; names the command that installs it.
+        ConfigError: SGLang is not installed; names the command that installs it.
     """
     missing = [name for name in ("sglang", "sgl_kernel") if find_spec(name) is None]
     if missing:

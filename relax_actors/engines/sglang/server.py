@@ -1,6 +1,7 @@
-"""A server's control: weights, pause and abort, by short requests that are waited for.
+"""Control requests to a server: weights, pause and abort.
 
-Each raises `ServerGoneError` if the server does not answer, and `EngineError` with its own words if it refuses.
+All methods block. They raise `ServerGoneError` if the server does not answer, and `EngineError` with its message if it
+refuses.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import httpx
 import torch
 from torch import Tensor
 
-from relax_actors.engines.sglang.record import ServerRecord
+from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.errors import EngineError
 
 CONNECT_SECONDS, ANSWER_SECONDS, LOAD_SECONDS = 5.0, 60.0, 600.0
 OK = 200
 UNFINISHED = "unfinished"
+"""Name of the weights while an update is in progress."""
 
 
 class ServerGoneError(EngineError):
@@ -29,10 +31,10 @@ class ServerGoneError(EngineError):
 
 
 class Server:
-    """The server of a record.
+    """Client of one server.
 
     Args:
-        record: where it is.
+        record: address and key of the server.
     """
 
     def __init__(self, record: ServerRecord) -> None:
@@ -41,32 +43,32 @@ class Server:
             base_url=record.url,
             headers=authorization(record),
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
-            verify=record.url.startswith("https:"),  # what that needs takes time to load
+            verify=record.url.startswith("https:"),  # loading certificates takes time
             trust_env=not record.is_own,
         )
 
     def identity(self) -> str:
-        """The name that its weights were given when they were loaded."""
+        """Return the name under which the weights in use were loaded."""
         return str(self._ask("GET", "/model_info")["weight_version"])
 
     def load_files(self, folder: Path, identity: str) -> None:
-        """Load a folder of safetensors, and drop keys and values of other weights."""
+        """Load a folder of safetensors and flush the key-value cache."""
         body = {"model_path": str(folder), "load_format": "auto", "weight_version": identity, "flush_cache": True}
-        self._unname()
+        self._mark_unfinished()
         self._ask("POST", "/update_weights_from_disk", body, LOAD_SECONDS)
 
     def load_tensors(self, payload: str, ranks: int, identity: str) -> None:
-        """Load what `pickled` made, in each of its ranks."""
+        """Load the result of `pickled` in each rank."""
         body = {"serialized_named_tensors": [payload] * ranks, "weight_version": identity, "flush_cache": True}
         self._update("/update_weights_from_tensor", body)
 
     def join_group(self, host: str, port: int, size: int, name: str, backend: str) -> None:
-        """Join a process group as its ranks from 1 on; rank 0 is at an address."""
+        """Have the server join a process group as ranks 1 to `size - 1`; rank 0 is at `host:port`."""
         body = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": size}
         self._ask("POST", "/init_weights_update_group", body | {"group_name": name, "backend": backend}, LOAD_SECONDS)
 
     def load_broadcast(self, tensors: Mapping[str, Tensor], group: str, identity: str) -> None:
-        """Load tensors that rank 0 of a group broadcasts meanwhile, one by one."""
+        """Load tensors that rank 0 of the group broadcasts at the same time, one by one."""
         body = {
             "names": list(tensors),
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
@@ -78,36 +80,42 @@ class Server:
         self._update("/update_weights_from_distributed", body)
 
     def _update(self, path: str, body: dict[str, Any]) -> None:
-        self._unname()
+        self._mark_unfinished()
         self._ask("POST", "/begin_weight_update", {})
         self._ask("POST", path, body, LOAD_SECONDS)
         self._ask("POST", "/end_weight_update", {}, LOAD_SECONDS)
 
-    def _unname(self) -> None:
-        """Have the weights in use go by no name from now on: an update that is cut off or refused leaves a mixture."""
+    def _mark_unfinished(self) -> None:
+        """Rename the weights in use before an update.
+
+        A failed update leaves a mixture of two versions.
+        """
         self._ask("POST", "/update_weight_version", {"new_version": UNFINISHED, "abort_all_requests": False})
 
     def end_update(self) -> None:
-        """End what a life before this one has left open that was killed in the middle of an update.
+        """Complete an update that an earlier incarnation of the actor left open when it was killed.
 
-        The weights may have their name by then, but not yet the form that is computed with.
+        The weights may have their name by then without the processing that ends an update.
         """
         self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
 
     def pause(self) -> None:
-        """Stop between two tokens; what runs is put back, so that keys and values can be dropped."""
+        """Pause between two tokens; running samples return to the queue.
+
+        The key-value cache can be flushed then.
+        """
         self._ask("POST", "/pause_generation", {"mode": "retract"})
 
     def resume(self) -> None:
-        """Go on with what was put back, which is read again."""
+        """Resume generation; queued samples are prefilled again."""
         self._ask("POST", "/continue_generation", {})
 
     def abort(self) -> None:
-        """End all requests."""
+        """Abort all requests."""
         self._ask("POST", "/abort_request", {"abort_all": True})
 
     def is_idle(self) -> bool:
-        """Whether no request runs or waits; keys and values are dropped then."""
+        """Whether no request runs or waits; if so, the key-value cache is flushed."""
         return self._send("POST", "/flush_cache", None, ANSWER_SECONDS).status_code == OK
 
     def _ask(self, method: str, path: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
@@ -127,19 +135,19 @@ class Server:
             raise ServerGoneError(msg) from error
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._client.close()
 
 
 def authorization(record: ServerRecord) -> dict[str, str]:
-    """The header that a server wants."""
+    """Return the authorization header for a server."""
     return {"Authorization": f"Bearer {record.key}"} if record.key else {}
 
 
 def pickled(tensors: Mapping[str, Tensor]) -> str:
-    """Tensors as SGLang takes them in a request: names and tensors, pickled by value, in base64.
+    """Return tensors in SGLang's request format: base64 of a pickled list of names and tensors.
 
-    They are copied: a view, such as of what came in one piece, would be pickled with all that it is a view of.
+    Tensors are copied first: pickle would store a view with the whole buffer that it refers to.
     """
     file = io.BytesIO()
     pickle.dump([(n, t.detach().clone(memory_format=torch.contiguous_format)) for n, t in tensors.items()], file)

@@ -28,7 +28,7 @@ from relax_actors.engines.torch.model import build, copy_into, has_weights, tens
 from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_norm
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
-from relax_actors.weights.protocol import Content
+from relax_actors.weights.protocols import WeightPayload
 
 OPTIMIZER = "optimizer.safetensors"
 MODEL = "model.safetensors"
@@ -54,7 +54,7 @@ class TorchEngine:
         self._routers = Routers(self._model) if settings.router_replay else None
         self._steps_to_compare = 0
         self._reference: PreTrainedModel | None = None
-        self._encoder = WeightEncoder(self._published, remembers=config.publishes_deltas)
+        self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas)
         self._optimizer = self._new_optimizer(settings.learning_rate)
         # Of the step under way: its loss, and what each micro-batch measured.
         self._objective: StepObjective | None = None
@@ -79,7 +79,7 @@ class TorchEngine:
             copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
         else:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random start")
-        self._encoder.changed()
+        self._encoder.invalidate()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
 
     def warm_start(
@@ -206,7 +206,7 @@ class TorchEngine:
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.max_grad_norm))
         check_norm(norm)
         self._optimizer.step()
-        self._encoder.changed()
+        self._encoder.invalidate()
         self.discard()
         return measured | {"gradient_norm": norm, "micro_batches": count}
 
@@ -216,19 +216,19 @@ class TorchEngine:
 
     def publish(self, path: Path) -> str:
         """Write the weights; see the protocol."""
-        return self._encoder.whole(path)
+        return self._encoder.write_full(path)
 
     def delta(self) -> Callable[[Path], str] | None:
         """What writes the change since `remember`; see the protocol."""
-        return self._encoder.delta()
+        return self._encoder.delta_writer()
 
     def remember(self) -> None:
         """Take the weights for the base of the next delta; see the protocol."""
-        self._encoder.remember()
+        self._encoder.set_base()
 
-    def contents(self) -> list[Content]:
+    def payloads(self) -> list[WeightPayload]:
         """The weights in memory; see `Offers`."""
-        return self._encoder.contents()
+        return self._encoder.payloads()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights; see the protocol."""
@@ -260,7 +260,7 @@ class TorchEngine:
     def load(self, folder: Path) -> None:
         """Take a checkpoint; see the protocol."""
         copy_into(self._model, weights.load([folder / MODEL]), str(folder))
-        self._encoder.changed()
+        self._encoder.invalidate()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in weights.load([folder / OPTIMIZER]).items():
@@ -274,7 +274,7 @@ class TorchEngine:
 
     def export(self, folder: Path) -> None:
         """Write a model folder; see the protocol."""
-        with weights.errors_of_the_disk(folder):
+        with weights.disk_errors(folder):
             self._model.save_pretrained(folder)
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from relax_actors.engines.torch.model import build, check_fit
 from relax_actors.errors import StoreError
 from relax_actors.weights.host_copy import HostCopy
-from relax_actors.weights.protocol import Step
+from relax_actors.weights.protocols import WeightUpdate
 
 
 class Served(ABC):
@@ -47,11 +47,11 @@ class Served(ABC):
         return self._version
 
     def empty_copy(self) -> HostCopy:
-        """A copy of tensors; see `TakesWeights`."""
+        """A copy of tensors; see `WeightConsumer`."""
         return HostCopy()
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Prepare weights beside those in use; see `TakesWeights`."""
+        """Prepare weights beside those in use; see `WeightConsumer`."""
         known, fitted = self._parameters(), self._fitted(version, tensors)
         spare, self._spare = self._spare, {}
         staged = {}
@@ -61,7 +61,7 @@ class Served(ABC):
         self._staged = version, staged
 
     def swap(self) -> int:
-        """Serve what was staged; see `TakesWeights`."""
+        """Serve what was staged; see `WeightConsumer`."""
         staged, self._staged = self._staged, None
         if staged is None:
             msg = "no weights are staged; nothing can be swapped"
@@ -76,10 +76,10 @@ class Served(ABC):
         return version
 
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
-        """Swap to a whole set of weights at once; see `TakesWeights`."""
+        """Swap to a whole set of weights at once; see `WeightConsumer`."""
         self._version = None
         copy = HostCopy()
-        copy.take([Step(version, fingerprint, shards)])
+        copy.apply([WeightUpdate(version, fingerprint, shards)])
         self.stage(version, copy.tensors)
         self.swap()
 

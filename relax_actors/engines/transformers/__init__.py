@@ -1,1 +1,1 @@
-"""Generation with a transformers model in the process of the actor."""
+"""Inference engine: a transformers model in the actor's process."""

@@ -75,10 +75,10 @@ class InferenceEngineConformance:
 
     def stage(self, engine: Any, version: int, published: tuple[str, list[Path]]) -> None:
         """Stage published weights through a verified copy, as a rollout does."""
-        from relax_actors.weights.protocol import Step
+        from relax_actors.weights.protocols import WeightUpdate
 
         copy = engine.empty_copy()
-        copy.take([Step(version, *published)])
+        copy.apply([WeightUpdate(version, *published)])
         assert (copy.version, copy.fingerprint) == (version, published[0])
         engine.stage(version, copy.tensors)
 

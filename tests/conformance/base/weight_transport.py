@@ -71,10 +71,10 @@ class WeightTransportConformance:
         for version in range(4):
             if version:
                 trainer.step()
-            rollout.stager.use(version)
+            rollout.stager.use_newest(version)
             assert rollout.engine.version == version
             assert rollout.serves() == trainer.cell(version).fingerprint
-        assert rollout.stager.from_memory == (4 if self.from_memory else 0)
+        assert rollout.stager.received_from_memory == (4 if self.from_memory else 0)
 
     def test_a_late_joiner_gets_all_weights(self, ends: Ends) -> None:
         trainer = ends.trainer()

@@ -1,6 +1,6 @@
-"""A plugin of SGLang for a torch without CUDA: what it takes for granted of one with it.
+"""SGLang plugin that replaces functions which need CUDA.
 
-Does nothing beside a torch with CUDA. SGLang loads it in each of its processes (entry point `sglang.srt.plugins`).
+Does nothing if torch has CUDA. SGLang loads the plugin in each of its processes (entry point `sglang.srt.plugins`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ ATTENTION = "torch_native"
 
 
 def register() -> None:
-    """Called by SGLang before it reads its arguments."""
+    """Patch SGLang; it calls this before it reads its arguments."""
     import torch
 
     if torch.version.cuda is not None:
         return
-    import sgl_kernel  # noqa: F401 sets what model files read as they are imported
+    import sgl_kernel  # noqa: F401 sets attributes that model files read on import
     from sglang.srt import batch_invariant_ops, server_args
     from sglang.srt.mem_cache.pool_host import common
 
@@ -24,8 +24,8 @@ def register() -> None:
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
     murmur.define()
-    # Seeds of requests count only with --enable-deterministic-inference, which wants attention from a list of CUDA's,
-    # and kernels of Triton. On a CPU a batch of the same shape gives the same bits without either.
+    # SGLang ignores seeds without --enable-deterministic-inference, which accepts only CUDA attention backends and uses
+    # Triton kernels. On a CPU, batches of the same shape give the same bits without them.
     choices = server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES
     if ATTENTION not in choices:
         choices.append(ATTENTION)
@@ -33,10 +33,10 @@ def register() -> None:
 
 
 def _allocate(dims: Any, dtype: Any, device: Any, pin_memory: Any, allocator: Any, *_: Any, **__: Any) -> Any:
-    """Host memory as it is; SGLang would register it with cudart."""
+    """Allocate host memory without registering it with the CUDA runtime."""
     del device, pin_memory
     return allocator.allocate(dims, dtype=dtype, device="cpu")
 
 
 def _no_batch_invariance(*_: Any, **__: Any) -> None:
-    """Nothing: its kernels are Triton's, for GPUs."""
+    """Do nothing: the batch-invariant kernels are Triton kernels for GPUs."""

@@ -1,8 +1,8 @@
-"""Lets torchvision and torchaudio from PyPI, which are built for CUDA, be imported beside a torch without it.
+"""Import hook for the CUDA builds of torchvision and torchaudio on a machine without CUDA.
 
-Imported at the start of the interpreter by relax_sglang_cpu.pth, so it is small. Their compiled parts do not load
-there. torchvision then fails because it registers fake kernels of two operators that nobody has defined, torchaudio
-because it lets the loader's error out. Their Python parts work.
+relax_sglang_cpu.pth imports this module at the start of every interpreter, so it is small. The compiled parts of both
+packages do not load without CUDA. torchvision then fails because it registers fake kernels of two undefined operators,
+torchaudio because it raises the loader's error. The Python parts of both work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AUDIO = "torchaudio._extension.utils"
 
 
 class _Finder(MetaPathFinder):
-    """Looks on as the two are imported."""
+    """Finds nothing itself; patches the two packages when they are imported."""
 
     library: Any = None
 
@@ -49,7 +49,7 @@ def _without_extension(spec: ModuleSpec | None) -> ModuleSpec | None:
 
         def executed(module: Any) -> None:
             execute(module)
-            module._load_lib = lambda _: False  # noqa: SLF001 what it calls to load its extension
+            module._load_lib = lambda _: False  # noqa: SLF001 the function that loads the extension
 
         spec.loader.exec_module = executed  # type: ignore[method-assign]
     return spec

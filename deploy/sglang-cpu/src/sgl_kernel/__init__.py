@@ -1,6 +1,8 @@
-"""Import-only stand-in for sglang-kernel, which exists for CUDA only; SGLang imports it on a CPU and calls none of it.
+"""Import-only replacement of sglang-kernel, which exists for CUDA only.
 
-Names that SGLang looks for in order to learn whether there are native CPU kernels are left out on purpose:
+SGLang imports it on a CPU without calling it.
+
+Three names are left out on purpose, because SGLang takes them as a sign of native CPU kernels:
 `convert_weight_packed`, `fused_qk_norm_cpu`, `fused_qk_norm_rope_cpu`.
 """
 
@@ -12,14 +14,12 @@ from typing import Any, NoReturn
 import torch
 
 if torch.version.cuda is not None:
-    msg = (
-        "relax-sglang-cpu stands in for sglang-kernel beside a torch without CUDA only; pip uninstall relax-sglang-cpu"
-    )
+    msg = "relax-sglang-cpu replaces sglang-kernel only where torch has no CUDA; run `pip uninstall relax-sglang-cpu`"
     raise ImportError(msg)
 
 __version__ = "0.4.10"
 
-# What model files of SGLang read of torch.ops.sgl_kernel as they are imported.
+# Attributes of torch.ops.sgl_kernel that SGLang's model files read on import.
 _READ_AT_IMPORT = (
     "fused_dual_residual_rmsnorm_cpu",
     "fused_gdn_gating_cpu",
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
         raise AttributeError(name)
 
     def missing(*_: Any, **__: Any) -> NoReturn:
-        msg = f"sgl_kernel.{name} is not there without CUDA; this model needs a GPU, or another backend"
+        msg = f"sgl_kernel.{name} does not exist without CUDA; use a GPU, or another backend for this model"
         raise NotImplementedError(msg)
 
     missing.__name__ = name

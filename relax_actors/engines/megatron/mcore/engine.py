@@ -34,7 +34,7 @@ from relax_actors.engines.torch import replay_metrics
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_norm
 from relax_actors.weights.encoder import WeightEncoder
-from relax_actors.weights.protocol import Content
+from relax_actors.weights.protocols import WeightPayload
 
 
 class MegatronEngine(WholeStep):
@@ -69,7 +69,7 @@ class MegatronEngine(WholeStep):
             recomputed = config.trainer.megatron.recompute == "full"
             self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence_parallel=layout.sequence)
         self._reference: ModelChunks | None = None
-        self._encoder = WeightEncoder(self._gather_weights, remembers=config.publishes_deltas)
+        self._encoder = WeightEncoder(self._gather_weights, keep_base=config.publishes_deltas)
         self._published: dict[str, Tensor] | None = None
 
     def initialise(self, seed: int) -> None:
@@ -225,7 +225,7 @@ class MegatronEngine(WholeStep):
 
     def _weights_changed(self) -> None:
         self._published = None
-        self._encoder.changed()
+        self._encoder.invalidate()
 
     def _gather_weights(self) -> dict[str, Tensor]:
         """Weights to publish, on rank 0. Collective if the weights have changed since the last call."""
@@ -234,27 +234,27 @@ class MegatronEngine(WholeStep):
         return self._published
 
     def publish(self, path: Path) -> str:
-        """Write the weights and return their fingerprint, on rank 0; other ranks return "". See `PublishesWeights`."""
+        """Write the weights and return their fingerprint, on rank 0; other ranks return "". See `WeightProducer`."""
         self._gather_weights()
-        return self._encoder.whole(path) if self._rank == 0 else ""
+        return self._encoder.write_full(path) if self._rank == 0 else ""
 
     def delta(self) -> Callable[[Path], str] | None:
-        """Writer of the change since `remember`, on rank 0; see `PublishesWeights`."""
+        """Writer of the change since `remember`, on rank 0; see `WeightProducer`."""
         self._gather_weights()
-        return self._encoder.delta() if self._rank == 0 else None
+        return self._encoder.delta_writer() if self._rank == 0 else None
 
     def remember(self) -> None:
-        """Keep the weights as the base of the next delta; see `PublishesWeights`."""
+        """Keep the weights as the base of the next delta; see `WeightProducer`."""
         self._gather_weights()
         if self._rank == 0:
-            self._encoder.remember()
+            self._encoder.set_base()
 
-    def contents(self) -> list[Content]:
+    def payloads(self) -> list[WeightPayload]:
         """Weights in memory; see `Offers`."""
-        return self._encoder.contents()
+        return self._encoder.payloads()
 
     def fingerprint(self) -> str:
-        """Fingerprint of the weights, on rank 0; see `PublishesWeights`."""
+        """Fingerprint of the weights, on rank 0; see `WeightProducer`."""
         self._gather_weights()
         return self._encoder.fingerprint() if self._rank == 0 else ""
 
@@ -273,7 +273,7 @@ class MegatronEngine(WholeStep):
         self._weights_changed()
 
     def export(self, folder: Path) -> None:
-        """Write a model folder on rank 0; see `PublishesWeights`."""
+        """Write a model folder on rank 0; see `WeightProducer`."""
         tensors = self._gather_weights()
         if self._rank == 0:
             model = build(self._config.model_path, dtype=getattr(torch, self._config.trainer.precision))

@@ -1,14 +1,14 @@
-"""What goes over a pair: bytes of fixed or bounded length, parsed strictly. No pickle.
+"""Messages over a pair: bytes of fixed or bounded length, parsed strictly. No pickle.
 
     sender     CHALLENGE random bytes
-    receiver   PROOF     HMAC-SHA256 of them under the token; else the sender says nothing more
-    receiver   REQUEST   fingerprint wanted, fingerprint of what is here already (zeros: nothing)
-    sender     ANSWER    lengths of header and body as two uint64; zeros: it does not have that
+    receiver   PROOF     HMAC-SHA256 of them under the token; otherwise the sender sends nothing more
+    receiver   REQUEST   wanted fingerprint, fingerprint of the base that the receiver has (zeros: none)
+    sender     ANSWER    lengths of header and body as two uint64; zeros: it does not hold those weights
     sender     header    JSON {"base": fingerprint or null, "tensors": [[name, dtype, shape], ...]}
-    sender     body      tensors, each at a multiple of 64 bytes; before each CHUNK a byte: 1, or 0 if that version was
-                         let go meanwhile, and there is no more of it
+    sender     body      tensors, each at a multiple of 64 bytes; a byte before each CHUNK: 1, or 0 if the version was
+                         replaced meanwhile, which ends the body
 
-A connection then goes on with the next request.
+The connection then continues with the next request.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relax_actors.weights.protocol import Content
+from relax_actors.weights.protocols import WeightPayload
 
 CHALLENGE, PROOF, REQUEST, ANSWER = 32, 32, 64, 16
 CHUNK = 8 << 20
-GOES_ON, LET_GO = b"\1", b"\0"
+CHUNK_FOLLOWS, RELEASED = b"\1", b"\0"
 HEADER_BYTES = 64 << 20
 _ALIGN = 64
-_TENSORS, _NAME, _DIMENSIONS = 1 << 20, 1024, 16
+_MAX_TENSORS, _MAX_NAME, _MAX_DIMENSIONS = 1 << 20, 1024, 16
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -45,50 +45,50 @@ _DTYPES = {
 
 
 def proof(token: str, challenge: bytes) -> bytes:
-    """What only one who has the token can answer to a challenge."""
+    """Return the answer to a challenge, which needs the token."""
     return hmac.new(token.encode(), challenge, hashlib.sha256).digest()
 
 
-def request(wanted: str, here: str) -> bytes:
-    """REQUEST bytes; `here` may be empty."""
-    return wanted.encode() + here.encode().ljust(REQUEST // 2, b"0")
+def request(wanted: str, base: str) -> bytes:
+    """Return REQUEST bytes; `base` may be empty."""
+    return wanted.encode() + base.encode().ljust(REQUEST // 2, b"0")
 
 
 def parse_request(data: bytes) -> tuple[str, str]:
-    """Fingerprints wanted, and here; the latter may be one that nothing has.
+    """Return the wanted fingerprint and the base, which is all zeros for none.
 
     Raises:
-        ValueError: they are none.
+        ValueError: they are not two fingerprints.
     """
     text = data.decode("ascii")
-    wanted, here = text[: REQUEST // 2], text[REQUEST // 2 :]
-    if not _FINGERPRINT.fullmatch(wanted) or not _FINGERPRINT.fullmatch(here):
-        msg = f"a request for {text!r}, which are no two fingerprints"
+    wanted, base = text[: REQUEST // 2], text[REQUEST // 2 :]
+    if not _FINGERPRINT.fullmatch(wanted) or not _FINGERPRINT.fullmatch(base):
+        msg = f"request {text!r} is not two fingerprints"
         raise ValueError(msg)
-    return wanted, here
+    return wanted, base
 
 
 def answer(header: int, body: int) -> bytes:
-    """ANSWER bytes."""
+    """Return ANSWER bytes for the lengths of header and body."""
     return header.to_bytes(8, "little") + body.to_bytes(8, "little")
 
 
 def parse_answer(data: bytes) -> tuple[int, int]:
-    """Lengths of header and body.
+    """Return the lengths of header and body.
 
     Raises:
-        ValueError: the header is longer than any.
+        ValueError: the header is longer than HEADER_BYTES.
     """
     header, body = int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little")
     if header > HEADER_BYTES:
-        msg = f"a header of {header} bytes, {HEADER_BYTES} are allowed"
+        msg = f"a header has {header} bytes; {HEADER_BYTES} are allowed"
         raise ValueError(msg)
     return header, body
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor lies in the body."""
+    """Type and place of a tensor in the body."""
 
     name: str
     dtype: torch.dtype
@@ -97,12 +97,12 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Its length."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Layout:
-    """The order and places of tensors in a body."""
+    """Order and places of the tensors in a body."""
 
     def __init__(self, base: str | None, kinds: list[tuple[str, torch.dtype, tuple[int, ...]]]) -> None:
         self.base = base
@@ -114,15 +114,15 @@ class Layout:
             self.nbytes = entry.start + entry.nbytes
 
     @classmethod
-    def of(cls, content: Content) -> Layout:
-        """Of what is to be sent."""
-        return cls(content.base, [(name, t.dtype, tuple(t.shape)) for name, t in content.tensors.items()])
+    def of(cls, payload: WeightPayload) -> Layout:
+        """Return the layout of a payload to send."""
+        return cls(payload.base, [(name, t.dtype, tuple(t.shape)) for name, t in payload.tensors.items()])
 
     def header(self) -> bytes:
-        """Header bytes.
+        """Return the header bytes.
 
         Raises:
-            ValueError: a tensor cannot be sent, or there are too many.
+            ValueError: the dtype of a tensor cannot be sent, or there are too many tensors.
         """
         names = {dtype: name for name, dtype in _DTYPES.items()}
         if unknown := {str(e.dtype) for e in self.entries} - {str(dtype) for dtype in names}:
@@ -134,39 +134,44 @@ class Layout:
         return data
 
     @classmethod
-    def parse(cls, header: bytes, body: int, most: int) -> Layout:
-        """Of a header and the length of its body, whose tensors may have `most` bytes together.
+    def parse(cls, header: bytes, body: int, max_bytes: int) -> Layout:
+        """Parse a received header.
+
+        Args:
+            header: bytes.
+            body: length of the body in bytes.
+            max_bytes: limit on the total size of the tensors.
 
         Raises:
-            ValueError: it is not well formed, or names more.
+            ValueError: the header is malformed, does not fit the body, or exceeds the limit.
         """
         try:
             tree: Any = json.loads(header) if len(header) <= HEADER_BYTES else None
             base, tensors = tree["base"], tree["tensors"]
-            good = (base is None or (isinstance(base, str) and _FINGERPRINT.fullmatch(base))) and isinstance(
+            is_valid = (base is None or (isinstance(base, str) and _FINGERPRINT.fullmatch(base))) and isinstance(
                 tensors, list
             )
-            if not good or len(tensors) > _TENSORS:
-                raise ValueError  # noqa: TRY301 told with all that is no header
+            if not is_valid or len(tensors) > _MAX_TENSORS:
+                raise ValueError  # noqa: TRY301 reported below like every other malformed header
             kinds = [_kind(entry) for entry in tensors]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            msg = f"{len(header)} bytes are no header of weights"
+            msg = f"{len(header)} bytes are not a header of weights"
             raise ValueError(msg) from error
         layout = cls(base, kinds)
         if len({e.name for e in layout.entries}) != len(kinds) or layout.nbytes != body:
-            msg = f"a header names tensors of {layout.nbytes} bytes or one twice, the body has {body}"
+            msg = f"a header names tensors of {layout.nbytes} bytes, or a tensor twice; the body has {body} bytes"
             raise ValueError(msg)
-        if (total := sum(e.nbytes for e in layout.entries)) > most:
-            msg = f"{total} bytes of tensors are on offer, the published weights have {most}"
+        if (total := sum(e.nbytes for e in layout.entries)) > max_bytes:
+            msg = f"{total} bytes of tensors are offered; the published weights have {max_bytes}"
             raise ValueError(msg)
         return layout
 
     def views(self, body: Tensor) -> dict[str, Tensor]:
-        """The tensors as views of a body, `[nbytes] uint8` on the CPU."""
+        """Return the tensors as views of a body, `[nbytes] uint8` on the CPU."""
         return {e.name: body[e.start : e.start + e.nbytes].view(e.dtype).reshape(e.shape) for e in self.entries}
 
     def fill(self, tensors: Mapping[str, Tensor], start: int, chunk: Tensor) -> None:
-        """Copy the bytes of the body from `start` on into a chunk, `[n] uint8` on the CPU."""
+        """Copy the bytes of the body from offset `start` into a chunk, `[n] uint8` on the CPU."""
         end = start + len(chunk)
         for e in self.entries[max(0, bisect_right(self.entries, start, key=lambda e: e.start) - 1) :]:
             if e.start >= end:
@@ -181,7 +186,12 @@ def _kind(entry: object) -> tuple[str, torch.dtype, tuple[int, ...]]:
     if not isinstance(entry, list):
         raise TypeError
     name, dtype, shape = entry
-    if not isinstance(name, str) or len(name) > _NAME or not isinstance(shape, list) or len(shape) > _DIMENSIONS:
+    if (
+        not isinstance(name, str)
+        or len(name) > _MAX_NAME
+        or not isinstance(shape, list)
+        or len(shape) > _MAX_DIMENSIONS
+    ):
         raise ValueError
     if any(type(n) is not int or not 0 <= n < 1 << 40 for n in shape):
         raise ValueError

@@ -1,4 +1,4 @@
-"""What a server is started with, from the run's configuration alone."""
+"""Command-line arguments of a server, derived from the run's configuration."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from relax_actors.config import Config
 from relax_actors.data.model_folder import ModelFacts
 
 CPU_TOKENS = 65536
-STREAM_LEAST, STREAM_MOST = 4, 32
+"""Largest default capacity of the key-value cache on a CPU, in tokens."""
+MIN_STREAM_INTERVAL, MAX_STREAM_INTERVAL = 4, 32
 
 
 def server_arguments(config: Config, facts: ModelFacts, port: int, *, cuda: bool) -> list[str]:
-    """Arguments of `sglang.launch_server`, but for the key.
+    """Return the arguments of `sglang.launch_server`, except for the API key.
 
     Args:
-        config: the run's.
-        facts: of its model.
-        port: on the loopback interface.
-        cuda: whether it computes on a GPU.
+        config: of the run.
+        facts: of the run's model.
+        port: to listen on, on the loopback interface.
+        cuda: whether the server computes on a GPU.
     """
     rollout, settings = config.rollout, config.rollout.sglang
     dtype = config.trainer.precision if settings.dtype == "auto" else settings.dtype
     samples = rollout.max_concurrent_prompts * rollout.group_size
     values: dict[str, object] = {
         "model-path": config.model_path.absolute(),
-        # Weights come by version, verified, before anything is served.
+        # Random weights: the actor loads a verified version before the first request.
         "load-format": "dummy",
         "dtype": dtype,
         "device": "cuda" if cuda else "cpu",
@@ -50,10 +51,10 @@ def server_arguments(config: Config, facts: ModelFacts, port: int, *, cuda: bool
         flags.append("enable-return-routed-experts")
     if config.run.deterministic:
         flags.append("enable-deterministic-inference")
-    found = [part for name, value in values.items() for part in (f"--{name}", str(value))]
-    return [*found, *(f"--{flag}" for flag in flags), *settings.arguments]
+    named = [part for name, value in values.items() for part in (f"--{name}", str(value))]
+    return [*named, *(f"--{flag}" for flag in flags), *settings.arguments]
 
 
 def stream_interval(max_tokens: int) -> int:
-    """Tokens after which a server tells what it has of a sample."""
-    return min(STREAM_MOST, max(STREAM_LEAST, max_tokens // 8))
+    """Return the number of tokens after which a server streams the progress of a sample."""
+    return min(MAX_STREAM_INTERVAL, max(MIN_STREAM_INTERVAL, max_tokens // 8))

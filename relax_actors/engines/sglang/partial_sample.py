@@ -1,0 +1,170 @@
+"""A sample in progress: the tokens received, and the request that continues it.
+
+Invariant: tokens, log-probs and versions have the same length; the version of a token is that of the weights that
+sampled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.data.model_folder import MoeFacts
+from relax_actors.engines.protocols.inference import Generation, GenerationRequest
+from relax_actors.engines.sglang.experts import routed_experts
+from relax_actors.engines.sglang.server_arguments import stream_interval
+from relax_actors.errors import ActorError, EngineError
+from relax_actors.messages import FinishReason
+from relax_actors.messages.experts import MISSING
+
+GREEDY_TOP_P = 1e-6
+"""Keeps only the most likely token, and reports its log-prob at the request's temperature."""
+
+
+class PartialSample:
+    """One sample of a request.
+
+    Args:
+        request: prompt and sampling parameters.
+        number: index of the sample in its group.
+        moe: of the model, if its chosen experts are recorded.
+    """
+
+    def __init__(self, request: GenerationRequest, number: int, moe: MoeFacts | None = None) -> None:
+        self.finish_reason: FinishReason | None = None
+        self.moe = moe
+        self._request = request
+        self._experts: NDArray[Any] | None = None
+        state = np.random.SeedSequence([request.seed, number]).generate_state(1, np.uint64)
+        self._seed = int(state[0]) >> 1
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        # Number of tokens before the running request.
+        self._offset = 0
+        # Number of tokens received before weights changed during the running request; None if they did not. Only the
+        # end of a request reports the versions of the tokens after them.
+        self._certain: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids that the next request continues: the prompt and the tokens generated so far."""
+        return [*self._request.tokens.tolist(), *self._tokens]
+
+    def parameters(self) -> dict[str, Any]:
+        """Return SGLang's sampling parameters of the next request.
+
+        The random numbers of a seed depend on the position in the sequence, so a continued sample gets the same ones as
+        an uninterrupted one.
+        """
+        request = self._request
+        return {
+            "max_new_tokens": request.max_tokens - len(self._tokens),
+            "temperature": request.temperature,
+            "top_p": GREEDY_TOP_P if request.greedy else request.top_p,
+            "stop_token_ids": sorted(request.stop_ids),
+            "ignore_eos": not request.stop_ids,
+            "sampling_seed": self._seed,
+            "stream_interval": stream_interval(request.max_tokens),
+        }
+
+    def request_started(self) -> None:
+        """Note that a request for the remaining tokens is sent."""
+        self._offset, self._certain = len(self._tokens), None
+
+    def swapped(self) -> None:
+        """Note that weights changed during the request.
+
+        Tokens that follow may still be of the old weights.
+        """
+        if self._certain is None:
+            self._certain = len(self._tokens)
+
+    @property
+    def was_swapped(self) -> bool:
+        """Whether weights changed during the running request."""
+        return self._certain is not None
+
+    def add_chunk(self, chunk: Mapping[str, Any], version: int, named: Mapping[str, int]) -> bool:
+        """Add a message of the server; return whether it ends the request.
+
+        Args:
+            chunk: streamed message with the tokens since the previous one.
+            version: of the weights in use.
+            named: versions by the names of their weights on the server.
+
+        Raises:
+            EngineError: the server failed, or the message is malformed.
+            ActorError: the server used weights that this actor did not load.
+        """
+        meta = chunk["meta_info"]
+        tokens = chunk["output_ids"]
+        scored = meta.get("output_token_logprobs") or []
+        # A message has all tokens of the request, or those since the last message; both end at the same position.
+        start = self._offset + int(meta["completion_tokens"]) - len(tokens)
+        if len(scored) != len(tokens) or not self._offset <= start <= len(self._tokens):
+            msg = (
+                f"a server sent {len(tokens)} tokens with {len(scored)} log-probs from position {start}; "
+                f"{len(self)} were received"
+            )
+            raise EngineError(msg)
+        del self._tokens[start:], self._logprobs[start:], self._versions[start:]
+        self._tokens += tokens
+        self._logprobs += [float(entry[0]) for entry in scored]
+        self._versions += [version] * len(tokens)
+        reason = meta.get("finish_reason")
+        if reason is None:
+            return False
+        self._set_versions(meta.get("weight_versions") or [], named)
+        if reason["type"] != "abort":
+            self.finish_reason = FinishReason(reason["type"])
+            if self.moe is not None:
+                self._experts = self._experts_of(meta.get("routed_experts") or "", self.moe)
+        elif reason.get("status_code"):
+            msg = f"the server aborted a request: {reason.get('message')}"
+            raise EngineError(msg)
+        return True
+
+    def _experts_of(self, text: str, moe: MoeFacts) -> NDArray[Any]:
+        """Decode the experts reported by the last request, which prefilled all tokens before it.
+
+        Tokens of older weights were sampled with experts that no answer reports: they are marked as missing.
+        """
+        experts = routed_experts(text, len(self.prompt) - 1, moe)
+        versions = np.array(self._versions)
+        experts[len(self._request.tokens) - 1 :][versions != versions[-1]] = MISSING
+        return experts
+
+    def _set_versions(self, spans: Sequence[Mapping[str, Any]], named: Mapping[str, int]) -> None:
+        """Set the versions of this request's tokens from the server's report."""
+        for span in spans:
+            if span["version"] not in named:
+                msg = (
+                    f"the server generated with weights {span['version']!r}, which this actor did not load; "
+                    "a server of rollout.sglang.urls is for one rollout actor of one run"
+                )
+                raise ActorError(msg)
+            for position in range(self._offset + span["start"], min(self._offset + span["end"], len(self._tokens))):
+                self._versions[position] = named[span["version"]]
+
+    def request_broken(self, *, keep: bool) -> None:
+        """Drop tokens of uncertain version after a broken request; all tokens unless `keep`."""
+        kept = (len(self._tokens) if self._certain is None else self._certain) if keep else 0
+        del self._tokens[kept:], self._logprobs[kept:], self._versions[kept:]
+
+    def result(self) -> Generation:
+        """Return the finished sample."""
+        assert self.finish_reason is not None  # noqa: S101 called after the sample has ended
+        return Generation(
+            np.array(self._tokens, np.int32),
+            np.array(self._logprobs, np.float32),
+            np.array(self._versions, np.int32),
+            self.finish_reason,
+            self._experts,
+        )

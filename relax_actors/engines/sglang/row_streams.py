@@ -1,0 +1,134 @@
+"""Streamed requests for active rows: one per row, for its unfinished samples."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import httpx
+
+from relax_actors.engines.sglang.partial_sample import PartialSample
+from relax_actors.engines.sglang.row_limit import RowLimit
+from relax_actors.engines.sglang.server import CONNECT_SECONDS, OK, ServerGoneError, authorization
+from relax_actors.engines.sglang.server_record import ServerRecord
+from relax_actors.errors import EngineError
+
+DATA, END = "data: ", "[DONE]"
+ServedVersions = Callable[[], tuple[int, Mapping[str, int]]]
+"""Returns the version in use, and the versions of all known weight names."""
+
+
+class RowStreams:
+    """Requests to one server. Create and use it in the thread of the event loop.
+
+    Args:
+        record: address and key of the server.
+        row_limit: limits the rows that are requested at once.
+        keep_partial: whether samples keep their tokens when their request breaks off.
+    """
+
+    def __init__(self, record: ServerRecord, row_limit: RowLimit, *, keep_partial: bool) -> None:
+        self.record, self._row_limit, self._keep_partial = record, row_limit, keep_partial
+        # No read timeout: a single row may wait for long. The engine detects a stall over all rows.
+        self._client = httpx.AsyncClient(
+            base_url=record.url,
+            headers=authorization(record),
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            verify=record.url.startswith("https:"),
+            trust_env=not record.is_own,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        )
+        self._slot_free = asyncio.Condition()
+        self._running = 0
+        self.tokens = 0
+        """Tokens received so far, over all rows."""
+
+    async def generate(self, group: list[PartialSample], versions: ServedVersions) -> None:
+        """Generate the samples of a row until all have ended.
+
+        Waits while the limit of rows is reached.
+
+        Raises:
+            ServerGoneError: the connection broke; the samples hold the tokens from which they can continue.
+            EngineError: the server refuses the request.
+        """
+        async with self._slot_free:
+            await self._slot_free.wait_for(lambda: self._running < self._row_limit.limit)
+            self._running += 1
+        try:
+            while unfinished := [sample for sample in group if sample.finish_reason is None]:
+                await self._request(unfinished, versions)
+        finally:
+            async with self._slot_free:
+                self._running -= 1
+                self._slot_free.notify_all()
+
+    async def _request(self, samples: list[PartialSample], versions: ServedVersions) -> None:
+        """Send one request for samples.
+
+        An abort on the server can end it while samples are unfinished.
+        """
+        name = uuid.uuid4().hex
+        running = {f"{name}-{i}": sample for i, sample in enumerate(samples)}
+        body = {
+            "rid": list(running),
+            "input_ids": [sample.prompt for sample in samples],
+            "sampling_params": [sample.parameters() for sample in samples],
+            "return_logprob": True,
+            "return_routed_experts": samples[0].moe is not None,
+            "stream": True,
+        }
+        for sample in samples:
+            sample.request_started()
+        limit, retracted = self._row_limit.limit, False
+        try:
+            async with self._client.stream("POST", "/generate", json=body) as answer:
+                if answer.status_code != OK:
+                    text = (await answer.aread()).decode(errors="replace")
+                    msg = f"the server at {self.record.url} refuses a row ({answer.status_code}): {text[:1000]}"
+                    raise EngineError(msg)
+                async for line in answer.aiter_lines():
+                    if not line.startswith(DATA) or line == DATA + END:
+                        continue
+                    retracted |= self._handle(json.loads(line[len(DATA) :]), running, versions)
+        except httpx.TransportError as error:
+            msg = f"the server at {self.record.url} broke the connection of a row: {error or type(error).__name__}"
+            raise ServerGoneError(msg) from error
+        finally:
+            for sample in running.values():
+                sample.request_broken(keep=self._keep_partial)
+        if self._row_limit.limit == limit:
+            self._row_limit.row_finished(retracted=retracted)
+
+    def _handle(self, chunk: dict[str, Any], running: dict[str, PartialSample], versions: ServedVersions) -> bool:
+        """Handle one message; return whether the server retracted the sample for lack of cache."""
+        if "error" in chunk:
+            msg = f"the server at {self.record.url} refuses a row: {chunk['error']}"
+            raise EngineError(msg)
+        meta = chunk["meta_info"]
+        sample = running[meta["id"]]
+        before = len(sample)
+        ended = sample.add_chunk(chunk, *versions())
+        self.tokens += max(0, len(sample) - before)
+        if ended:
+            del running[meta["id"]]
+        return bool(meta.get("num_retractions")) and not sample.was_swapped
+
+    async def close(self) -> None:
+        """Close the connections; the server drops requests whose client is gone."""
+        await self._client.aclose()
+
+
+async def wait_for_first(tasks: Iterable[asyncio.Task[None]], seconds: float) -> set[asyncio.Task[None]]:
+    """Return the tasks that are done, as soon as there is one, or after `seconds`."""
+    return (await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED))[0]
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,162 @@
+"""Ways to load verified weights into a server.
+
+Staged weights are kept until newer ones are served, because a restarted server needs them again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from relax_actors.engines.sglang.broadcast_group import BroadcastGroup
+from relax_actors.engines.sglang.server import Server, pickled
+from relax_actors.errors import StoreError
+from relax_actors.weights import files as weights
+
+
+@dataclass(frozen=True, slots=True)
+class StagedWeights:
+    """A version that can be loaded into a server."""
+
+    version: int
+    fingerprint: str
+
+    @property
+    def identity(self) -> str:
+        """Unique name of these weights on the server."""
+        return f"{self.version}:{self.fingerprint}"
+
+
+class WeightLoader(Protocol):
+    """A way to load weights into a server."""
+
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors for `load`, in addition to those staged before.
+
+        The caller may change the tensors afterwards.
+        """
+
+    def load(self, server: Server, staged: StagedWeights) -> None:
+        """Load staged weights into a server.
+
+        Raises:
+            StoreError: the kept tensors are not those that were staged.
+        """
+
+    def forget(self, staged: StagedWeights) -> None:
+        """Release staged weights."""
+
+    def close(self) -> None:
+        """Release all staged weights."""
+
+
+class DiskLoader:
+    """Writes a file per version, which the server reads; see `WeightLoader`.
+
+    Args:
+        folder: used by this loader alone, visible to the server.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder_of(self, staged: StagedWeights) -> Path:
+        return self._folder / f"{staged.version}-{staged.fingerprint}"
+
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+        """Write the file."""
+        folder = self._folder_of(staged)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights.save(tensors, folder / "model.safetensors")
+
+    def load(self, server: Server, staged: StagedWeights) -> None:
+        """Verify the file, which may have been written long before, and have the server read it."""
+        folder = self._folder_of(staged)
+        found = weights.fingerprint(weights.load([folder / "model.safetensors"]).items())
+        if found != staged.fingerprint:
+            msg = f"{folder} holds weights with fingerprint {found}, not those of version {staged.version}"
+            raise StoreError(msg)
+        server.load_files(folder, staged.identity)
+
+    def forget(self, staged: StagedWeights) -> None:
+        """Remove the file."""
+        shutil.rmtree(self._folder_of(staged), ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class TensorLoader:
+    """Sends pickled tensors in the request; see `WeightLoader`.
+
+    Only for servers that the run started.
+
+    Args:
+        ranks: number of ranks of the server.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._payloads: dict[StagedWeights, str] = {}
+
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+        """Pickle the tensors."""
+        self._payloads[staged] = pickled(tensors)
+
+    def load(self, server: Server, staged: StagedWeights) -> None:
+        """Send the request."""
+        server.load_tensors(self._payloads[staged], self._ranks, staged.identity)
+
+    def forget(self, staged: StagedWeights) -> None:
+        """Release the pickled tensors."""
+        self._payloads.pop(staged, None)
+
+    def close(self) -> None:
+        """Release all pickled tensors."""
+        self._payloads.clear()
+
+
+class BroadcastLoader:
+    """Broadcasts tensors to a server that the run started on this machine; see `WeightLoader`.
+
+    Args:
+        ranks: number of ranks of the server.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._tensors: dict[StagedWeights, dict[str, Tensor]] = {}
+        self._group: BroadcastGroup | None = None
+
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the tensors."""
+        self._tensors[staged] = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+
+    def load(self, server: Server, staged: StagedWeights) -> None:
+        """Broadcast the tensors; a new instance of the server gets a new group."""
+        if self._group is None or self._group.instance != server.record.instance:
+            self.close_group()
+            self._group = BroadcastGroup(server, self._ranks)
+        self._group.send(server, self._tensors[staged], staged.identity)
+
+    def close_group(self) -> None:
+        """Leave the group of the server."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def forget(self, staged: StagedWeights) -> None:
+        """Release the copy."""
+        self._tensors.pop(staged, None)
+
+    def close(self) -> None:
+        """Leave the group and release all copies."""
+        self.close_group()
+        self._tensors.clear()

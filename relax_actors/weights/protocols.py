@@ -1,0 +1,135 @@
+"""Protocols of the engines that produce weight versions and of those that consume them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPayload:
+    """Content of a weight file, in memory.
+
+    `base` is the fingerprint of the weights that `tensors` are a delta to; None for a full set.
+    """
+
+    base: str | None
+    tensors: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """One published version: the full set, or a delta to the update before it.
+
+    The tensors are in the safetensors files `shards`, or in `payload` if they came from the sender's memory; the files
+    are then not read.
+    """
+
+    version: int
+    fingerprint: str
+    shards: Sequence[Path]
+    payload: WeightPayload | None = None
+
+
+class WeightCopy(Protocol):
+    """Weights of one version in host memory: verified, or none at all."""
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights; None if the copy is empty."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the weights; empty string if the copy is empty."""
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """Tensors by name, as `WeightConsumer.stage` takes them."""
+
+    def apply(self, updates: Sequence[WeightUpdate]) -> None:
+        """Advance to the last of `updates`.
+
+        The first one is a full set or a delta to this copy.
+
+        Raises:
+            StoreError: a shard is missing or corrupt, a delta has another base, or the result does not have the
+                published fingerprint. The copy is then empty.
+        """
+
+
+class WeightConsumer(Protocol):
+    """An engine that computes with one weight version at a time; none before the first swap."""
+
+    @property
+    def version(self) -> int | None:
+        """Version in use; None before the first."""
+
+    def empty_copy(self) -> WeightCopy:
+        """Return an empty host copy of the kind that this engine stages."""
+
+    def stage(self, version: int, tensors: Mapping[str, Any]) -> None:
+        """Prepare verified weights beside those in use.
+
+        May run in another thread while the engine computes. The caller may change `tensors` once this returns.
+
+        Args:
+            version: number of the weights.
+            tensors: CPU tensors of a `WeightCopy`, by Hugging Face names.
+
+        Raises:
+            ConfigError: names, dtypes or shapes are not those of the model.
+        """
+
+    def swap(self) -> int:
+        """Switch to the staged weights and return their version.
+
+        Takes milliseconds. Not to be called while the engine computes.
+
+        Raises:
+            StoreError: nothing has been staged since the last swap.
+        """
+
+    def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
+        """Verify, stage and swap to a full set of weights in safetensors shards.
+
+        Raises:
+            StoreError: their fingerprint is not `fingerprint`; the engine then has no weights.
+        """
+
+    def close(self) -> None:
+        """Release the resources of the engine."""
+
+
+class WeightProducer(Protocol):
+    """An engine whose weights are published version by version."""
+
+    def publish(self, path: Path) -> str:
+        """Write the full weights to `path`, with Hugging Face names; return their fingerprint."""
+
+    def remember(self) -> None:
+        """Make the current weights the base of the next delta."""
+
+    def delta(self) -> Callable[[Path], str] | None:
+        """Return a function that writes the delta since `remember`, as `publish` does.
+
+        None if the delta is too large to pay off.
+        """
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the weights as `publish` would write them."""
+
+    def export(self, folder: Path) -> None:
+        """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
+
+
+@runtime_checkable
+class PayloadProducer(Protocol):
+    """An engine whose weights can be sent from memory."""
+
+    def payloads(self) -> Sequence[WeightPayload]:
+        """Return the delta written last, if there is one, followed by the full current weights.
+
+        Tensors have Hugging Face names, may be on any device, and are not changed by later steps.
+        """

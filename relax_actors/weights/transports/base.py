@@ -1,0 +1,66 @@
+"""Protocols of a weight transport and of its two ends."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from relax_actors.messages import Weights
+from relax_actors.weights.protocols import WeightCopy, WeightProducer, WeightUpdate
+
+ADDRESS_KEY = "note.weights_sender"
+"""Key of the sender's address in the run's bucket, which only the trainer may write.
+
+The address is not part of a publication, because publications outlive their sender.
+"""
+
+
+class Sender(Protocol):
+    """The trainer's end of a transport."""
+
+    def offer(self, published: Weights) -> None:
+        """Offer the engine's current weights, whose files are written. Never waits for a receiver."""
+
+    def close(self) -> None:
+        """Stop sending."""
+
+
+class Receiver(Protocol):
+    """An actor's end of a transport; used by one thread at a time."""
+
+    received: int
+    """Versions received from the sender's memory."""
+
+    def update(self, copy: WeightCopy, target: Weights) -> bool:
+        """Advance a copy to a published version; return False if it is not available (yet).
+
+        Raises:
+            StoreError: the store's files are not what was published; the copy is then empty.
+        """
+
+    def updates_to(self, target: Weights, current: int | None) -> list[WeightUpdate] | None:
+        """Return the updates from version `current`, or from the last full set, to `target`.
+
+        Empty if `target` is `current`, None if files are missing.
+        """
+
+    def close(self) -> None:
+        """Close connections."""
+
+
+class WeightTransport(Protocol):
+    """Makes the two ends; constructed with the context of an actor."""
+
+    def make_sender(self, engine: WeightProducer) -> Sender:
+        """Return the trainer's end.
+
+        Raises:
+            ConfigError: the engine cannot send, or the configured address cannot be listened on.
+        """
+
+    def make_receiver(self, *, follows: bool) -> Receiver:
+        """Return an actor's end.
+
+        Args:
+            follows: whether the actor follows the newest version. If not, it asks for versions that the trainer no
+                longer holds in memory.
+        """
