@@ -104,7 +104,7 @@ lint: $(VENV)/.lint
 docs: $(VENV)/.docs
 	$(BIN)/python docs/make_config.py
 	$(BIN)/python docs/make_subjects.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/grpo_vs_trl.py
