@@ -1,22 +1,22 @@
-"""Weights from trainer to rollout: bytes and seconds of a delta beside those of a whole set, and the pause of a swap.
+"""Compare bytes and seconds of a weight delta with those of a full set, and measure the pause of a swap.
 
     python benchmarks/weights.py                       # 0.5 B parameters, 16 GB of memory, some minutes
-    python benchmarks/weights.py --layers 2 --json     # small, to try it
+    python benchmarks/weights.py --layers 2 --json     # a small model
 
 A model of the shape of Qwen2.5-0.5B (494 M parameters, random weights of standard deviation 0.02, bfloat16 on the way,
 float32 in the optimizer) takes `--steps` real steps of AdamW on random tokens at each learning rate, each rate in a
-process of its own. After each step the engines do what they do in a run: the trainer's writes the delta, and the
-whole set to compare; the rollout's reads it into its copy in host memory, verifies the fingerprint and stages it, which
-in a run it does in the background, and then swaps. The pause is the swap alone. In the end the model that serves must
-have the trainer's fingerprint.
+separate process. After each step the engines work as in a run: the trainer's writes the delta, and the full set for
+comparison; the rollout's reads the delta into its copy in host memory, verifies the fingerprint and stages the tensors
+(in a run in the background), and then swaps. The pause is the swap alone. At the end the serving model must have the
+trainer's fingerprint.
 
-A second process gets the same from the trainer's memory over torch.distributed, applies and verifies it as a rollout
-with `weights.transport = "torch"` does: the delta to the copy that it has, and the whole set as one that joins late.
+A second process gets the same from the trainer's memory over torch.distributed, and applies and verifies it like a
+rollout with `weights.transport = "torch"`: the delta to its current copy, and the full set like a late joiner.
 
-Forward and backward are in float32, since few CPUs have fast bfloat16 arithmetic; what goes out is bfloat16.
+Forward and backward are in float32, since few CPUs have fast bfloat16 arithmetic; the published weights are bfloat16.
 
-Not measured: the network or disk between two machines (files lie in the page cache), and a trained model's weights,
-which may be spread otherwise than random ones.
+Not measured: the network or disk between two machines (files are in the page cache), and the weights of a trained
+model, whose distribution may differ from that of random weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rich.table import Table
 
 from relax_actors.config import validate
 from relax_actors.data.model_folder import prepare
-from relax_actors.engines.protocols import Sequences, TrainBatch, train
+from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
@@ -51,13 +51,13 @@ from relax_actors.weights.transports.torch_transport.receiver import TorchReceiv
 from relax_actors.weights.transports.torch_transport.sender import Address, TorchSender
 
 T = TypeVar("T")
-HERE = ("here", "late")
+COPIES = ("current", "late")
 RATES = ("1e-06", "1e-05")
 SECONDS = 1800.0
 
 
 def config_of(folder: Path, layers: int, rate: str) -> Any:
-    """Give the run's configuration, its model folder made."""
+    """Return the configuration of the run; creates the model folder."""
     architecture = {
         "model_type": "qwen2",
         "hidden_size": 896,
@@ -82,26 +82,26 @@ def config_of(folder: Path, layers: int, rate: str) -> Any:
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Seconds that some work took, and what it gave."""
+    """Return the seconds of a call, and its result."""
     began = time.perf_counter()
     result = work()
     return time.perf_counter() - began, result
 
 
-def batch_of(step: int, vocabulary: int) -> Any:
-    """Four samples of 32 random tokens."""
+def batch_of(step: int, vocabulary: int) -> list[TrainSample]:
+    """Batch of four samples of 32 random tokens."""
     source = np.random.default_rng(step)
     tokens = [source.integers(0, vocabulary, 40, dtype=np.int32) for _ in range(4)]
-    logprobs = [np.full(32, -np.log(vocabulary), np.float32) for _ in tokens]
-    return TrainBatch(
-        Sequences([t[:8] for t in tokens], [t[8:] for t in tokens]),
-        logprobs,
-        source.normal(size=4).astype(np.float32),
-    )
+    logprobs = np.full(32, -np.log(vocabulary), np.float32)
+    advantages = source.normal(size=4).astype(np.float32)
+    return [
+        TrainSample.of_completion(t[:8], t[8:], logprobs=logprobs, advantages=np.full(32, a, np.float32))
+        for t, a in zip(tokens, advantages, strict=True)
+    ]
 
 
 class FromMemory:
-    """The sender's end here, and a process that receives."""
+    """The sender in this process, and a receiving process."""
 
     def __init__(self) -> None:
         self._sender = TorchSender("127.0.0.1", SECONDS)
@@ -110,7 +110,7 @@ class FromMemory:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def seconds(self, version: int, sender: WeightEncoder) -> dict[str, float]:
-        """Seconds until the receiver's two copies have what was published last, verified, by `HERE`."""
+        """Seconds until the receiver's two copies have what was published last, verified, by `COPIES`."""
         self._sender.offer(sender.fingerprint(), sender.payloads())
         if self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError
@@ -119,20 +119,20 @@ class FromMemory:
         return found
 
     def close(self) -> None:
-        """End both."""
+        """Stop the receiving process and the sender."""
         self._process.kill()
         self._process.wait()
         self._sender.close()
 
 
 def receive(address: Address) -> None:
-    """Bring two copies to what each line `[version, fingerprint]` names: from the version before, and from nothing."""
+    """Update two copies to each input line `[version, fingerprint]`: from the previous version, and from nothing."""
     torch.set_num_threads(1)
     receiver, follower = TorchReceiver(SECONDS), HostCopy()
     for line in sys.stdin:
         version, wanted = json.loads(line)
         found = {}
-        for name, copy in zip(HERE, (follower, HostCopy()), strict=True):
+        for name, copy in zip(COPIES, (follower, HostCopy()), strict=True):
             began = time.perf_counter()
             content = receiver.fetch(address, wanted, copy.fingerprint, 1 << 40)
             copy.apply([WeightUpdate(version, wanted, [], content)])
@@ -141,7 +141,7 @@ def receive(address: Address) -> None:
 
 
 def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
-    """Step, and hand the weights over; the figures of the last step, and the longest pause of all swaps."""
+    """Step and transfer the weights; return the figures of the last step and the longest pause of all swaps."""
     torch.set_num_threads(1)
     config = config_of(folder, layers, rate)
     trainer = TorchEngine(config)
@@ -167,10 +167,10 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         found["whole_write_seconds"], _ = timed(lambda: sender.write_full(whole))
         found["delta_encode_seconds"], write = timed(sender.delta_writer)
         if write is None:
-            sys.exit(f"at rate {rate} a delta is not worth it: more than half of the whole set's bytes")
+            sys.exit(f"at rate {rate} the delta is larger than half of the full set")
         found["delta_write_seconds"], _ = timed(lambda write=write: write(delta))
         received = memory.seconds(step + 1, sender)
-        found["delta_memory_seconds"], found["whole_memory_seconds"] = received["here"], received["late"]
+        found["delta_memory_seconds"], found["whole_memory_seconds"] = received["current"], received["late"]
         sender.set_base()
         found["whole_read_seconds"], _ = timed(lambda f=fingerprint: HostCopy().apply([WeightUpdate(0, f, [whole])]))
         way = [WeightUpdate(step + 1, fingerprint, [delta])]
@@ -181,41 +181,41 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         sizes = [path.stat().st_size for path in (whole, delta)]
         found |= {"whole_bytes": sizes[0], "delta_bytes": sizes[1], "share": sizes[1] / sizes[0]}
         if weights.fingerprint(tensors_of(rollout._model).items()) != fingerprint:  # noqa: SLF001
-            sys.exit(f"at rate {rate}, step {step}: the model that serves is not the one that was trained")
+            sys.exit(f"at rate {rate}, step {step}: the serving model differs from the trained model")
     memory.close()
     return found | {"pause_ms": max(pauses)}
 
 
 def run(layers: int, rate: str, steps: int) -> dict[str, Any]:
-    """Measure in a process of its own."""
+    """Measure in a separate process."""
     command = [sys.executable, __file__, "--layers", str(layers), "--steps", str(steps), "--rate", rate]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     if done.returncode:
-        sys.exit(f"rate {rate} ended with {done.returncode}: {done.stderr[-2000:]}")
+        sys.exit(f"rate {rate} ended with exit code {done.returncode}: {done.stderr[-2000:]}")
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
 def report(results: dict[str, dict[str, Any]], console: Console) -> None:
-    """Print the table."""
+    """Print the figures."""
     first = next(iter(results.values()))
-    table = Table(title=f"{first['parameters'] / 1e6:.0f} M parameters, the last of several AdamW steps")
+    table = Table(title=f"{first['parameters'] / 1e6:.0f} M parameters, last of several AdamW steps")
     for column in ("", *(f"rate {rate}" for rate in results)):
         table.add_column(column)
     rows = {
-        "whole set, MB": lambda r: f"{r['whole_bytes'] / 1e6:.1f}",
+        "full set, MB": lambda r: f"{r['whole_bytes'] / 1e6:.1f}",
         "delta, MB": lambda r: f"{r['delta_bytes'] / 1e6:.1f}",
-        "delta / whole": lambda r: f"{100 * r['share']:.2f} %",
+        "delta / full set": lambda r: f"{100 * r['share']:.2f} %",
         "optimizer step, s": lambda r: f"{r['step_seconds']:.2f}",
         "convert and fingerprint, s": lambda r: f"{r['prepare_seconds']:.2f}",
-        "write whole, s": lambda r: f"{r['whole_write_seconds']:.2f}",
+        "write full set, s": lambda r: f"{r['whole_write_seconds']:.2f}",
         "encode and write delta, s": lambda r: f"{r['delta_encode_seconds'] + r['delta_write_seconds']:.2f}",
-        "read and verify whole, s": lambda r: f"{r['whole_read_seconds']:.2f}",
+        "read and verify full set, s": lambda r: f"{r['whole_read_seconds']:.2f}",
         "read, apply and verify delta, s": lambda r: f"{r['delta_read_seconds']:.2f}",
-        "whole from memory and verify, s": lambda r: f"{r['whole_memory_seconds']:.2f}",
+        "full set from memory and verify, s": lambda r: f"{r['whole_memory_seconds']:.2f}",
         "delta from memory, apply and verify, s": lambda r: f"{r['delta_memory_seconds']:.2f}",
         "stage, s": lambda r: f"{r['stage_seconds']:.2f}",
-        "pause of the swap, longest, ms": lambda r: f"{r['pause_ms']:.2f}",
+        "longest pause of a swap, ms": lambda r: f"{r['pause_ms']:.2f}",
     }
     for name, shown in rows.items():
         table.add_row(name, *(shown(result) for result in results.values()))
@@ -223,13 +223,13 @@ def report(results: dict[str, dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    """Read the arguments, measure each rate, report."""
+    """Measure each rate and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rate", help="measure only this learning rate, in this process")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--receive", help="be the process that receives from this address")
+    parser.add_argument("--receive", help="run as the process that receives from this address")
     arguments = parser.parse_args()
     if arguments.receive:
         receive(Address(**json.loads(arguments.receive)))

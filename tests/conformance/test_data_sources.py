@@ -14,7 +14,8 @@ EMPTY = {**ROWS[2], "prompt": None}
 
 
 class TestJsonLines(DataSourceConformance, MalformedRows):
-    kind, required, where = "jsonl", "path", r"rows\.jsonl line 3"
+    implements = "jsonl"
+    required, where = "path", r"rows\.jsonl line 3"
 
     @pytest.fixture
     def settings(self, tmp_path: Path) -> dict[str, Any]:
@@ -30,7 +31,8 @@ class TestJsonLines(DataSourceConformance, MalformedRows):
 
 
 class TestParquet(DataSourceConformance, MalformedRows, NeedsPackage):
-    kind, required, where = "parquet", "path", r"rows\.parquet row 3"
+    implements = "parquet"
+    required, where = "path", r"rows\.parquet row 3"
     package, extra = "pyarrow", "parquet"
 
     @pytest.fixture(params=[1, 3, 100])
@@ -47,7 +49,8 @@ class TestParquet(DataSourceConformance, MalformedRows, NeedsPackage):
 
 
 class TestReasoningGym(DataSourceConformance, NeedsPackage):
-    kind, required = "reasoning_gym", "task"
+    implements = "reasoning_gym"
+    required = "task"
     package, extra = "reasoning_gym", "tasks"
 
     @pytest.fixture
@@ -56,7 +59,8 @@ class TestReasoningGym(DataSourceConformance, NeedsPackage):
 
 
 class TestFunction(DataSourceConformance, MalformedRows):
-    kind, required, where = "python", "function", "third_is_empty item 3"
+    implements = "python"
+    required, where = "function", "third_is_empty item 3"
 
     @pytest.fixture
     def module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:

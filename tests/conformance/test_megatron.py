@@ -16,6 +16,8 @@ from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E
 
 
 class TestMegatronEngine(GradientConformance):
+    implements = "megatron"
+
     @pytest.fixture(params=[DENSE, MOE], ids=["qwen3", "qwen3_moe"])
     def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> MakeEngine:
         def make(**trainer: Any) -> MegatronEngine:

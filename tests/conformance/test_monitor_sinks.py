@@ -14,6 +14,7 @@ from tests.conformance.base.monitor_sink import RUN, MonitorSinkConformance, Sca
 
 
 class TestPrometheus(MonitorSinkConformance):
+    implements = "prometheus"
     keeps_history = False
     names = {"step/reward": "relax_step_reward", "step/loss": "relax_step_loss"}  # noqa: RUF012 read only
 
@@ -29,7 +30,7 @@ class TestPrometheus(MonitorSinkConformance):
 
 
 class TestTensorBoard(MonitorSinkConformance):
-    needs = "tensorboard"
+    implements = needs = "tensorboard"
     names = {name: name for name in ("step/reward", "step/loss", "eval/reward")}  # noqa: RUF012 read only
 
     def target(self, folder: Path) -> str:
@@ -45,7 +46,7 @@ class TestTensorBoard(MonitorSinkConformance):
 
 
 class TestWeightsAndBiases(MonitorSinkConformance):
-    needs = "wandb"
+    implements = needs = "wandb"
     names = {name: name for name in ("step/reward", "step/loss", "eval/reward")}  # noqa: RUF012 read only
 
     def target(self, folder: Path) -> str:  # noqa: ARG002

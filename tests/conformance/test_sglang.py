@@ -24,6 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
 
 
 class TestSglangEngine(LanguageModelConformance, RowsJoin):
+    implements = "sglang"
     long = replace(LanguageModelConformance.long, max_tokens=450)
 
     @pytest.fixture

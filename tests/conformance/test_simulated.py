@@ -26,6 +26,8 @@ def run(tmp_path: Path) -> tuple[Config, Devices]:
 
 
 class TestSimulatedInference(InferenceEngineConformance, RowsJoin, SamplesFollowSeeds):
+    implements = "simulated"
+
     @pytest.fixture(autouse=True)
     def rows(self, run: tuple[Config, Devices], monkeypatch: pytest.MonkeyPatch) -> None:
         """Requests whose drawn lengths are far apart, and a clock that passes by sleeping alone."""
@@ -54,6 +56,8 @@ class TestSimulatedInference(InferenceEngineConformance, RowsJoin, SamplesFollow
 
 
 class TestSimulatedTraining(TrainingEngineConformance):
+    implements = "simulated"
+
     @pytest.fixture
     def make(self, tmp_path: Path) -> MakeEngine:
         run = simulated_devices(tmp_path, time_scale=1e-6)

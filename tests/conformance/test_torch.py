@@ -19,6 +19,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 class TestTorchEngine(GradientConformance):
+    implements = "torch"
+
     @pytest.fixture(params=[*ALGORITHMS, "experts"])
     def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> MakeEngine:
         architecture = qwen3_moe(QWEN3) if request.param == "experts" else QWEN3

@@ -14,6 +14,8 @@ from tests.support.models import QWEN3, config_of
 
 
 class TestTransformersEngine(LanguageModelConformance, SamplesFollowSeeds, MinTokens):
+    implements = "transformers"
+
     @pytest.fixture
     def config(self, tmp_path: Path) -> Config:
         return config_of(tmp_path / "run", QWEN3 | {"max_position_embeddings": 128})

@@ -14,7 +14,7 @@ import pytest
 from relax_actors.errors import ActorError
 from relax_actors.runtime import device_lock
 from relax_actors.runtime.device_lock import DeviceLock
-from tests.integration.conftest import MakeContext
+from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
 
 # Takes the lock in a loop, appends its name while holding it, and checks that no other process holds it.

@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from relax_actors.config import Config
 from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.megatron.rpc import RankError
-from relax_actors.engines.protocols import TrainingEngine, train
+from relax_actors.engines.protocols import TrainingEngine, TrainSample, train
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.batches import batch_of, routed, with_longer_completions
+from tests.support.batches import batch_of, routed
 from tests.support.running import wait_until
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 
@@ -230,8 +231,10 @@ def test_an_error_on_all_ranks_is_raised_and_the_group_stays_usable(tmp_path: Pa
     before = group.fingerprint()
     with pytest.raises(OSError, match=r"rank 0: .*nowhere"):
         group.publish(tmp_path / "nowhere" / "weights")
+    tokens = np.ones(65, np.int32)
+    too_long = TrainSample.of_completion(tokens[:1], tokens[1:])
     with pytest.raises(ValueError, match="token_budget is 64"):
-        train(group, with_longer_completions(batch_of(0), 40), 0, nothing)
+        train(group, [too_long], 0, nothing)
     assert group.fingerprint() == before
 
 

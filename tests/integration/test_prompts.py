@@ -16,7 +16,7 @@ from relax_actors.roles.prompts import PromptSource
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Row
 from relax_actors.weights.publisher import Publisher
-from tests.integration.conftest import MakeContext, MakeTrainer
+from tests.support.contexts import MakeContext, MakeTrainer
 
 ROWS = 4
 MakeSource = Callable[..., PromptSource]

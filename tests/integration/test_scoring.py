@@ -17,8 +17,8 @@ from relax_actors.messages import Weights
 from relax_actors.roles import make_role
 from relax_actors.roles.trainer import Trainer
 from relax_actors.runtime import Role, Row
-from tests.integration.conftest import MakeContext, MakeTrainer
 from tests.integration.test_trainer import batches, fingerprint, put_step, read_all
+from tests.support.contexts import MakeContext, MakeTrainer
 
 BOTH = (
     "roles.reference.replicas=1",

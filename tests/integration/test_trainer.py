@@ -15,7 +15,7 @@ from broker.table import Table
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Advantage, Batch, Checkpoint, Dropped, Prompt, Quarantined, Trajectory, Weights
 from relax_actors.roles.trainer import Trainer
-from tests.integration.conftest import MakeTrainer
+from tests.support.contexts import MakeTrainer
 
 ROWS, SAMPLES, TOKENS = 4, 4, 5
 CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction=tis")

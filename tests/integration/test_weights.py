@@ -22,8 +22,8 @@ from relax_actors.weights import files as weights
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.stager import Stager
 from relax_actors.weights.transports.store import StoreReceiver
-from tests.integration.conftest import MakeContext
 from tests.support.batches import equal_sequences
+from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
 
 DELTAS = ("staleness.max=0", "trainer.precision=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=4")

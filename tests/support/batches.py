@@ -53,7 +53,7 @@ def batch_of_generations(made: Sequence[tuple[GenerationRequest, Generation]]) -
 
 def batch_of_groups(groups: Sequence[Sequence[Generation]], requests: Sequence[GenerationRequest]) -> list[TrainSample]:
     """Train on the groups of samples that an engine generated for requests; each group is a row."""
-    made = [(r, g) for r, group in zip(requests, groups, strict=True) for g in group]
+    made = [(request, sample) for request, group in zip(requests, groups, strict=True) for sample in group]
     rows = [i for i, group in enumerate(groups) for _ in group]
     return [replace(sample, row=i) for sample, i in zip(batch_of_generations(made), rows, strict=True)]
 
@@ -77,15 +77,15 @@ def with_advantages(batch: Sequence[TrainSample], value: float) -> list[TrainSam
     return [sample.with_advantages(np.full(len(sample), value, np.float32)) for sample in batch]
 
 
-def with_longer_completions(batch: Sequence[TrainSample], times: int) -> list[TrainSample]:
-    """Repeat every token of the completions."""
-    longer = []
-    for sample in batch:
-        prompt, completion = sample.token_ids[~sample.loss_mask], sample.masked("token_ids").repeat(times)
-        advantages = sample.masked("advantages").repeat(times)
-        logprobs = completion.astype(np.float32) * -1.0
-        longer.append(TrainSample.of_completion(prompt, completion, logprobs=logprobs, advantages=advantages))
-    return longer
+def with_noise_outside_the_mask(batch: Sequence[TrainSample], seed: int) -> list[TrainSample]:
+    """Draw other log-probs and advantages for the tokens that are not trained."""
+    random = np.random.default_rng(seed)
+
+    def noisy(sample: TrainSample, name: str) -> Array:
+        noise = random.standard_normal(len(sample)).astype(np.float32)
+        return np.where(sample.loss_mask, getattr(sample, name), noise)
+
+    return [replace(s, logprobs=noisy(s, "logprobs"), advantages=noisy(s, "advantages")) for s in batch]
 
 
 def parts_of(batch: Sequence[TrainSample]) -> list[list[TrainSample]]:

@@ -11,10 +11,7 @@ from relax_actors.config import Config
 from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from tests.support import models
-from tests.support.batches import batch_of
-from tests.support.models import ALPHABET, QWEN3, qwen3_moe
-
-__all__ = ["ALPHABET", "DENSE", "LLAMA", "MOE", "batch_of", "config_of", "skip_if_missing"]
+from tests.support.models import QWEN3, qwen3_moe
 
 DENSE = QWEN3 | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA = DENSE | {"model_type": "llama", "head_dim": 8, "tie_word_embeddings": False}

@@ -24,7 +24,10 @@ _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, gated MLP or experts."""
+    """Decoder of the Llama family.
+
+    RMSNorm, rotary positions, grouped-query attention, and a gated MLP or experts.
+    """
 
     layers: int
     hidden_size: int

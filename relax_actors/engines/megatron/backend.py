@@ -1,4 +1,4 @@
-"""The backends `trainer.backend = "megatron"` and `backend = "megatron"` of roles that score."""
+"""Backend "megatron" of the trainer and of scoring roles."""
 
 from __future__ import annotations
 

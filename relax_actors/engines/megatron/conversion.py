@@ -1,4 +1,4 @@
-"""Exact conversion of weights between Hugging Face and megatron-core, for any parallel layout.
+"""Exact conversion of weights between Hugging Face and megatron-core, for any layout.
 
 A parameter's key is its name in the whole model: `layers.3.self_attention.linear_qkv.weight`,
 `layers.3.mlp.experts.7.linear_fc1.weight`. To load, each rank builds the whole tensor of a key and keeps its shard. To
@@ -38,7 +38,7 @@ _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(linear_fc[12]\.weight)")
 
 
 def shard_axis(key: str) -> int | None:
-    """Axis along which tensor parallelism splits a parameter; None if every rank has the whole parameter."""
+    """Axis along which tensor parallelism splits a parameter; None if it is replicated."""
     if key in (EMBEDDING, OUTPUT) or key.endswith((QKV, FC1)):
         return 0
     return 1 if key.endswith(("linear_proj.weight", FC2)) else None
@@ -96,7 +96,7 @@ class Conversion:
     padded_vocab_size: int
 
     def entries(self) -> Iterator[tuple[str, ...]]:
-        """All keys of the model in a fixed order, grouped by the Hugging Face tensor that they form together."""
+        """All keys in a fixed order, grouped by the Hugging Face tensor that they form together."""
         model = self.architecture
         yield (EMBEDDING,)
         for layer in range(model.layers):

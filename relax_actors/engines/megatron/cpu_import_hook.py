@@ -1,8 +1,8 @@
-"""Import hook that lets megatron-core run without CUDA; it rewrites the modules of `megatron.core` only.
+"""Import hook that lets megatron-core run without CUDA.
 
 megatron-core uses `torch.cuda` and `device="cuda"` in about 270 places. Without CUDA the hook rewrites the syntax tree
-of its modules on import, so that these places use `_accelerator` (the CPU). torch and all other libraries stay
-unpatched, and with CUDA the hook is not installed.
+of the modules of `megatron.core` on import, so that these places use `_accelerator` (the CPU). torch and all other
+libraries stay unpatched, and with CUDA the hook is not installed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _no_op(*_: Any, **__: Any) -> None:
 
 
 def _accelerator() -> types.ModuleType:
-    """Replacement for the module `torch.cuda` that computes on the CPU; other attributes come from torch.cuda."""
+    """Replacement for the module `torch.cuda` on the CPU; other attributes are torch.cuda's."""
     stream = _Stream()
     random = {
         "get_rng_state": lambda *_, **__: torch.get_rng_state(),
@@ -92,7 +92,10 @@ def _is_cuda(node: ast.AST) -> bool:
 
 
 class _CpuRewriter(ast.NodeTransformer):
-    """Rewrites `torch.cuda.X`, `device="cuda"`, `.cuda()`, names of CUDA tensor types, and pinned memory."""
+    """Rewrites uses of CUDA in a syntax tree.
+
+    They are `torch.cuda.X`, `device="cuda"`, `.cuda()`, names of CUDA tensor types, and pinned memory.
+    """
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
@@ -132,7 +135,7 @@ def _device(node: ast.expr) -> ast.expr:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles a module from its rewritten tree; caches the bytecode under a name that other loaders ignore."""
+    """Compiles rewritten modules; caches bytecode under a name that other loaders ignore."""
 
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)

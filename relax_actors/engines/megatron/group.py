@@ -98,7 +98,7 @@ class MegatronGroup(WholeStep):
         self._watchers.append(watcher)
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Wait until a rank exits. A rank that exits with 0 has sent its error, which fails the call."""
+        """Wait until a rank exits; one that exits with 0 has sent its error, which fails the call."""
         code = process.wait()
         if code != 0 and not self._closing.is_set():
             self._kill()
@@ -129,7 +129,7 @@ class MegatronGroup(WholeStep):
             self._raise_exited(rank)
 
     def _raise_exited(self, rank: int) -> NoReturn:
-        """Fail the call because a rank exited; normally `on_rank_exit` has ended this process before."""
+        """Fail the call because a rank exited, unless `on_rank_exit` ends this process first."""
         self._watchers[rank].join()
         self._kill()
         msg = f"rank {rank} of the trainer exited with code {self._processes[rank].returncode}; restart the trainer"

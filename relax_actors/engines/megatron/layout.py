@@ -1,4 +1,4 @@
-"""Parallel layout of a trainer's ranks, and the checks that refuse an impossible layout before anything starts."""
+"""Parallel layout of a trainer's ranks, and checks that refuse impossible layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from relax_actors.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of the parallel groups: `ranks = data x tensor x pipeline x context`; the tensor rank varies fastest."""
+    """Sizes of the parallel groups: `ranks = data x tensor x pipeline x context`.
+
+    The tensor-parallel rank varies fastest.
+    """
 
     ranks: int
     tensor: int

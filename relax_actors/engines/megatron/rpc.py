@@ -39,7 +39,7 @@ def pack_error(error: BaseException) -> dict[str, Any]:
 
 
 def unpack_error(message: Mapping[str, Any], rank: int) -> Exception:
-    """Exception to raise for a rank's error; keeps the types that the trainer handles differently."""
+    """Exception to raise for a rank's error, of the same type where the trainer checks it."""
     if message["errno"] is not None:
         return OSError(message["errno"], f"rank {rank}: {message['text']}")
     kind = _ERROR_TYPES.get(message["kind"])

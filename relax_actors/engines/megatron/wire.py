@@ -1,4 +1,4 @@
-"""Messages between an engine and its ranks, and between ranks: plain data and arrays in msgpack, never pickle."""
+"""Messages between engine and ranks: plain data and arrays in msgpack, never pickle."""
 
 from __future__ import annotations
 

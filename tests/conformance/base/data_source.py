@@ -37,7 +37,8 @@ def all_of(source: Any) -> list[Task]:
 class DataSourceConformance:
     """Laws of every source; subclasses provide fixture `settings`, those of a source of `SIZE` tasks."""
 
-    kind: str
+    implements: str
+    """Name in the registry."""
     required: str
     """The setting that the kind needs."""
 
@@ -47,7 +48,7 @@ class DataSourceConformance:
 
     @pytest.fixture
     def source(self, settings: dict[str, Any]) -> Any:
-        return open_source(self.kind, **settings)
+        return open_source(self.implements, **settings)
 
     def test_every_item_is_a_task_of_plain_data(self, source: Any) -> None:
         assert len(source) == SIZE
@@ -61,13 +62,13 @@ class DataSourceConformance:
         self, source: Any, settings: dict[str, Any]
     ) -> None:
         expected = all_of(source)
-        again = open_source(self.kind, **settings)
+        again = open_source(self.implements, **settings)
         for i in random.Random(1).sample(range(SIZE), SIZE):
             assert again[i] == expected[i]
         assert all_of(source) == expected
 
     def test_items_are_the_same_in_another_process(self, source: Any, settings: dict[str, Any], tmp_path: Path) -> None:
-        given = {"kind": self.kind} | {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
+        given = {"kind": self.implements} | {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
         path = os.pathsep.join([str(tmp_path), *sys.path])
         command = [sys.executable, "-c", PRINT, json.dumps(given)]
         done = subprocess.run(
@@ -89,16 +90,16 @@ class DataSourceConformance:
             source[i]
 
     def test_a_size_takes_the_first_items(self, source: Any, settings: dict[str, Any]) -> None:
-        assert all_of(open_source(self.kind, **settings | {"size": 4})) == all_of(source)[:4]
+        assert all_of(open_source(self.implements, **settings | {"size": 4})) == all_of(source)[:4]
 
     def test_a_size_of_zero_is_refused(self, settings: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=r"data.size = 0"):
-            open_source(self.kind, **settings | {"size": 0})
+            open_source(self.implements, **settings | {"size": 0})
 
     def test_the_setting_that_the_kind_needs_is_named(self) -> None:
-        said = rf"^data.{self.required} is not set; data.kind = '{self.kind}' needs it"
+        said = rf"^data.{self.required} is not set; data.kind = '{self.implements}' needs it"
         with pytest.raises(ConfigError, match=said):
-            open_source(self.kind)
+            open_source(self.implements)
 
 
 class MalformedRows:
@@ -108,7 +109,7 @@ class MalformedRows:
     `hopeless`, of one that has no good row.
     """
 
-    kind: str
+    implements: str
     where: str
     """Names the third row in an error."""
 
@@ -121,7 +122,7 @@ class MalformedRows:
         raise NotImplementedError
 
     def test_a_malformed_row_is_named_and_spares_the_others(self, malformed: dict[str, Any]) -> None:
-        source = open_source(self.kind, **malformed)
+        source = open_source(self.implements, **malformed)
         assert len(source) == 4
         with pytest.raises(RowError, match=self.where):
             source[2]
@@ -129,13 +130,13 @@ class MalformedRows:
 
     def test_a_source_without_a_good_row_is_refused(self, hopeless: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=r"^data\.\w+ = .*not one of \d+ rows is "):
-            open_source(self.kind, **hopeless)
+            open_source(self.implements, **hopeless)
 
 
 class NeedsPackage:
     """Law of sources that need a package which may be missing."""
 
-    kind: str
+    implements: str
     package: str
     extra: str
 
@@ -144,6 +145,6 @@ class NeedsPackage:
     ) -> None:
         monkeypatch.setitem(sys.modules, self.package, None)  # Python's own way to mark a module as missing
         install = rf"pip install 'relax-actors\[{self.extra}\]'"
-        said = rf"^data.kind = '{self.kind}' needs the package '{self.package}'; {install}"
+        said = rf"^data.kind = '{self.implements}' needs the package '{self.package}'; {install}"
         with pytest.raises(ConfigError, match=said):
-            open_source(self.kind, **settings)
+            open_source(self.implements, **settings)

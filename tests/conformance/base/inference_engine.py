@@ -53,6 +53,9 @@ class InferenceEngineConformance:
     Subclasses provide the fixture `engine`, without weights and closed at the end, and `publish`.
     """
 
+    implements: str
+    """Name in the registry."""
+
     requests = REQUESTS
     long = replace(REQUESTS[0], max_tokens=60, stop_ids=frozenset())
     """A request that runs long enough for others, and for newer weights, to arrive."""

@@ -31,6 +31,9 @@ def step(n: int, **values: Any) -> LogMessage:
 class MonitorSinkConformance:
     """Laws of every sink; subclasses give its target and read back what it has written."""
 
+    implements: str
+    """Name in the registry."""
+
     needs: str | None = None
     """The package that may be missing."""
     keeps_history = True

@@ -16,7 +16,7 @@ from relax_actors.engines.protocols import TrainingEngine, train
 from relax_actors.engines.protocols.training import SavesMeanwhile
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from tests.support.batches import answers, batch_of, parts_of, with_advantages
+from tests.support.batches import answers, batch_of, parts_of, with_advantages, with_noise_outside_the_mask
 from tests.support.models import STOP, request_of
 
 MakeEngine = Callable[..., Any]
@@ -42,6 +42,9 @@ def folder_of(path: Path) -> Path:
 
 class TrainingEngineConformance:
     """Laws of every engine; subclasses provide fixture `make`, which makes engines of one configuration."""
+
+    implements: str
+    """Name in the registry."""
 
     @pytest.fixture
     def make(self, tmp_path: Path) -> MakeEngine:
@@ -125,6 +128,13 @@ class GradientConformance(TrainingEngineConformance):
 
     `make` takes settings of section `trainer`.
     """
+
+    def test_values_of_tokens_outside_the_loss_mask_change_nothing(self, make: MakeEngine) -> None:
+        one, other = begun(make()), begun(make())
+        a = train(one, batch_of(1), 0, silent).metrics
+        b = train(other, with_noise_outside_the_mask(batch_of(1), 9), 0, silent).metrics
+        assert a == b
+        assert one.fingerprint() == other.fingerprint()
 
     def test_a_step_without_rows_is_an_error(self, engine: Any) -> None:
         with pytest.raises(ValueError, match="no rows were accumulated"):

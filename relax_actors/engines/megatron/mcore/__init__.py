@@ -1,4 +1,6 @@
-"""The only package that imports megatron-core; importing it installs the CPU import hook and the patches first.
+"""The only package that imports megatron-core.
+
+Importing it installs the CPU import hook first, then megatron-core's patches.
 
 Raises:
     ConfigError: megatron-core is not installed.

@@ -116,7 +116,7 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         return packing.gather(self._attend(spread[0], spread[1], spread[2]).transpose(1, 2))[0]
 
     def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
-        """Attention of packed sequences by torch's varlen kernel for half precision; not yet run on a GPU."""
+        """Attention of packed sequences by torch's varlen kernel; not yet run on a GPU."""
         ends, longest = packing.ends, packing.longest
         output = varlen_attn(
             query[:, 0],
@@ -140,9 +140,10 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
 
 
 def chunk_positions(length: int, ranks: int, rank: int, device: torch.device) -> Tensor:
-    """Positions of a sequence that a context-parallel rank holds: chunks `rank` and `2 * ranks - 1 - rank`.
+    """Positions of a sequence that a context-parallel rank holds.
 
-    The pairing of an early with a late chunk (zig-zag) gives all ranks the same amount of causal attention.
+    They are chunks `rank` and `2 * ranks - 1 - rank`. The pairing of an early with a late chunk (zig-zag) gives all
+    ranks the same amount of causal attention.
     """
     width = length // (2 * ranks)
     offsets = torch.arange(width, device=device)

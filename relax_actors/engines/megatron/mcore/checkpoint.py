@@ -1,4 +1,4 @@
-"""Checkpoints by megatron-core's dist_checkpointing: each rank writes its shards, any layout can load them."""
+"""Checkpoints by dist_checkpointing: each rank writes its shards, any layout loads them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFERENCE = "reference."
 
 
 def save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> None:
-    """Write weights, optimizer state and reference to a folder. Collective: every rank must call it.
+    """Write weights, optimizer state and reference to a folder; every rank must call it.
 
     Raises:
         OSError: writing failed; errno is ENOSPC if the disk is full.
@@ -40,10 +40,10 @@ def save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChu
 
 
 def begin_save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> Callable[[], None]:
-    """Copy the state and write it in a background thread. Collective, as is the returned function.
+    """Copy the state and write it in a background thread; every rank must call it.
 
     Returns:
-        Function that waits for the writer and completes the checkpoint.
+        Collective function that waits for the writer and completes the checkpoint.
 
     Raises:
         OSError: as in `save`; also raised by the returned function.
@@ -99,7 +99,7 @@ def has_reference(folder: Path) -> bool:
 
 
 def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> None:
-    """Load what `save` wrote, with any layout. Collective: every rank must call it.
+    """Load what `save` wrote, with any layout; every rank must call it.
 
     Raises:
         ConfigError: this layout cannot load the checkpoint.

@@ -1,4 +1,4 @@
-"""Training engine of one Megatron-Core rank: the whole engine with one rank, else a member of `MegatronGroup`."""
+"""Training engine of one Megatron-Core rank, alone or as a member of `MegatronGroup`."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class MegatronEngine(WholeStep):
     def _measure_without_replay(
         self, samples: Sequence[TrainSample], batches: list[MicroBatch], progress: Callable[[], None]
     ) -> list[dict[str, float]]:
-        """Mismatch without router replay, measured on the first micro-batch of each data-parallel rank."""
+        """Mismatch without router replay, on the first micro-batch of each data-parallel rank."""
         if self._replay is None or all(sample.routed_experts is None for sample in samples):
             return []
         # The interleaved schedule of virtual stages takes a multiple of the pipeline stages.
@@ -176,7 +176,7 @@ class MegatronEngine(WholeStep):
 
     @property
     def _reports_metrics(self) -> bool:
-        """Whether this rank is the first of those that computed the same losses, on the last pipeline stage."""
+        """Whether this rank reports for all ranks that computed the same losses."""
         return bool(
             parallel_state.is_pipeline_last_stage(ignore_virtual=True)
             and parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
@@ -208,7 +208,7 @@ class MegatronEngine(WholeStep):
         progress: Callable[[], None],
         temperature: float | None = None,
     ) -> list[dict[str, float]]:
-        """Accumulate the gradients of all micro-batches; returns their metrics on the last pipeline stage."""
+        """Accumulate the gradients of all micro-batches; returns metrics on the last stage."""
         self._optimizer.zero_grad()
         if self._replay is not None:
             self._replay.begin(replays=True, trains=True)
@@ -250,7 +250,7 @@ class MegatronEngine(WholeStep):
             self._encoder.set_base()
 
     def payloads(self) -> list[WeightPayload]:
-        """Weights in memory; see `Offers`."""
+        """Weights in memory; see `PayloadProducer`."""
         return self._encoder.payloads()
 
     def fingerprint(self) -> str:

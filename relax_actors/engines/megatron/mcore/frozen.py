@@ -1,4 +1,4 @@
-"""Freezing of weights by Hugging Face name; one megatron-core parameter may hold several of them."""
+"""Freezing of weights by Hugging Face name; a parameter may hold several of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_actors.errors import ConfigError
 def freeze(
     models: Sequence[Any], parameters: Mapping[str, Tensor], conversion: Conversion, patterns: Sequence[str]
 ) -> None:
-    """Disable gradients of the parameters that match a pattern; call it before the optimizer is created.
+    """Disable gradients of parameters that match a pattern, before the optimizer is created.
 
     Args:
         models: model chunks of this rank.

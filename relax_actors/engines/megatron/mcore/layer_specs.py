@@ -12,7 +12,10 @@ from relax_actors.engines.megatron.mcore.attention import SdpaAttention
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm; with sequence parallelism megatron-core sums its gradient over the tensor-parallel ranks."""
+    """RMSNorm of torch.
+
+    With sequence parallelism megatron-core sums its gradient over the tensor-parallel ranks.
+    """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps)

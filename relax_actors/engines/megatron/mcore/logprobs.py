@@ -1,4 +1,4 @@
-"""Log-probs of trained tokens from logits that are split over tensor- and context-parallel ranks."""
+"""Log-probs of trained tokens from logits split over tensor- and context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
 
 
 class _ContextParallelSum(torch.autograd.Function):
-    """Sum over the ranks of a group; backward passes the gradient on, as each rank uses its own summand only."""
+    """Sum over ranks whose gradient is the identity: each rank trains through its own summand."""
 
     @staticmethod
     def forward(_: Any, tensor: Tensor, group: Any) -> Tensor:
@@ -40,30 +40,32 @@ def _positions(length: int, device: torch.device) -> Tensor:
 
 
 def limit_logits_to_scored(model: Any) -> None:
-    """Make the last pipeline stage compute logits only of the tokens that `set_scored_tokens` selects.
+    """Compute logits only of the tokens that `set_scored_tokens` selects.
 
-    With sequence parallelism no rank holds all of these tokens, so the stage computes the logits of all tokens.
+    With sequence parallelism no rank holds all of these tokens, so the last stage computes the logits of all tokens.
     """
     if model.post_process and not model.config.sequence_parallel:
         model.output_layer.register_forward_pre_hook(partial(_select_scored, model))
 
 
 def set_scored_tokens(model: Any, scored: Tensor) -> None:
-    """Select the tokens of the next micro-batch to compute logits of, `[rows, seq] bool`; `model` may be wrapped."""
+    """Select tokens of the next micro-batch, `[rows, seq] bool`; `model` may be wrapped."""
     while hasattr(model, "module"):
         model = model.module
     model.scored_tokens = scored
 
 
 def _select_scored(model: Any, _: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
-    """Scored tokens of `[seq, rows, hidden]` as `[scored, 1, hidden]`; the first token if none is scored."""
+    """Scored tokens of `[seq, rows, hidden]` as `[scored, 1, hidden]`, at least one."""
     hidden = arguments[0].transpose(0, 1)
     selected = hidden[model.scored_tokens]
     return ((selected if len(selected) else hidden[0, :1])[:, None],)
 
 
 def trained_logprobs(logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int) -> Tensor:
-    """Log-probs of the trained tokens, `[sequences, width] float32`, the same on all ranks that share them.
+    """Log-probs of the trained tokens, `[sequences, width] float32`.
+
+    All ranks that share the sequences get the same values.
 
     Args:
         logits: of this rank's positions and shard of the vocabulary, `[rows, length / context, vocab / tensor]`, or of

@@ -1,7 +1,8 @@
-"""Micro-batches of a step for each data-parallel rank, derived from sequence lengths and layout alone.
+"""Micro-batches of a step for each data-parallel rank.
 
-A micro-batch is packed: sequences are concatenated in one row, so that linear layers compute no padding. With context
-parallelism, where ranks share each sequence, sequences are rows that are padded on the right instead.
+They follow from sequence lengths and layout alone. A micro-batch is packed: sequences are concatenated in one row, so
+that linear layers compute no padding. With context parallelism, where ranks share each sequence, sequences are rows
+that are padded on the right instead.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def plan_micro_batches(lengths: Sequence[int], layout: Layout, token_budget: int
 
 
 def _cut(lengths: list[int], layout: Layout, token_budget: int, longest: int) -> list[list[int]]:
-    """Micro-batches within the budget; where all have one padded shape, each sequence counts as the longest."""
+    """Micro-batches within the budget; with one padded shape all sequences have one length."""
     packed = layout.context == 1
     sizes = lengths if packed or layout.virtual == 1 else [longest] * len(lengths)
     return micro_batches(sizes, token_budget=token_budget, padded=not packed)
@@ -162,7 +163,7 @@ def _packing(batch: MicroBatch, lengths: Sequence[int], device: torch.device) ->
 
 
 def _experts(batch: MicroBatch, samples: Sequence[TrainSample], starts: Sequence[int]) -> NDArray[Any] | None:
-    """Recorded experts of the tokens; -1 for padding, for last tokens, and for sequences without recorded experts."""
+    """Recorded experts of the tokens, -1 where there are none; None if none were recorded."""
     recorded = [
         (start, sample.routed_experts)
         for sample, start in zip(samples, starts, strict=True)

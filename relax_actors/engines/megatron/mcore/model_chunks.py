@@ -1,4 +1,4 @@
-"""Model chunks of this rank: megatron-core GPTModels built from an architecture and a parallel layout."""
+"""Model chunks of this rank: GPTModels built from an architecture and a parallel layout."""
 
 from __future__ import annotations
 
@@ -103,5 +103,5 @@ class ModelChunks:
 
 
 def padded_vocabulary(architecture: Architecture, layout: Layout) -> int:
-    """Rows of the embeddings: the vocabulary size rounded up to a multiple of the tensor-parallel size."""
+    """Vocabulary size rounded up to a multiple of the tensor-parallel size."""
     return -(-architecture.vocab_size // layout.tensor) * layout.tensor

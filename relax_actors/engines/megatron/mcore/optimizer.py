@@ -1,4 +1,4 @@
-"""AdamW of megatron-core: gradients in float32, optimizer state sharded over the data-parallel ranks."""
+"""AdamW of megatron-core: gradients in float32, state sharded over data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Optimizer:
 
     @staticmethod
     def _finalize(models: Sequence[Any], _: Any = None, **settings: Any) -> None:
-        """Sum gradients over ranks, without the number of tokens: `step` divides by that of the whole step."""
+        """Sum gradients over ranks; `step` normalises them by the tokens of the whole step."""
         finalize_model_grads(models, None, **settings)
 
     def reset(self) -> None:

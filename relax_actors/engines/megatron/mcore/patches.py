@@ -1,7 +1,8 @@
-"""Patches for bugs of megatron-core 0.16, one function a bug, each covered by a test that fails without it.
+"""Patches for bugs of megatron-core 0.16, one function a bug.
 
-All but the last two also apply on GPUs: MoE and torch's AdamW without TransformerEngine, and checkpoints everywhere.
-The last two apply on the CPU only. A newer megatron-core with its own fix stays unpatched.
+Each is covered by a test that fails without it. All but the last two also apply on GPUs: MoE and torch's AdamW without
+TransformerEngine, and checkpoints everywhere. The last two apply on the CPU only. A newer megatron-core with its own
+fix stays unpatched.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ def apply(*, on_cpu: bool) -> None:
 
 
 def define_te_general_gemm() -> None:
-    """MoE without TransformerEngine raises NameError: the router uses a name that only that import defines."""
+    """Fix a NameError of MoE without TransformerEngine, whose import defines the name."""
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
 
 
 def initialise_adamw_state_before_saving() -> None:
-    """`DistributedOptimizer.state_dict` asserts that torch's AdamW has taken a step; create its state at step 0.
+    """Create the state of torch's AdamW at step 0 if a checkpoint is written before a step.
 
-    Version 0 is checkpointed before the first step.
+    `DistributedOptimizer.state_dict` asserts that a step was taken; version 0 is checkpointed before the first step.
     """
     original = DistributedOptimizer.state_dict
 
@@ -64,7 +65,7 @@ def initialise_adamw_state_before_saving() -> None:
 
 
 def restore_step_when_resharding() -> None:
-    """Loading a fully reshardable checkpoint into torch's AdamW raises KeyError 'step', which is stored elsewhere."""
+    """Fix KeyError 'step' on loading a fully reshardable checkpoint into torch's AdamW."""
     original = DistributedOptimizer._set_main_param_and_optimizer_states  # noqa: SLF001
 
     def set_states(self: Any, parameter: Any, tensors: dict[str, Any]) -> Any:
@@ -76,9 +77,10 @@ def restore_step_when_resharding() -> None:
 
 
 def separate_steps_after_loading() -> None:
-    """Loading gives all parameters one shared `step` tensor, so each later step increments it once a parameter.
+    """Give each parameter a `step` tensor of its own after loading a checkpoint.
 
-    Silent: the run continues with a wrong bias correction.
+    Loading makes all parameters share one tensor, so each later step increments it once a parameter. Silent: the run
+    continues with a wrong bias correction.
     """
     original = DistributedOptimizer.load_state_dict
 
@@ -93,9 +95,10 @@ def separate_steps_after_loading() -> None:
 
 
 def save_padding_between_buckets() -> None:
-    """A fully reshardable checkpoint omits the padding between buckets, but counts it in the parameters' offsets.
+    """Write the padding between buckets into fully reshardable checkpoints.
 
-    Silent but for a warning: all parameters after the first bucket load a part of their neighbours' weights and state.
+    megatron-core omits the padding, but counts it in the parameters' offsets. Silent but for a warning: all parameters
+    after the first bucket load a part of their neighbours' weights and state.
     There is more than one bucket if tied embeddings are on two pipeline stages.
     """
     original = DistributedOptimizer.sharded_param_state_fully_reshardable
@@ -117,9 +120,10 @@ def save_padding_between_buckets() -> None:
 
 
 def write_checkpoints_in_process() -> None:
-    """A save starts one process to hold a queue and forks another to write; with this patch the caller writes.
+    """Write checkpoints in the calling process.
 
-    Forking a process that has threads and collectives may hang, and always hangs if psutil is missing.
+    megatron-core starts one process to hold a queue and forks another to write. Forking a process that has threads and
+    collectives may hang, and always hangs if psutil is missing.
     """
     filesystem_async._results_queue = queue.Queue()  # noqa: SLF001
     writer = filesystem_async.FileSystemWriterAsync
@@ -158,7 +162,7 @@ class _Splits(list[int]):
 
 
 def convert_split_sizes_to_ints() -> None:
-    """Split sizes already on the CPU stay a tensor instead of a list of ints, which raises TypeError."""
+    """Convert split sizes that are on the CPU to ints; as a tensor they raise TypeError."""
 
     def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ARG001, FBT001, FBT002
         return _Splits(tensor.tolist()) if as_numpy and torch.is_tensor(tensor) else tensor
@@ -167,7 +171,7 @@ def convert_split_sizes_to_ints() -> None:
 
 
 def use_cpu_generator() -> None:
-    """Two functions read and set the random state of CUDA generators; use the CPU generator instead."""
+    """Read and set the random state of the CPU generator instead of CUDA's."""
 
     def get_state(device: Any = None, clone: bool = False, graph_safe: bool = False) -> torch.Tensor:  # noqa: ARG001, FBT001, FBT002
         return torch.get_rng_state()

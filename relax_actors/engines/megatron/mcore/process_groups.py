@@ -27,7 +27,7 @@ def device() -> torch.device:
 
 
 def all_gather_messages(message: Any) -> list[Any]:
-    """Messages of all ranks, by rank: plain data and arrays, over gloo also where tensors use NCCL.
+    """Messages of all ranks, by rank; plain data and arrays, over gloo on GPUs as well.
 
     Collective: every rank must call it.
     """
@@ -44,7 +44,7 @@ def all_gather_messages(message: Any) -> list[Any]:
 
 
 def check_device(name: str, setting: str) -> None:
-    """Refuse a device that megatron-core cannot use: it always uses CUDA where CUDA is available.
+    """Refuse a device that megatron-core cannot use; it always uses CUDA if available.
 
     Args:
         name: torch device, or "auto".
@@ -62,7 +62,7 @@ def check_device(name: str, setting: str) -> None:
 
 
 def initialise(layout: Layout, rank: int, store: Store) -> None:
-    """Join the other ranks and create the process groups; once a process, as megatron-core's groups are global.
+    """Join the other ranks and create the process groups, which are global to the process.
 
     Args:
         layout: of all ranks.

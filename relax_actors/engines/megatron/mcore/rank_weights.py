@@ -1,4 +1,4 @@
-"""Weights of a rank group under Hugging Face names: each rank loads its shards, rank 0 gathers all of them."""
+"""Weights of a rank group: each rank loads its shards, rank 0 gathers all of them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class RankWeights:
 
     @torch.no_grad()
     def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Copies of all weights on the device, by Hugging Face name, on rank 0; nothing on other ranks."""
+        """Copies of all weights by Hugging Face name, on rank 0; nothing on other ranks."""
         for keys in self._conversion.entries():
             wholes = [self._gather_key(key) for key in keys]
             if distributed.get_rank() == 0:

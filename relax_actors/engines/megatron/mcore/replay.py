@@ -41,7 +41,7 @@ class _Router:
         group_topk: int | None = None,
         default_compute_topk: TopK | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Scores and indices of the experts, `[tokens, topk]` each; see megatron-core's `RouterReplay`."""
+        """Scores and indices of the experts, `[tokens, topk]` each, as in `RouterReplay`."""
         if default_compute_topk is None:
             msg = "megatron-core's router passed no top-k function; install the supported version of megatron-core"
             raise TypeError(msg)
@@ -113,7 +113,7 @@ class Replay:
             router.recorded = None if by_layer is None else by_layer[layer]
 
     def _by_layer(self, recorded: Tensor) -> Tensor:
-        """This rank's part as `[layers, tokens, experts_per_token]`, tokens ordered by position, then row."""
+        """This rank's part, `[layers, tokens, experts_per_token]`, by position, then row."""
         ordered = recorded.transpose(0, 1)
         if self._sequence_parallel:
             ranks = parallel_state.get_tensor_model_parallel_world_size()

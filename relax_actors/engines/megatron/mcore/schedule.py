@@ -26,7 +26,9 @@ LossFunction = Callable[[int, MicroBatchTensors, Tensor], tuple[Tensor, dict[str
 
 
 class Schedule:
-    """Runs micro-batches through a model; all ranks of a group must call the same methods in the same order.
+    """Runs micro-batches through a model.
+
+    Methods are collective: all ranks of a group must call them in the same order.
 
     Args:
         config: configuration of the run.
@@ -122,7 +124,7 @@ class Schedule:
         progress: Callable[[], None],
         replay: Replay | None = None,
     ) -> dict[int, Tensor]:
-        """Log-probs `[sequences, width]` by micro-batch number, on the ranks of the last pipeline stage."""
+        """Log-probs `[sequences, width]` by micro-batch number, on the last pipeline stage."""
         scored: dict[int, Tensor] = {}
 
         def keep(number: int, _: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Scoring in this process with Megatron-Core: the trainer's forward pass with published weights."""
+"""Scoring engine: the Megatron trainer's forward pass with published weights."""
 
 from __future__ import annotations
 
