@@ -15,7 +15,7 @@ from pathlib import Path
 
 from broker.subjects import CellId
 from relax_actors.engines.protocols import TrainingEngine
-from relax_actors.engines.protocols.training import SavesMeanwhile
+from relax_actors.engines.protocols.training import SupportsAsyncSave
 from relax_actors.errors import FencedError
 from relax_actors.messages import Checkpoint
 from relax_actors.runtime import Context
@@ -78,7 +78,7 @@ class Checkpointer:
     def begin(self, version: int) -> None:
         """Begin one of this moment, for `finish`; where that cannot be, as `write`."""
         self.finish()
-        if not (self._meanwhile and self._there_is_room and isinstance(self._engine, SavesMeanwhile)):
+        if not (self._meanwhile and self._there_is_room and isinstance(self._engine, SupportsAsyncSave)):
             self.write(version)
             return
         if version in self.known:

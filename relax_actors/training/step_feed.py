@@ -1,6 +1,6 @@
 """The rows of the step under way, handed to the engine in parts: it computes on the first before the last are there.
 
-A part is what fits a micro-batch, cut by the rows and their order alone (`row_parts`). The batch cell keeps the order,
+A part is what fits a micro-batch, cut by the rows and their order alone (`split_rows`). The batch cell keeps the order,
 so a replay adds the same gradients up in the same order. With run.deterministic the order is that of the slots, else
 that in which rows came.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from relax_actors.algorithms.micro_batches import row_parts
+from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.engines.protocols import StepResult, TrainingEngine
 from relax_actors.runtime import Context
 from relax_actors.training.step_rows import Lost, StepReader, StepRows
@@ -81,7 +81,7 @@ class Feed:
         self.seconds = self.early_seconds = 0.0
 
     def _parts(self) -> list[range]:
-        return row_parts(self._rows.lengths, token_budget=self._budget)
+        return split_rows(self._rows.lengths, max_tokens=self._budget)
 
     def complete(self, rows: int) -> StepRows | None:
         """The step's rows, if they are all here."""

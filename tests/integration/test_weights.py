@@ -74,7 +74,7 @@ class Receiver:
 
     def serves(self) -> str:
         """Fingerprint of the model's parameters, in the published dtype."""
-        tensors = tensors_of(self.engine._model)
+        tensors = tensors_of(self.engine.model)
         return weights.fingerprint((name, tensor.to(torch.bfloat16)) for name, tensor in tensors.items())
 
 
