@@ -25,6 +25,7 @@ import torch
 from broker.process import spawn, stop
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import measure, prepare
+from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest, InferenceEngine
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
@@ -34,7 +35,6 @@ from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.node import actor_environment
-from relax_actors.supervision.pools import KEEPER
 from relax_actors.weights import files as weights
 
 PROMPTS, SAMPLES, LENGTH = 16, 8, 12
@@ -72,7 +72,7 @@ def server_of(config: Config) -> Iterator[Path]:
     """Run a server under its keeper, like a node; yield the path of its record."""
     folder = RunFolder(config.folder)
     with folder.root.joinpath("server.log").open("ab") as log:
-        command = [sys.executable, "-m", KEEPER, str(folder.root), "0"]
+        command = [sys.executable, "-m", inference_backend(config).server_module(config), str(folder.root), "0"]
         keeper = spawn(command, log=log, environment=os.environ | actor_environment(config))
     try:
         end = time.monotonic() + START_SECONDS

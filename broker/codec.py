@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from broker.errors import CodecError
 from broker.fields import Decoder, TensorRef, check_plain, decoder_of, plain
+from broker.schema import SCHEMA
 
 T = TypeVar("T")
-SCHEMA = 2
 MAX_CELL_BYTES = 4 << 20
 MAX_ARRAY_BYTES = 1 << 40
 MAX_DIMENSIONS = 8

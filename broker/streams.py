@@ -14,6 +14,7 @@ from nats.js.api import (
     RetentionPolicy,
     StorageType,
     StreamConfig,
+    StreamInfo,
 )
 from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
@@ -21,6 +22,7 @@ from nats.js.kv import KeyValue
 from broker.codec import MAX_CELL_BYTES
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.schema import SCHEMA
 from broker.subjects import Subjects
 
 _DUPLICATE_WINDOW = 120.0
@@ -35,6 +37,7 @@ def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamC
     """Table stream: one message per subject, and the server refuses a second one."""
     return StreamConfig(
         name=subjects.table_stream,
+        description=f"relax-actors table, cell schema {SCHEMA}",
         subjects=subjects.table_subjects(),
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
@@ -92,14 +95,14 @@ async def ensure_streams(connection: Connection, specs: list[StreamConfig], dead
     """Create streams, or update existing ones. Several processes may call this at once.
 
     Raises:
-        BrokerError: the server refuses a stream, e.g. for lack of storage.
+        BrokerError: the server refuses a stream, e.g. for lack of storage, or a table holds cells of another schema.
         BrokerUnreachableError: no answer within `deadline` seconds.
     """
     for spec in specs:
 
         async def ensure(spec: StreamConfig = spec) -> None:
             try:
-                await connection.js.stream_info(str(spec.name))
+                info = await connection.js.stream_info(str(spec.name))
             except NotFoundError:
                 try:
                     await connection.js.add_stream(spec)
@@ -107,6 +110,7 @@ async def ensure_streams(connection: Connection, specs: list[StreamConfig], dead
                     if error.err_code != _NAME_IN_USE:
                         raise
             else:
+                _check_schema(spec, info)
                 await connection.js.update_stream(spec)
 
         try:
@@ -115,6 +119,17 @@ async def ensure_streams(connection: Connection, specs: list[StreamConfig], dead
             url = connection.address.url
             msg = f"broker {url} refuses stream {spec.name}: {error.description}; free space or lower broker.max_bytes"
             raise BrokerError(msg) from error
+
+
+def _check_schema(spec: StreamConfig, info: StreamInfo) -> None:
+    """Raise BrokerError if a table holds cells that another version of relax-actors wrote."""
+    if spec.description and info.config.description != spec.description and info.state.messages:
+        found = info.config.description or "relax-actors table, cell schema 1"
+        msg = (
+            f"stream {spec.name} is a {found}; this version reads cell schema {SCHEMA}. Finish that run with the "
+            "version that began it, or start a run of another name"
+        )
+        raise BrokerError(msg)
 
 
 async def wait_for_stream(connection: Connection, name: str, deadline: float) -> None:

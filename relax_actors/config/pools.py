@@ -21,6 +21,9 @@ class PromptsSection(PoolSection):
 class RolloutSection(PoolSection):
     """[rollout]: generation of samples."""
 
+    actor: str = "rollout"
+    """Role that writes column `trajectory`: the built-in one, or the dotted path of your own, usually a subclass of
+    `relax_actors.roles.episode_rollout.EpisodeRollout`."""
     backend: Annotated[str, Named(INFERENCE_ENGINES)] = "transformers"
     """Inference engine: `transformers`; `sglang`, in servers configured by [rollout.sglang] (`make sglang` installs
     it); `simulated`, which takes the time that [simulate] says; or an engine of another package."""
@@ -58,6 +61,8 @@ class RolloutSection(PoolSection):
 class RewardSection(PoolSection):
     """[reward]: scoring of samples."""
 
+    actor: str = "reward"
+    """Role that writes column `reward`: the built-in one, or the dotted path of your own."""
     function: str | dict[str, float] = "exact_match"
     """Name or dotted path of a reward function, or a table of several with their weights."""
     components: tuple[str, ...] | None = None

@@ -69,9 +69,22 @@ def role_class(config: Config, name: str) -> type[Role]:
         setting = f"roles.{name}.actor"
         return check_role(ROLES.load(config.roles[name].actor, setting), setting)
     if name in ROLES.built_in and name in role_names(config):
-        return check_role(ROLES.load(name, "role"), name)
+        return _built_in_class(config, name)
     msg = f"no role {name!r} in run {config.run.name}; its roles are {', '.join(role_names(config))}"
     raise ConfigError(msg)
+
+
+def _built_in_class(config: Config, name: str) -> type[Role]:
+    """Class of a built-in role, or the class that its section names in its place."""
+    setting, usual = f"{name}.actor", check_role(ROLES.load(name, "role"), name)
+    path = getattr(section_of(config, name), "actor", name)
+    if path == name:
+        return usual
+    cls = check_role(ROLES.load(path, setting), setting)
+    if cls.writes != usual.writes:
+        msg = f"{setting} = {path!r} writes column {cls.writes!r}; role {name} must write {usual.writes!r}"
+        raise ConfigError(msg)
+    return cls
 
 
 def spec_of(config: Config, name: str) -> RoleSpec:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from broker.files import remove_unfinished, write_private
+from broker.schema import SCHEMA
 from relax_actors.config import Config, make_importable, validate
 from relax_actors.errors import ConfigError
 
@@ -122,7 +123,7 @@ class RunFolder:
 
     def save_config(self, config: Config, import_path: str) -> None:
         """Save the resolved configuration, readable by this user only (it may hold the broker's password)."""
-        body = {"import_path": import_path, "config": config.model_dump(mode="json")}
+        body = {"schema": SCHEMA, "import_path": import_path, "config": config.model_dump(mode="json")}
         write_private(self.config, json.dumps(body, indent=1))
 
     def config_fingerprint(self) -> tuple[int, ...]:
@@ -154,8 +155,18 @@ class RunFolder:
         return str((self.saved_config() or {}).get("import_path", ""))
 
     def saved_config(self) -> dict[str, Any] | None:
-        """Content of the saved configuration file; None if there is none."""
+        """Content of the saved configuration file; None if there is none.
+
+        Raises:
+            ConfigError: another version of relax-actors wrote the run.
+        """
         if not self.config.exists():
             return None
         body: dict[str, Any] = json.loads(self.config.read_text())
+        if (found := body.get("schema", 1)) != SCHEMA:
+            msg = (
+                f"run folder {self.root} was written with cell schema {found}; this version reads schema {SCHEMA}. "
+                "Finish that run with the version that began it, or set another run.name"
+            )
+            raise ConfigError(msg)
         return body

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from relax_actors.monitoring.sinks import SINKS
-from relax_actors.registry.catalog import DATA_SOURCES, INFERENCE_ENGINES, TRAINING_ENGINES
+from relax_actors.registry.catalog import DATA_SOURCES, INFERENCE_ENGINES, TRAINING_ENGINES, WEIGHT_TRANSPORTS
 
 SUITES = {
     "inference engine": (INFERENCE_ENGINES, {"InferenceEngineConformance", "LanguageModelConformance"}),
     "training engine": (TRAINING_ENGINES, {"TrainingEngineConformance", "GradientConformance"}),
+    "weight transport": (WEIGHT_TRANSPORTS, {"WeightTransportConformance"}),
     "data source": (DATA_SOURCES, {"DataSourceConformance"}),
     "sink": (SINKS, {"MonitorSinkConformance"}),
 }

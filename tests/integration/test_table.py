@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,16 @@ def test_cell_accepted_by_another_stream_is_an_error(
     with pytest.raises(BrokerError, match=f"went to stream {stranger}, which is not this run's"):
         orphan.put(orphan.subject(ROW, "dropped"), Dropped("x", ""))
     connection.call(connection.js.delete_stream(stranger), 10)
+
+
+def test_table_of_an_earlier_cell_schema_is_refused(table: Table) -> None:
+    table.put(table.subject(ROW, "dropped"), Dropped("x", ""))
+    spec = table_spec(table.subjects, 1 << 20)
+    table.connection.call(ensure_streams(table.connection, [spec]), 30)
+    old = replace(spec, description=None)
+    table.connection.call(table.connection.js.update_stream(old), 10)
+    with pytest.raises(BrokerError, match="cell schema 1; this version reads cell schema 2"):
+        table.connection.call(ensure_streams(table.connection, [spec]), 30)
 
 
 def test_missing_cell_is_none(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""Weight versions from training to generation, through the store and a real nats-server."""
+"""Files of weights in the store: which are kept, repaired and removed, and what a rollout serves meanwhile."""
 
 from __future__ import annotations
 
@@ -11,135 +11,41 @@ import torch
 
 from broker.errors import BrokerUnreachableError
 from broker.table import Table
-from relax_actors.engines.protocols import train
-from relax_actors.engines.torch.engine import TorchEngine
-from relax_actors.engines.torch.model import tensors_of
-from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ActorError, RowError
 from relax_actors.messages import Evaluation, Weights
-from relax_actors.runtime import Context
 from relax_actors.weights import files as weights
-from relax_actors.weights.publisher import Publisher
-from relax_actors.weights.stager import Stager
 from relax_actors.weights.transports.store import StoreReceiver
-from tests.support.batches import equal_sequences
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
+from tests.support.weight_ends import DELTAS, RolloutEnd, TrainerEnd
 
-DELTAS = ("staleness.max=0", "trainer.precision=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=4")
 EVALUATED = ("run.steps=100", "eval.every=3", "eval.data.kind=python", "eval.data.function=tiny_tasks.make")
 
 
-class Sender:
-    """Publishing part of one incarnation of a trainer."""
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.engine = TorchEngine(context.config)
-        self.engine.initialise(5)
-        self.publisher = Publisher(context, self.engine)
-        self.version = 0
-        self.publisher.publish(0)
-        self.publisher.flush()
-
-    def step(self, count: int = 1) -> int:
-        for _ in range(count):
-            train(self.engine, equal_sequences(self.version), self.version, lambda: None)
-            self.version += 1
-            self.publisher.publish(self.version)
-            self.publisher.flush()
-        return self.version
-
-    def cell(self, version: int) -> Weights:
-        table = self.context.table
-        found = table.fetch(table.subjects.numbered("weights", version), Weights)
-        assert found is not None
-        return found
-
-    def bases(self) -> list[int | None]:
-        return [self.cell(version).base_version for version in range(self.version + 1)]
-
-    def files(self) -> list[int]:
-        folder = self.context.table.store.path("weights")
-        return sorted(int(path.name.split(".")[0]) for path in folder.glob("*.safetensors"))
-
-
-class Receiver:
-    """Receiving part of one incarnation of a rollout actor."""
-
-    def __init__(self, context: Context) -> None:
-        self.engine = TransformersEngine(context.config.model_path)
-        self.stager = Stager(context, self.engine)
-        self.stager.start()
-
-    def serves(self) -> str:
-        """Fingerprint of the model's parameters, in the published dtype."""
-        tensors = tensors_of(self.engine.model)
-        return weights.fingerprint((name, tensor.to(torch.bfloat16)) for name, tensor in tensors.items())
-
-
-MakeReceiver = Callable[..., Receiver]
+MakeReceiver = Callable[..., RolloutEnd]
 
 
 @pytest.fixture
-def make_sender(make_context: MakeContext) -> Callable[..., Sender]:
-    return lambda *settings, incarnation=1: Sender(make_context("trainer", *DELTAS, *settings, incarnation=incarnation))
+def make_sender(make_context: MakeContext) -> Callable[..., TrainerEnd]:
+    return lambda *settings, incarnation=1: TrainerEnd(
+        make_context("trainer", *DELTAS, *settings, incarnation=incarnation)
+    )
 
 
 @pytest.fixture
 def make_receiver(make_context: MakeContext) -> Iterator[MakeReceiver]:
-    made: list[Receiver] = []
+    made: list[RolloutEnd] = []
 
-    def make(*settings: str) -> Receiver:
-        made.append(Receiver(make_context("rollout", *DELTAS, *settings)))
+    def make(*settings: str) -> RolloutEnd:
+        made.append(RolloutEnd(make_context("rollout", *DELTAS, *settings)))
         return made[-1]
 
     yield make
     for receiver in made:
-        receiver.stager.close()
+        receiver.close()
 
 
-MakeSender = Callable[..., Sender]
-
-
-def test_engine_follows_deltas_from_version_to_version(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
-    receiver = make_receiver()
-    sender = make_sender()
-    for version in range(7):
-        if version:
-            sender.step()
-        receiver.stager.use_newest(version)
-        assert receiver.engine.version == version
-        assert receiver.serves() == sender.cell(version).fingerprint == sender.engine.fingerprint()
-        assert receiver.stager.serving == sender.cell(version)
-    assert sender.bases() == [None, 0, 1, 2, None, 4, 5]
-    sizes = [sum(shard.nbytes for shard in sender.cell(version).shards) for version in (4, 5, 6)]
-    assert max(sizes[1:]) < sizes[0] / 2
-
-
-def test_late_joiner_applies_the_last_full_set_and_the_deltas_after_it(
-    make_sender: MakeSender, make_receiver: MakeReceiver
-) -> None:
-    sender = make_sender()
-    for last in (2, 7, 9):
-        sender.step(last - sender.version)
-        late = make_receiver()
-        late.stager.use_newest(last)
-        assert late.serves() == sender.cell(last).fingerprint
-
-
-def test_receiver_that_lags_far_behind_restarts_with_a_full_set(
-    make_sender: MakeSender, make_receiver: MakeReceiver
-) -> None:
-    sender = make_sender()
-    receiver = make_receiver()
-    receiver.stager.use_newest(0)
-    receiver.stager.close()
-    sender.step(11)
-    assert 0 not in sender.files()
-    receiver.stager.prepare_newest()
-    receiver.stager.use_newest(11)
-    assert receiver.serves() == sender.cell(11).fingerprint
+MakeSender = Callable[..., TrainerEnd]
 
 
 def test_old_files_are_removed_except_the_bases_of_kept_deltas(make_sender: MakeSender) -> None:
@@ -202,17 +108,6 @@ def test_corrupt_delta_is_removed_and_replaced(make_sender: MakeSender, make_rec
     assert receiver.stager.prepare_newest()
     receiver.stager.use_newest(1)
     assert receiver.serves() == sender.cell(1).fingerprint
-
-
-def test_restarted_trainer_continues_with_deltas(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
-    make_sender().step(2)
-    receiver = make_receiver()
-    receiver.stager.use_newest(2)
-    restarted = make_sender(incarnation=2)  # replays the published versions, then continues
-    restarted.step(3)
-    assert restarted.bases() == [None, 0, 1, 2]
-    receiver.stager.use_newest(3)
-    assert receiver.serves() == restarted.cell(3).fingerprint
 
 
 def test_restored_version_is_a_full_set_and_the_base_of_the_next_delta(

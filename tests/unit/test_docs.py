@@ -51,6 +51,14 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def test_readme_terms_are_in_the_glossary() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    headings = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", glossary, re.MULTILINE)}
+    linked = re.findall(r"\]\(docs/glossary\.md#([\w-]+)\)", (ROOT / "README.md").read_text())
+    assert linked
+    assert set(linked) <= headings
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_included_files_exist(page: Path) -> None:
     for name in re.findall(r'--8<-- "([^":]+)', page.read_text()):

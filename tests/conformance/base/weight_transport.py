@@ -46,6 +46,8 @@ class Ends:
 class WeightTransportConformance:
     """Laws of every transport; subclasses give its settings."""
 
+    implements: str
+    """Name in the registry."""
     settings: tuple[str, ...]
     from_memory: bool
     """Whether the newest version comes from the trainer's memory."""
@@ -68,13 +70,16 @@ class WeightTransportConformance:
 
     def test_an_engine_serves_every_version_that_is_published(self, ends: Ends) -> None:
         trainer, rollout = ends.trainer(), ends.rollout()
-        for version in range(4):
+        for version in range(7):
             if version:
                 trainer.step()
             rollout.stager.use_newest(version)
             assert rollout.engine.version == version
-            assert rollout.serves() == trainer.cell(version).fingerprint
-        assert rollout.stager.received_from_memory == (4 if self.from_memory else 0)
+            assert rollout.stager.serving == trainer.cell(version)
+            assert rollout.serves() == trainer.cell(version).fingerprint == trainer.engine.fingerprint()
+        assert rollout.stager.received_from_memory == (7 if self.from_memory else 0)
+        sizes = [sum(shard.nbytes for shard in trainer.cell(version).shards) for version in (4, 5, 6)]
+        assert max(sizes[1:]) < sizes[0] / 2
 
     def test_a_late_joiner_gets_all_weights(self, ends: Ends) -> None:
         trainer = ends.trainer()

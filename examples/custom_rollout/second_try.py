@@ -1,0 +1,50 @@
+"""A custom rollout: the model answers, reads a question mark, and answers again."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors import Row
+from relax_actors.data.task import Task
+from relax_actors.engines.protocols import Generation
+from relax_actors.messages import NOT_SAMPLED, Sample, TokenSequence
+from relax_actors.roles.episode_rollout import EpisodeRollout, Generate
+
+Tokens = NDArray[np.int32]
+
+
+def make(*, size: int | None, seed: int) -> list[Task]:
+    """Return `size` digits to copy; 1,000 if `size` is not set."""
+    digits = np.random.default_rng(seed).integers(0, 10, size or 1000)
+    return [Task(f"{digit}>", str(digit)) for digit in digits]
+
+
+class SecondTry(EpisodeRollout):
+    """Let the model answer twice; the reward sees the second answer, and both are trained."""
+
+    def samples(self, row: Row, generate: Generate) -> list[Sample]:
+        """Return samples of two turns; the question mark between them is not trained."""
+        prompt, question = row.prompt.tokens, self.tokens("?")
+        first = generate([prompt] * self.group_size(row))
+        asked = [np.concatenate([prompt, answer.tokens, question]) for answer in first]
+        second = generate(asked)
+        return [
+            Sample(
+                (two_turns(prompt, one, question, two),),
+                self.text(two.tokens),
+                two.finish_reason,
+                {"turns": 2.0, "changed": float(not np.array_equal(one.tokens, two.tokens))},
+            )
+            for one, two in zip(first, second, strict=True)
+        ]
+
+
+def two_turns(prompt: Tokens, one: Generation, question: Tokens, two: Generation) -> TokenSequence:
+    """Lay prompt, first answer, question and second answer end to end; only the answers are trained."""
+    parts = [prompt, one.tokens, question, two.tokens]
+    sampled = np.repeat([False, True, False, True], [len(part) for part in parts])
+    logprobs, versions = np.zeros(len(sampled), np.float32), np.full(len(sampled), NOT_SAMPLED, np.int32)
+    logprobs[sampled] = np.concatenate([one.logprobs, two.logprobs])
+    versions[sampled] = np.concatenate([one.versions, two.versions])
+    return TokenSequence(np.concatenate(parts).astype(np.int32), sampled, logprobs, versions)

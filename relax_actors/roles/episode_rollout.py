@@ -1,0 +1,118 @@
+"""Base class of custom rollouts: samples of several turns or sequences, written in one method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.engines.protocols import Generation
+from relax_actors.errors import RelaxError, RowError, StoreError
+from relax_actors.messages import FinishReason, Sample, Trajectory
+from relax_actors.roles.rollout import Rollout
+from relax_actors.runtime import More, Results, Row
+from relax_actors.runtime.seeds import derive_seed
+
+Generate: TypeAlias = Callable[[Sequence[NDArray[Any]]], list[Generation]]
+"""Generates one completion for each of some token sequences `[len] int32`, all in one batch."""
+
+
+class EpisodeRollout(Rollout):
+    """Rollout whose samples are written by `samples`; name a subclass in `rollout.actor`.
+
+    A row is generated alone. Its random numbers follow from the row's seed, the call of `generate` and the place in it,
+    so that a row that is generated again after a crash comes out the same.
+    """
+
+    def samples(self, row: Row, generate: Generate) -> list[Sample]:
+        """Return the samples of a row, `group_size(row)` of them; override it. Called in the role's thread.
+
+        Args:
+            row: the row; `row.prompt.tokens` is `[prompt_len] int32`.
+            generate: call it with the tokens so far of each sample; it gives one `Generation` for each, without tokens
+                where the context has no room left.
+
+        Raises:
+            RowError: no samples can be generated; the row is quarantined with the reason.
+        """
+        raise NotImplementedError
+
+    def group_size(self, row: Row) -> int:
+        """Samples of a row: `rollout.group_size`, or one where a held-out row is answered greedily."""
+        return 1 if row.prompt.greedy else self.context.config.rollout.group_size
+
+    def text(self, tokens: NDArray[Any]) -> str:
+        """Decode tokens."""
+        return self._tokenizer.decode(tokens)
+
+    def tokens(self, text: str) -> NDArray[Any]:
+        """Encode text without special tokens, `[len] int32`: an observation, or the answer of a tool."""
+        return self._tokenizer.encode(text, special=False)
+
+    def row_limit(self) -> int:
+        """One: `samples` sees a single row."""
+        return 1
+
+    def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
+        """Generate rows one after the other."""
+        del more
+        for row in rows:
+            yield [(row, self._trajectory_of(row))]
+
+    def _trajectory_of(self, row: Row) -> Trajectory | RelaxError:
+        try:
+            prompt = self._prompt(row)
+            if not prompt.exact_version:
+                self._stager.use_newest(prompt.min_version)
+            elif not self._stager.try_use_version(prompt.min_version):
+                return StoreError(f"weights {prompt.min_version} are no longer in the store")
+            samples = self.samples(row, self._generator(row))
+            trajectory = Trajectory.of(prompt.tokens, samples, self._fingerprint())
+        except ValueError as error:
+            return RowError(f"{type(self).__name__}.samples of {row.id}: {error}")
+        except RelaxError as error:
+            return error
+        self._tokens += sum(len(sample.tokens) for sample in samples)
+        return trajectory
+
+    def _generator(self, row: Row) -> Generate:
+        """Return the function that generates for a row; each call draws from seeds of its own."""
+        prompt, calls = row.prompt, 0
+        request = self._request(prompt, greedy=prompt.greedy)
+        refresh = self._stager.refresh if self._in_flight and not prompt.exact_version else None
+
+        def generate(sequences: Sequence[NDArray[Any]]) -> list[Generation]:
+            nonlocal calls
+            room = [self._engine.context_length - len(tokens) for tokens in sequences]
+            requests = {
+                i: replace(
+                    request,
+                    tokens=np.asarray(tokens, np.int32),
+                    seed=derive_seed(prompt.seed, "turn", calls, i),
+                    samples=1,
+                    max_tokens=min(request.max_tokens, room[i]),
+                    min_tokens=min(request.min_tokens, room[i]),
+                )
+                for i, tokens in enumerate(sequences)
+                if room[i] > 0
+            }
+            calls += 1
+            found = [_nothing() for _ in sequences]
+            places = list(requests)
+            for done in self._engine.stream(list(requests.values()), self.progress, refresh) if requests else ():
+                for n, (generation,) in done:
+                    found[places[n]] = generation
+            return found
+
+        return generate
+
+    def _fingerprint(self) -> str:
+        serving = self._stager.serving
+        return serving.fingerprint if serving else ""
+
+
+def _nothing() -> Generation:
+    return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), FinishReason.LENGTH)
