@@ -161,8 +161,8 @@ def extension(code: int, *content: Any) -> msgpack.ExtType:
 
 def test_samples_cover_every_message_type() -> None:
     views = {messages.Sample, messages.TokenSequence}
-    ours = {c for c in vars(messages).values() if dataclasses.is_dataclass(c)} - views
-    assert ours == set(MESSAGES)
+    message_types = {c for c in vars(messages).values() if dataclasses.is_dataclass(c)} - views
+    assert message_types == set(MESSAGES)
 
 
 @given(ANY_MESSAGE)

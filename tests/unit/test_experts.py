@@ -76,9 +76,9 @@ def test_experts_round_trip_and_a_common_prompt_is_stored_once(
     assert found.prompt_experts is not None
     if same:
         assert len(found.prompt_experts) == 1
-    for sequence, theirs in zip(found.sequences, samples, strict=True):
+    for sequence, experts in zip(found.sequences, samples, strict=True):
         assert sequence.routed_experts is not None
-        np.testing.assert_array_equal(sequence.routed_experts, theirs)
+        np.testing.assert_array_equal(sequence.routed_experts, experts)
 
 
 @pytest.mark.parametrize(

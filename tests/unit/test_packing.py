@@ -74,9 +74,11 @@ def test_packed_log_probs_and_gradients_equal_those_of_each_sequence_alone(
     weights = torch.linspace(-1, 1, found.numel()).view(found.shape)
     (found * weights).sum().backward()
     torch.stack([(wanted * weights[row, : len(wanted)]).sum() for row, wanted in enumerate(expected)]).sum().backward()
-    for (name, ours), theirs in zip(packed.named_parameters(), alone.parameters(), strict=True):
-        if theirs.grad is not None:
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for (name, packed_parameter), alone_parameter in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        if alone_parameter.grad is not None:
+            torch.testing.assert_close(
+                packed_parameter.grad, alone_parameter.grad, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def test_linear_layers_see_no_padding() -> None:

@@ -64,9 +64,9 @@ def test_samples_round_trip_and_the_prompt_is_stored_once(trajectory: Trajectory
     stored = decode(encode(trajectory, "rollout.0#1"), Trajectory)
     for other in (again, stored):
         assert other.counts.tolist() == trajectory.counts.tolist()
-        for ours, theirs in zip(trajectory.sequences, other.sequences, strict=True):
+        for original, restored in zip(trajectory.sequences, other.sequences, strict=True):
             for name in ("token_ids", "loss_mask", "logprobs", "versions", "spans"):
-                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+                np.testing.assert_array_equal(getattr(original, name), getattr(restored, name))
     assert len(trajectory.token_ids) == sum(len(s.token_ids) for s in trajectory.sequences) - trajectory.shared.sum()
 
 
