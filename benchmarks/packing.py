@@ -97,8 +97,8 @@ def padded_step(model: PreTrainedModel, sequences: Sequence[TrainSample], budget
 
 def packed_step(model: PreTrainedModel, sequences: Sequence[TrainSample], budget: int, forward: Forward) -> None:
     """Forward and backward as in the trainer."""
-    for part in micro_batches(lengths_of(sequences), token_budget=budget):
-        forward.logprobs(model, forward.part(sequences, part)).sum().backward()
+    for part in micro_batches(lengths_of(sequences), max_tokens=budget):
+        forward.logprobs(model, forward.micro_batch(sequences, part)).sum().backward()
 
 
 def measure(case: Case, repeats: int) -> dict[str, float]:

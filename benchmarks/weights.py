@@ -145,7 +145,7 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     config = config_of(folder, layers, rate)
     trainer = TorchEngine(config)
-    own = tensors_of(trainer._model)  # noqa: SLF001
+    own = tensors_of(trainer.model)
     sender = WeightEncoder(lambda: {name: t.detach().bfloat16() for name, t in own.items()}, keep_base=True)
     rollout = TransformersEngine(config.model_path, dtype=torch.bfloat16)
     whole, delta = folder / "whole.safetensors", folder / "delta.safetensors"
@@ -180,7 +180,7 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         pauses.append(1000 * pause)
         sizes = [path.stat().st_size for path in (whole, delta)]
         found |= {"whole_bytes": sizes[0], "delta_bytes": sizes[1], "share": sizes[1] / sizes[0]}
-        if weights.fingerprint(tensors_of(rollout._model).items()) != fingerprint:  # noqa: SLF001
+        if weights.fingerprint(tensors_of(rollout.model).items()) != fingerprint:
             sys.exit(f"at rate {rate}, step {step}: the serving model differs from the trained model")
     memory.close()
     return found | {"pause_ms": max(pauses)}

@@ -1,11 +1,11 @@
-"""Cells on the wire: msgpack with a schema version, decoded strictly into dataclasses.
+"""Encoding of cells: msgpack with a schema version, decoded strictly into dataclasses.
 
-A cell is the array `[schema, type, author, fields]`. `fields` maps each field's name to plain data, to an array
-(extension type 1) or to a reference to an array in the store (extension type 2); fields that hold their default are
-left out. Decoding executes nothing. An unknown field, a missing field without a default and a value of the wrong type
-are errors, and sizes are bounded. A cell that steers the run (`batch`, `weights`, ...) has a fifth element, a checksum
-over its subject and all bytes before it: no new rollout can replace such a cell, so an altered one, or one at another
-subject, must not be believed.
+A cell is the array `[schema, type, author, fields]`. `fields` maps field names to plain data, arrays (extension type 1)
+or references to arrays in the store (extension type 2); fields with their default value are omitted. Decoding executes
+no code. Unknown fields, missing fields without a default and values of a wrong type are errors, and sizes are limited.
+
+A numbered cell (`batch`, `weights`, ...) has a fifth element, a checksum over its subject and all preceding bytes. Such
+a cell controls the run and cannot be regenerated like a row, so an altered or misplaced one must be refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Place = Callable[[Array], TensorRef | None]
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A cell before its fields are decoded: who wrote it, of which type it says it is."""
+    """A cell with undecoded fields: its type name and its author, `<role>.<n>#<incarnation>`."""
 
     type: str
     author: str
@@ -57,17 +57,17 @@ def _checksum(subject: str, before: bytes) -> bytes:
 
 
 def encode(value: Any, author: str, place: Place | None = None, *, subject: str | None = None) -> bytes:
-    """Encode a dataclass (its fields) or plain data (as type `value`) into a cell.
+    """Encode a dataclass, or plain data (as type `value`), as a cell.
 
     Args:
         value: a dataclass instance, or None, bool, int, float, str, bytes, list, tuple, dict with
-            string keys, a NumPy array or scalar, nested at will.
+            string keys, a NumPy array or scalar, nested as needed.
         author: the writer, `<role>.<n>#<incarnation>`.
-        place: given an array, puts it into the store and returns the reference, or None to keep it inline.
-        subject: bind the cell to it by a checksum.
+        place: stores an array and returns its reference, or returns None to encode it inline.
+        subject: subject of the cell; adds the checksum that binds the cell to it.
 
     Raises:
-        CodecError: a value that has no encoding, or a cell above `MAX_CELL_BYTES`.
+        CodecError: a value cannot be encoded, or the cell is larger than `MAX_CELL_BYTES`.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name, fields = type(value).__name__, _plain_fields(value)
@@ -81,7 +81,7 @@ def encode(value: Any, author: str, place: Place | None = None, *, subject: str 
             return item.item()
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
             return _plain_fields(item)
-        msg = f"a {type(item).__name__} has no encoding in a cell; use plain data, arrays or dataclasses"
+        msg = f"a {type(item).__name__} cannot be encoded in a cell; use plain data, arrays or dataclasses"
         raise CodecError(msg)
 
     check_plain(fields, name)
@@ -91,7 +91,7 @@ def encode(value: Any, author: str, place: Place | None = None, *, subject: str 
         msg = f"{name} cannot be encoded: {error}"
         raise CodecError(msg) from error
     if len(data) > MAX_CELL_BYTES:
-        msg = f"{name} is {len(data)} bytes long, a cell holds at most {MAX_CELL_BYTES}; pass large data as arrays"
+        msg = f"{name} has {len(data)} bytes, a cell at most {MAX_CELL_BYTES}; pass large data as arrays"
         raise CodecError(msg)
     return data
 
@@ -105,18 +105,22 @@ def _pack(cell: list[Any], default: Callable[[Any], Any], subject: str | None) -
 
 
 def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str | None = None) -> Envelope:
-    """Read a cell's envelope; arrays in the store are fetched by `resolve`.
+    """Decode the envelope of a cell, without decoding its fields into a type.
 
-    With `subject` the checksum that binds the cell to it is checked first.
+    Args:
+        data: the cell.
+        resolve: reads the array of a reference from the store; None to keep references as `TensorRef`.
+        subject: subject of a numbered cell, to verify its checksum first.
 
     Raises:
-        CodecError: not a cell, another schema, too large, too deep, altered, or a reference without a store.
+        CodecError: the data is not a cell, has another schema, is too large or too deep, or its checksum is wrong.
+        StoreError: `resolve` cannot read an array.
     """
     if len(data) > MAX_CELL_BYTES:
         msg = f"cell of {len(data)} bytes is over the limit of {MAX_CELL_BYTES}"
         raise CodecError(msg)
     if subject is not None and data[-_CHECKSUM_BYTES:] != _checksum(subject, data[:-_CHECKSUM_BYTES]):
-        msg = f"the checksum of cell {subject} is not that of its subject and content: its owner did not write it"
+        msg = f"the checksum of cell {subject} does not match its subject and content: its owner did not write it"
         raise CodecError(msg)
     try:
         cell = msgpack.unpackb(data, ext_hook=_extensions(resolve), strict_map_key=True, raw=False)
@@ -143,7 +147,7 @@ def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str 
 
 
 def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
-    """What decodes the extension types of one cell."""
+    """Return the decoder of the extension types of one cell."""
     references = 0
 
     def decode_extension(code: int, payload: bytes) -> Any:
@@ -164,7 +168,11 @@ def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
 
 
 def decode_fields(envelope: Envelope, expected: type[T]) -> T:
-    """Decode an envelope's fields strictly into the dataclass `expected`."""
+    """Decode the fields of an envelope strictly into the dataclass `expected`.
+
+    Raises:
+        CodecError: the type or a field differs; the error names it.
+    """
     if envelope.type != expected.__name__:
         msg = f"cell holds a {envelope.type[:80]}, expected a {expected.__name__}"
         raise CodecError(msg)
@@ -173,12 +181,16 @@ def decode_fields(envelope: Envelope, expected: type[T]) -> T:
 
 
 def decode(data: bytes, expected: type[T], resolve: Resolver | None = None) -> T:
-    """Decode a whole cell into the dataclass `expected`; see `open_envelope` for the errors."""
+    """Decode a cell into the dataclass `expected`; errors as `open_envelope` and `decode_fields`."""
     return decode_fields(open_envelope(data, resolve), expected)
 
 
 def plain_value(envelope: Envelope) -> Any:
-    """The payload of a cell of type `value`, as a role that returns plain data writes it."""
+    """Return the payload of a cell of type `value`, as written by a role that returns plain data.
+
+    Raises:
+        CodecError: the cell has another type.
+    """
     if envelope.type != "value" or set(envelope.fields) != {"value"}:
         msg = f"cell holds a {envelope.type[:80]}, expected plain data"
         raise CodecError(msg)
@@ -186,7 +198,7 @@ def plain_value(envelope: Envelope) -> Any:
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    """Fields by name, without those that hold their default."""
+    """Return the fields by name, without fields that have their default value."""
     required, optional = _fields_of(typing.cast("Any", type(value)))
     found = {name: getattr(value, name) for name in required}
     for name, default in optional:
@@ -198,7 +210,7 @@ def _plain_fields(value: Any) -> dict[str, Any]:
 
 @cache
 def _fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]:
-    """Names of a dataclass's required fields, and the other names with their defaults."""
+    """Return the names of required fields, and the names of the other fields with their defaults."""
     required, optional = [], []
     for field in dataclasses.fields(kind):
         if field.default_factory is not dataclasses.MISSING:
@@ -212,23 +224,23 @@ def _fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]
 
 @cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """As `dtype.name`, which NumPy works out anew at every use."""
+    """Return `dtype.name`, cached because NumPy computes it at every access."""
     return dtype.name
 
 
 def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
     if dtype_name(array.dtype) not in _DTYPES:
-        msg = f"an array of dtype {array.dtype} has no encoding; use one of {', '.join(sorted(_DTYPES))}"
+        msg = f"an array of dtype {array.dtype} cannot be encoded; use one of {', '.join(sorted(_DTYPES))}"
         raise CodecError(msg)
     if array.ndim > MAX_DIMENSIONS:
-        msg = f"an array of {array.ndim} dimensions has no encoding; at most {MAX_DIMENSIONS}"
+        msg = f"an array of {array.ndim} dimensions cannot be encoded; the limit is {MAX_DIMENSIONS}"
         raise CodecError(msg)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     reference = place(array) if place else None
     if reference is not None:
         return msgpack.ExtType(_REFERENCE, msgpack.packb([getattr(reference, name) for name in TensorRef.__slots__]))
-    # An array of no dimension would come back with one, so its shape is kept apart from its bytes.
+    # np.ascontiguousarray turns shape () into (1,), so the shape is taken from the original array.
     body = msgpack.packb([dtype_name(array.dtype), list(array.shape), np.ascontiguousarray(array).tobytes()])
     return msgpack.ExtType(_ARRAY, body)
 
@@ -252,7 +264,7 @@ def _decode_array(payload: bytes) -> Array:
         case [dtype, shape, bytes(data)]:
             name, sizes, nbytes = _sizes(dtype, shape)
             if nbytes != len(data):
-                msg = f"array {name}{list(sizes)} needs {nbytes} bytes, {len(data)} came"
+                msg = f"array {name}{list(sizes)} needs {nbytes} bytes, the cell has {len(data)}"
                 raise CodecError(msg)
             return np.frombuffer(data, dtype=name).reshape(sizes)
     msg = "malformed array"

@@ -1,4 +1,4 @@
-"""Strict decoders of message fields, built once for each dataclass."""
+"""Strict decoders of message fields, built once for each type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """Location of an array in the store: `uri` is relative to the store, the checksum covers the array's bytes."""
+    """Location of an array in the store.
+
+    Attributes:
+        uri: path of the segment, relative to the store.
+        offset: position of the array in the segment, in bytes.
+        nbytes: size of the array in bytes.
+        dtype: NumPy dtype name.
+        shape: shape of the array.
+        xxh3_128: checksum of the bytes of the array, hexadecimal.
+    """
 
     uri: str
     offset: int
@@ -34,8 +43,12 @@ Decoder = Callable[[Any, str], Any]
 
 
 @cache
-def decoder_of(expected: Any) -> Decoder:  # noqa: PLR0911 one return a kind of type
-    """Return the function `(value, path) -> decoded` of a type annotation; cached by type."""
+def decoder_of(expected: Any) -> Decoder:  # noqa: PLR0911 one return for each kind of type
+    """Return the decoder `(value, path) -> decoded` of a type annotation; cached by type.
+
+    Raises:
+        TypeError: the annotation is not supported in messages.
+    """
     if expected is Any:
         return plain
     if dataclasses.is_dataclass(expected) and expected is not TensorRef:
@@ -67,7 +80,7 @@ def _key(key: Any, at: str) -> str:
 
 
 def check_plain(value: Any, at: str, depth: int = 0) -> None:
-    """Raise CodecError for what no cell may hold: keys other than strings, timestamps, too deep nesting."""
+    """Raise CodecError if a value has keys other than strings, timestamps, or too deep nesting."""
     if depth > MAX_DEPTH:
         msg = f"{at} is nested deeper than {MAX_DEPTH} levels"
         raise CodecError(msg)
@@ -83,7 +96,7 @@ def check_plain(value: Any, at: str, depth: int = 0) -> None:
 
 
 def plain(value: Any, _at: str) -> Any:
-    """Return plain data unchanged; the envelope was checked before."""
+    """Return plain data unchanged; `open_envelope` has validated it with `check_plain`."""
     return value
 
 

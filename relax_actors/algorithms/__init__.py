@@ -1,5 +1,5 @@
-"""Pure functions of the learning algorithms: advantages, losses, corrections, schedules, micro-batches.
+"""Learning algorithms as pure functions: advantages, losses, corrections, schedules and micro-batches.
 
-No function knows of actors or files. Only `losses` and `corrections` import torch, so that a role that computes
-advantages does not; import the module you need.
+No function depends on actors or files. Import the module that you need: only `losses` and `corrections` import torch,
+so a role that computes advantages does not.
 """

@@ -1,7 +1,7 @@
-"""Advantages of the samples of one group, from their rewards alone.
+"""Advantage estimators: advantages of one group of samples from its rewards.
 
-Computed in float64 and rounded once at the end, so the result does not depend on where the role runs. A group of
-one sample, or one whose rewards are all equal, has nothing to compare: its advantages are exactly 0.
+Computed in float64 and rounded once at the end, so the result does not depend on the machine of the role. A group of
+one sample, or with equal rewards, has advantages of exactly 0.
 """
 
 from __future__ import annotations
@@ -17,11 +17,22 @@ Normalise = Literal["std", "none"]
 
 
 def group_advantages(rewards: Rewards, *, normalise: Normalise, epsilon: float = 1e-6) -> Advantages:
-    """Group-relative advantages `[n] float32` of `rewards [n] float32`.
+    """Compute group-relative advantages: GRPO, or Dr. GRPO without normalisation.
 
-    "std" is GRPO, `(r - mean) / (std + epsilon)` (DeepSeekMath, arXiv 2402.03300, section 4.1.2). The paper does not
-    say which standard deviation; this is the sample's (divisor n - 1), as in TRL and verl. "none" is Dr. GRPO,
-    `r - mean` (arXiv 2503.20783). Raises ValueError when the rewards are not one-dimensional, empty or not finite.
+    - "std": `(r - mean) / (std + epsilon)`, GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2). The paper does not
+      define the standard deviation; this is the sample standard deviation (divisor n - 1), as in TRL and verl.
+    - "none": `r - mean`, Dr. GRPO (arXiv 2503.20783).
+
+    Args:
+        rewards: `[n] float32`.
+        normalise: "std" or "none".
+        epsilon: added to the standard deviation.
+
+    Returns:
+        Advantages, `[n] float32`.
+
+    Raises:
+        ValueError: the rewards are not one-dimensional, empty, or not finite.
     """
     values = _checked(rewards)
     if values.min() == values.max():
@@ -34,10 +45,17 @@ def group_advantages(rewards: Rewards, *, normalise: Normalise, epsilon: float =
 
 
 def leave_one_out(rewards: Rewards, *, normalise: Normalise = "none") -> Advantages:
-    """RLOO advantages `[n] float32`: each reward minus the mean of the other `n - 1` (arXiv 2402.14740).
+    """Compute RLOO advantages: each reward minus the mean of the other `n - 1` rewards (arXiv 2402.14740).
 
-    With "std" they are divided by the sample's standard deviation, as in `group_advantages`, which the paper does not.
-    Raises ValueError as `group_advantages` does.
+    Args:
+        rewards: `[n] float32`.
+        normalise: "none" as in the paper; "std" also divides by the sample standard deviation plus 1e-6.
+
+    Returns:
+        Advantages, `[n] float32`.
+
+    Raises:
+        ValueError: as `group_advantages`.
     """
     values = _checked(rewards)
     if values.min() == values.max():
@@ -53,35 +71,40 @@ def leave_one_out(rewards: Rewards, *, normalise: Normalise = "none") -> Advanta
 def token_advantages(
     rewards: Rewards, token_rewards: Rewards, lengths: NDArray[np.integer[Any]], *, normalise: Normalise
 ) -> Advantages:
-    """Advantages of single tokens `[total] float32`, from rewards of samples and of their tokens.
+    """Compute advantages of single tokens from the rewards of samples and of their tokens; the token form of GRPO.
 
-    The return of a token is its sample's reward plus the token rewards from this token to the sample's end. From it
-    the mean return of the group's samples is subtracted, and with "std" the difference is divided by the standard
-    deviation of these returns plus 1e-6. Token rewards of 0 give `group_advantages` exactly. This is GRPO's process
-    supervision (DeepSeekMath, arXiv 2402.03300, section 4.1.3) with returns in place of normalised rewards.
+    The return of a token is the reward of its sample plus the token rewards from this token to the end of the sample.
+    The advantage is this return minus the mean return of the samples in the group; "std" divides it by the standard
+    deviation of the returns of the samples plus 1e-6. If all token rewards are 0 the result is exactly that of
+    `group_advantages`. This is the process supervision of GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.3) with
+    returns in place of normalised rewards.
 
     Args:
         rewards: `[n] float32`, one for each sample.
         token_rewards: `[total] float32`, tokens of all samples end to end.
-        lengths: `[n]`, tokens of each sample.
+        lengths: `[n]` integers, tokens of each sample.
         normalise: "std" or "none", as in `group_advantages`.
 
+    Returns:
+        Advantages, `[total] float32`.
+
     Raises:
-        ValueError: shapes do not fit each other, or a number is not finite.
+        ValueError: shapes do not match, or a number is not finite.
     """
     outcome, steps = _checked(rewards), np.asarray(token_rewards, np.float64)
     if len(lengths) != len(outcome) or int(np.sum(lengths)) != len(steps) or not np.isfinite(steps).all():
         msg = (
-            f"{len(steps)} token rewards, lengths {list(lengths[:8])} and {len(outcome)} rewards must fit and be finite"
+            f"{len(steps)} token rewards, lengths {list(lengths[:8])} and {len(outcome)} rewards do not match, or a "
+            "token reward is not finite"
         )
         raise ValueError(msg)
     bounds = np.concatenate([[0], np.cumsum(lengths)])
-    so_far = np.concatenate([[0.0], np.cumsum(steps)])
-    totals = outcome + so_far[bounds[1:]] - so_far[bounds[:-1]]
+    cumulative = np.concatenate([[0.0], np.cumsum(steps)])
+    totals = outcome + cumulative[bounds[1:]] - cumulative[bounds[:-1]]
     if not steps.any():
         return np.repeat(group_advantages(rewards, normalise=normalise), lengths)
-    ends = np.repeat(so_far[bounds[1:]], lengths)
-    returns = np.repeat(outcome, lengths) + ends - so_far[:-1]
+    ends = np.repeat(cumulative[bounds[1:]], lengths)
+    returns = np.repeat(outcome, lengths) + ends - cumulative[:-1]
     centred = returns - totals.mean()
     if normalise == "std" and len(totals) > 1:
         centred /= totals.std(ddof=1) + 1e-6
@@ -90,9 +113,14 @@ def token_advantages(
 
 
 def has_signal(rewards: Rewards, tolerance: float = 1e-8) -> bool:
-    """Whether any two of `rewards [n] float32` differ by more than `tolerance`; if not, the row teaches nothing.
+    """Return whether any two rewards of a group differ by more than `tolerance`; otherwise all advantages are 0.
 
-    Raises ValueError as `group_advantages` does.
+    Args:
+        rewards: `[n] float32`.
+        tolerance: largest difference that counts as equal.
+
+    Raises:
+        ValueError: as `group_advantages`.
     """
     values = _checked(rewards)
     return bool(values.max() - values.min() > tolerance)

@@ -1,13 +1,13 @@
-"""Corrections for tokens that were not sampled by the policy that is trained, and measures of how far they are from it.
+"""Off-policy corrections for tokens that another policy sampled, and metrics of the mismatch.
 
-Three policies are at work: `rollout` sampled the tokens (with older weights, or another engine's arithmetic),
-`proximal` is the one that the clipped ratio is taken against, and the third is trained. The importance ratio of a
-token is `w = exp(proximal - rollout)`, its log held within +-`MAX_LOG_RATIO`. It weighs the clipped surrogate of
-`losses.policy_loss`, whose own ratio is `exp(logprobs - proximal)`: clipping bounds the step, and the weight alone
-answers for the staleness of the data.
+Three policies: `rollout` sampled the tokens (older weights, or the arithmetic of another engine), `proximal` is the one
+that the clipped ratio is taken against, and the third one is trained. The importance ratio of a token is
+`w = exp(proximal - rollout)`, its log clamped to +-`MAX_LOG_RATIO`. It weights the clipped surrogate of
+`losses.policy_loss`, whose own ratio is `exp(logprobs - proximal)`: clipping limits the step, the weight corrects for
+the staleness of the data.
 
 Shapes as in `losses`: log-probs `[batch, seq] float32`, masks `[batch, seq] bool`. No gradient flows through a weight
-or a decision to reject.
+or through the decision to reject a sequence.
 """
 
 from __future__ import annotations
@@ -30,20 +30,36 @@ QUANTILES = {"ratio_p1": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class TokenWeights:
-    """`weight [batch, seq] float32`, detached; `bounded [batch, seq] bool` is true where a bound changed it."""
+    """Importance weights of the tokens.
+
+    Attributes:
+        weight: `[batch, seq] float32`, detached.
+        bounded: `[batch, seq] bool`, true where a bound changed the weight.
+    """
 
     weight: Tensor
     bounded: Tensor
 
 
 def token_weights(proximal: Tensor, rollout: Tensor, *, kind: CorrectionKind, low: float, high: float) -> TokenWeights:
-    """The factor of each token's policy loss, from its importance ratio w.
+    """Compute the factor of each token's policy loss from its importance ratio w.
 
-    "none" is 1. "importance" is w: decoupled PPO (Hilton et al., arXiv 2110.00641). "tis" is min(w, high):
-    truncated importance sampling (Ionides, 2008; against the mismatch of engines: Yao et al., "Your efficient RL
-    framework secretly brings you off-policy RL training", 2025). "icepop" is w within [low, high] and 0 outside of it
-    (Ring-1T, arXiv 2510.18855). A masked token still counts where the loss is divided by the number of tokens.
-    Raises ValueError when the shapes differ or the bounds do not enclose 1.
+    - "none": 1.
+    - "importance": w. Decoupled PPO (Hilton et al., arXiv 2110.00641).
+    - "tis": min(w, high). Truncated importance sampling (Ionides, 2008; for the mismatch of engines: Yao et al., "Your
+      efficient RL framework secretly brings you off-policy RL training", 2025).
+    - "icepop": w within [low, high], 0 outside (Ring-1T, arXiv 2510.18855). A token of weight 0 still counts where the
+      loss is divided by the number of tokens.
+
+    Args:
+        proximal: `[batch, seq] float32`, log-probs of the proximal policy.
+        rollout: `[batch, seq] float32`, log-probs that the tokens were sampled with.
+        kind: which correction.
+        low: lower bound of w, in [0, 1].
+        high: upper bound of w, at least 1.
+
+    Raises:
+        ValueError: the shapes differ, or the bounds do not enclose 1.
     """
     _check_bounds(low, high)
     check_same_shape(proximal, rollout)
@@ -65,12 +81,27 @@ def token_weights(proximal: Tensor, rollout: Tensor, *, kind: CorrectionKind, lo
 def kept_sequences(
     proximal: Tensor, rollout: Tensor, mask: Tensor, *, kind: RejectKind, low: float, high: float
 ) -> Tensor:
-    """Which sequences are near enough to be trained at all, `[batch] bool`, from the ratios w of their tokens.
+    """Select the sequences whose importance ratios w are close enough to 1 to be trained.
 
-    "none" keeps all. "geometric" keeps a sequence whose geometric mean of w, the length-normalised ratio of GSPO
-    (arXiv 2507.18071), is within [low, high]. "max" keeps one each of whose tokens has w within [low, high]: a single
-    impossible token condemns it. A sequence without tokens is kept. Raises ValueError when the shapes differ or the
-    bounds do not enclose 1.
+    - "none": all sequences.
+    - "geometric": the geometric mean of w, the length-normalised ratio of GSPO (arXiv 2507.18071), is in [low, high].
+    - "max": w of every token is in [low, high].
+
+    A sequence without tokens is kept.
+
+    Args:
+        proximal: `[batch, seq] float32`, log-probs of the proximal policy.
+        rollout: `[batch, seq] float32`, log-probs that the tokens were sampled with.
+        mask: `[batch, seq] bool`, tokens that count.
+        kind: which criterion.
+        low: lower bound, in [0, 1].
+        high: upper bound, at least 1.
+
+    Returns:
+        `[batch] bool`, true for sequences to train.
+
+    Raises:
+        ValueError: the shapes differ, or the bounds do not enclose 1.
     """
     _check_bounds(low, high)
     check_same_shape(proximal, rollout)
@@ -90,12 +121,25 @@ def kept_sequences(
 
 
 def mismatch_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far the trainer's log-probs are from those the tokens were sampled with, as sums over the masked tokens.
+    """Measure the distance of the trainer's log-probs from the rollout's, as sums over the tokens of `mask`.
 
-    With `d = logprobs - rollout`: `tokens`; `abs_delta`, sum of |d|; `k3`, of the k3 estimate of KL(rollout || new);
-    `ratio` and `ratio_squared`, of exp(d) and its square (`ratio^2 / ratio_squared` is the effective sample size);
-    and `max_ratio`, their largest. Add micro-batches up with `losses.add_metrics`, then divide by `tokens`. No
-    gradient. Raises ValueError when the shapes differ.
+    With `d = logprobs - rollout`:
+
+    - `tokens`: number of tokens.
+    - `abs_delta`: sum of |d|.
+    - `k3`: sum of the k3 estimates of KL(rollout || new).
+    - `ratio`, `ratio_squared`: sums of exp(d) and exp(2 d); `ratio^2 / ratio_squared` is the effective sample size.
+    - `max_ratio`: largest exp(d); 0 without tokens.
+
+    Combine micro-batches with `losses.add_metrics`, then divide by `tokens`. No gradient.
+
+    Args:
+        logprobs: `[batch, seq] float32`, of the trainer.
+        rollout: `[batch, seq] float32`, that the tokens were sampled with.
+        mask: `[batch, seq] bool`, tokens that count.
+
+    Raises:
+        ValueError: the shapes differ.
     """
     check_same_shape(logprobs, mask)
     check_same_shape(logprobs, rollout)
@@ -114,15 +158,15 @@ def mismatch_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[st
 
 
 def ratio_quantiles(log_ratios: Sequence[NDArray[Any]]) -> dict[str, float]:
-    """Quantiles of the ratios of a step, exact: `ratio_p1`, `ratio_p50`, `ratio_p99`; 1 if there is no token.
+    """Compute exact quantiles of the ratios of a step: `ratio_p1`, `ratio_p50`, `ratio_p99`; 1 without tokens.
 
     Args:
-        log_ratios: those of each micro-batch, `[tokens] float32`, in any order.
+        log_ratios: `[tokens] float32` of each micro-batch, in any order.
     """
-    whole = np.concatenate([np.zeros(0, np.float32), *log_ratios]).astype(np.float64)
-    if not len(whole):
-        whole = np.zeros(1)
-    found = np.exp(np.clip(np.quantile(whole, list(QUANTILES.values())), -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    log_ratio = np.concatenate([np.zeros(0, np.float32), *log_ratios]).astype(np.float64)
+    if not len(log_ratio):
+        log_ratio = np.zeros(1)
+    found = np.exp(np.clip(np.quantile(log_ratio, list(QUANTILES.values())), -MAX_LOG_RATIO, MAX_LOG_RATIO))
     return dict(zip(QUANTILES, found.tolist(), strict=True))
 
 
@@ -132,5 +176,5 @@ def _ratio(proximal: Tensor, rollout: Tensor) -> Tensor:
 
 def _check_bounds(low: float, high: float) -> None:
     if not 0 <= low <= 1 <= high:
-        msg = f"the ratio's bounds are [{low}, {high}]; they must enclose 1, such as [0.5, 2]"
+        msg = f"the bounds of the ratio are [{low}, {high}]; they must enclose 1, such as [0.5, 2]"
         raise ValueError(msg)

@@ -1,16 +1,19 @@
-"""Load the advantage estimator that a configuration names."""
+"""Advantage estimators by name, and their token forms, which also take rewards of single tokens."""
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-from relax_actors.algorithms.advantages import Advantages, Normalise, Rewards
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.algorithms.advantages import Advantages, Normalise, Rewards, group_advantages, token_advantages
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ESTIMATORS
 
 
 class Estimator(Protocol):
-    """A pure function from the rewards of a group to its advantages."""
+    """Pure function from the rewards of a group to the advantages of its samples."""
 
     def __call__(self, rewards: Rewards, *, normalise: Normalise) -> Advantages:
         """Estimate the advantages of one group.
@@ -24,8 +27,32 @@ class Estimator(Protocol):
         """
 
 
+class TokenEstimator(Protocol):
+    """Pure function from the rewards of a group and of its tokens to advantages of tokens."""
+
+    def __call__(
+        self, rewards: Rewards, token_rewards: Rewards, lengths: NDArray[np.integer[Any]], *, normalise: Normalise
+    ) -> Advantages:
+        """Estimate the advantages of the tokens of one group.
+
+        Args:
+            rewards: `[n] float32`, finite, one for each sample.
+            token_rewards: `[total] float32`, finite, tokens of all samples end to end.
+            lengths: `[n]` integers, tokens of each sample.
+            normalise: value of `advantages.normalise`.
+
+        Returns:
+            Advantages `[total] float32`.
+        """
+
+
+def token_form(estimator: Estimator) -> TokenEstimator | None:
+    """Return the form of an estimator that also takes rewards of single tokens; None if it has none."""
+    return token_advantages if estimator is group_advantages else None
+
+
 def load_estimator(name: str) -> Estimator:
-    """Load an estimator by its name or dotted path.
+    """Load an estimator by its registered name or dotted path.
 
     Raises:
         ConfigError: it does not import, or is not a function.

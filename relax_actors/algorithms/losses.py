@@ -1,10 +1,10 @@
-"""Losses of reinforcement learning and supervised fine-tuning, one value a token.
+"""Losses of reinforcement learning and supervised fine-tuning, one value for each token.
 
-Shapes everywhere: log-probs, losses and ratios are `[batch, seq] float32` (natural log), masks `[batch, seq] bool`,
-true for the tokens that count. What a masked-out position holds does not matter as long as it is finite.
+Shapes: log-probs, losses and ratios are `[batch, seq] float32` (natural log); masks are `[batch, seq] bool`, true for
+the tokens that count. Values at other positions are ignored, but must be finite.
 
-Invariant: a reduced loss is a sum divided by a number of the whole step, never of the micro-batch. So the losses and
-the gradients of the micro-batches of a step add up to those of the step, however it was cut.
+Invariant: a reduced loss is a sum divided by a count of the whole step, never of the micro-batch. The losses and
+gradients of the micro-batches therefore add up to those of the step, however it was split.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from torch import Tensor
 KLKind = Literal["k1", "k2", "k3"]
 LossMode = Literal["token", "sequence"]
 
-# exp(20) is 4.9e8: keeps float32 from overflowing to inf, and 0 * inf from becoming nan in the gradient.
+# exp(20) = 4.9e8. Without a bound, float32 overflows to inf and 0 * inf makes the gradient nan.
 MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The policy loss of each token.
+    """Policy loss of each token.
 
-    `loss [batch, seq] float32` carries the gradient. `ratio [batch, seq] float32` is the importance ratio, detached.
-    `clipped [batch, seq] bool` is true where a clip bound replaced the ratio, so that the loss has no gradient there.
+    Attributes:
+        loss: `[batch, seq] float32`, carries the gradient.
+        clipped: `[batch, seq] bool`, true where a clip bound replaced the ratio, so the loss has no gradient.
+        ratio: `[batch, seq] float32`, importance ratio, detached.
     """
 
     loss: Tensor
@@ -37,15 +39,24 @@ class PolicyLoss:
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Log-probs `[batch, seq] float32` of `targets [batch, seq] int64` under `logits [batch, seq, vocab]`.
+    """Compute the log-prob of each target token.
 
-    The logits are divided by `temperature`; position i of them scores position i of the targets: the caller shifts.
-    Gather minus logsumexp never holds a log-softmax of all the vocabulary; half-precision logits are widened first.
-    Targets that are masked out later must still be valid token ids. Raises ValueError when the temperature is not
-    positive.
+    Computed as `gather - logsumexp`, so no log-softmax over the vocabulary is materialised. Half-precision logits are
+    converted to float32 first.
+
+    Args:
+        logits: `[batch, seq, vocab]`; position i scores position i of `targets`, so the caller shifts them.
+        targets: `[batch, seq] int64`, valid token ids, also at positions that are masked later.
+        temperature: divisor of the logits.
+
+    Returns:
+        Natural log-probs, `[batch, seq] float32`.
+
+    Raises:
+        ValueError: the temperature is not positive.
     """
     if not temperature > 0:
-        msg = f"temperature is {temperature}; score greedy samples with the temperature of training, such as 1.0"
+        msg = f"temperature is {temperature}; score greedy samples at the training temperature, such as 1.0"
         raise ValueError(msg)
     scaled = logits.float()
     if temperature != 1.0:
@@ -63,12 +74,22 @@ def policy_loss(
     clip_high: float,
     clip_ratio_c: float | None,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate with its own bound on either side; `advantages` is `[batch]` or `[batch, seq] float32`.
+    """Compute PPO's clipped surrogate loss with separate lower and upper clip bounds.
 
     `max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))` with `r = exp(logprobs - old_logprobs)` (PPO, arXiv
-    1707.06347; clip-higher: DAPO, arXiv 2503.14476). `clip_ratio_c` is dual clip's c: where A < 0 the loss is at most
-    `-A c` (arXiv 1912.09729); None leaves it out. The log-ratio is held within +-`MAX_LOG_RATIO`. No
-    gradient flows to `old_logprobs` or `advantages`. Raises ValueError when shapes or bounds do not fit.
+    1707.06347; clip-higher: DAPO, arXiv 2503.14476). With dual clip, the loss is at most `-A c` where A < 0 (arXiv
+    1912.09729). The log-ratio is clamped to +-`MAX_LOG_RATIO`. No gradient flows to `old_logprobs` or `advantages`.
+
+    Args:
+        logprobs: `[batch, seq] float32`, of the trained policy.
+        old_logprobs: `[batch, seq] float32`, of the policy that the ratio is taken against.
+        advantages: `[batch]` or `[batch, seq] float32`.
+        clip_low: lower clip distance, in [0, 1].
+        clip_high: upper clip distance, at least 0.
+        clip_ratio_c: c of dual clip, above 1; None for no dual clip.
+
+    Raises:
+        ValueError: shapes do not match, or a bound is out of range.
     """
     _check_clip(clip_low, clip_high, clip_ratio_c)
     check_same_shape(logprobs, old_logprobs)
@@ -76,27 +97,41 @@ def policy_loss(
     if weights.ndim == 1:
         weights = weights.unsqueeze(-1)
     if weights.shape not in {logprobs.shape, (len(logprobs), 1)}:
-        msg = f"advantages {list(advantages.shape)} do not fit log-probs {list(logprobs.shape)}; pass one a sequence"
+        msg = (
+            f"advantages {list(advantages.shape)} do not match log-probs {list(logprobs.shape)}; pass one value for "
+            "each sequence or each token"
+        )
         raise ValueError(msg)
 
     ratio = (logprobs - old_logprobs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     loss = torch.maximum(-weights * ratio, -weights * ratio.clamp(1 - clip_low, 1 + clip_high))
-    gains, harms = weights > 0, weights < 0
-    clipped = (gains & (ratio > 1 + clip_high)) | (harms & (ratio < 1 - clip_low))
+    positive, negative = weights > 0, weights < 0
+    clipped = (positive & (ratio > 1 + clip_high)) | (negative & (ratio < 1 - clip_low))
     if clip_ratio_c is not None:
-        loss = torch.where(harms, torch.minimum(loss, -weights * clip_ratio_c), loss)
-        clipped = clipped | (harms & (ratio > clip_ratio_c))
+        loss = torch.where(negative, torch.minimum(loss, -weights * clip_ratio_c), loss)
+        clipped = clipped | (negative & (ratio > clip_ratio_c))
     return PolicyLoss(loss, clipped, ratio.detach())
 
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: KLKind) -> Tensor:
-    """Estimate of KL(policy || reference) at each token, from tokens sampled by the policy.
+    """Estimate KL(policy || reference) at each token, from tokens sampled by the policy.
 
     Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html), with `d = logprobs - reference_logprobs`:
-    k1 = d is unbiased; k2 = d^2 / 2 has little variance and some bias; k3 = exp(-d) - 1 + d is unbiased and never
-    negative. As a term of the loss, on-policy, the expected gradient of k1 is zero, of k2 the KL's, of k3 that of
-    the other direction, KL(reference || policy). k3 holds d within +-`MAX_LOG_RATIO`. Raises ValueError when the
-    shapes differ.
+
+    - k1: `d`, unbiased.
+    - k2: `d^2 / 2`, low variance, biased.
+    - k3: `exp(-d) - 1 + d`, unbiased and never negative; `d` is clamped to +-`MAX_LOG_RATIO`.
+
+    As a loss term, on-policy, the expected gradient of k1 is zero, that of k2 is the gradient of KL(policy ||
+    reference), and that of k3 is the gradient of KL(reference || policy).
+
+    Args:
+        logprobs: `[batch, seq] float32`, of the policy.
+        reference_logprobs: `[batch, seq] float32`.
+        kind: which estimator.
+
+    Raises:
+        ValueError: the shapes differ.
     """
     check_same_shape(logprobs, reference_logprobs)
     delta = logprobs - reference_logprobs
@@ -115,27 +150,27 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: KLKind) -> T
 def reduce_loss(
     per_token: Tensor, mask: Tensor, *, mode: LossMode, normaliser: float, sample_tokens: Tensor | None = None
 ) -> Tensor:
-    """Reduce a micro-batch to its share of the step's loss, scalar float32.
+    """Reduce the losses of a micro-batch to its part of the step's loss, scalar float32.
 
-    "token" sums over tokens: with the step's number of tokens as `normaliser` every token weighs the same (DAPO,
-    arXiv 2503.14476); with samples times the longest allowed length it is Dr. GRPO's constant (arXiv 2503.20783).
-    "sequence" sums the mean over the tokens of each sample: with the step's number of samples as `normaliser` every
-    sample weighs the same (GRPO, arXiv 2402.03300). A sequence without tokens adds 0.
+    - "token" sums over tokens. With the number of tokens of the step as `normaliser`, all tokens have equal weight
+      (DAPO, arXiv 2503.14476); with samples times the maximum length it is the constant of Dr. GRPO (arXiv 2503.20783).
+    - "sequence" sums the means over the tokens of each sample. With the number of samples of the step as `normaliser`,
+      all samples have equal weight (GRPO, arXiv 2402.03300). A sequence without tokens adds 0.
 
     Args:
         per_token: `[batch, seq] float32`.
         mask: `[batch, seq] bool`, tokens that count.
         mode: "token" or "sequence".
-        normaliser: divisor of the whole step.
-        sample_tokens: `[batch] int64`, tokens of the whole sample that each sequence belongs to; None where every
-            sample has one sequence. Only "sequence" reads it.
+        normaliser: divisor, a count of the whole step.
+        sample_tokens: `[batch] int64`, tokens of the whole sample of each sequence; None if every sample has one
+            sequence. Read by "sequence" only.
 
     Raises:
         ValueError: the shapes differ, or the normaliser is not positive.
     """
     check_same_shape(per_token, mask)
     if not normaliser > 0:
-        msg = f"normaliser is {normaliser}; pass the tokens or sequences of the whole step, and skip an empty step"
+        msg = f"normaliser is {normaliser}; pass the number of tokens or samples of the step, and skip empty steps"
         raise ValueError(msg)
     sums = per_token.masked_fill(~mask, 0.0).sum(-1)
     if mode == "sequence":
@@ -145,12 +180,21 @@ def reduce_loss(
 
 
 def sft_loss(logprobs: Tensor, mask: Tensor, normaliser: float) -> Tensor:
-    """Scalar float32: cross-entropy of the masked tokens over `normaliser`, the number of such tokens in the step."""
+    """Compute the cross-entropy of the tokens of `mask`, scalar float32.
+
+    Args:
+        logprobs: `[batch, seq] float32`.
+        mask: `[batch, seq] bool`, tokens that count.
+        normaliser: number of these tokens in the whole step.
+
+    Raises:
+        ValueError: the shapes differ, or the normaliser is not positive.
+    """
     return reduce_loss(-logprobs, mask, mode="token", normaliser=normaliser)
 
 
 def add_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Join the metrics of micro-batches or ranks: `max_*` keeps the largest, all else is summed."""
+    """Combine the metrics of micro-batches or ranks: the maximum of `max_*`, the sum of all others."""
     total: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
@@ -165,7 +209,7 @@ def add_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def _check_clip(clip_low: float, clip_high: float, clip_ratio_c: float | None) -> None:
     if not (0 <= clip_low <= 1 and clip_high >= 0):
-        msg = f"clip_low is {clip_low} and clip_high {clip_high}; they must be in [0, 1] and at least 0"
+        msg = f"clip_low is {clip_low} and clip_high is {clip_high}; use clip_low in [0, 1] and clip_high >= 0"
         raise ValueError(msg)
     if clip_ratio_c is not None and not clip_ratio_c > 1:
         msg = f"clip_ratio_c is {clip_ratio_c}; it must be above 1 (3 is usual), or None for no dual clip"
@@ -173,7 +217,7 @@ def _check_clip(clip_low: float, clip_high: float, clip_ratio_c: float | None) -
 
 
 def check_same_shape(left: Tensor, right: Tensor) -> None:
-    """Refuse tensors that broadcasting would join silently; raises ValueError."""
+    """Raise ValueError unless the shapes are equal; broadcasting would hide the mistake."""
     if left.shape != right.shape:
         msg = f"shapes {list(left.shape)} and {list(right.shape)} differ; align both to [batch, seq] first"
         raise ValueError(msg)

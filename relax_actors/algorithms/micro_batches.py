@@ -1,7 +1,7 @@
-"""Cuts the sequences of a step into micro-batches that fit a token budget.
+"""Split the sequences of a step into micro-batches of a limited number of tokens.
 
-The cut follows from the arguments alone: a trainer that replays a step after a crash adds its gradients up in the
-same order and ends with the same bits.
+The split is a function of its arguments alone, so a trainer that replays a step after a crash adds up the gradients in
+the same order and gets the same bits.
 """
 
 from __future__ import annotations
@@ -10,46 +10,66 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 
-def micro_batches(lengths: Sequence[int], *, token_budget: int, padded: bool = False) -> list[list[int]]:
-    """Cut the indices of `lengths` so that the lengths of each part add up to the budget at most.
+def micro_batches(lengths: Sequence[int], *, max_tokens: int, padded: bool = False) -> list[list[int]]:
+    """Split sequences into micro-batches of at most `max_tokens` tokens, longest sequences first.
 
-    Longest first, equal lengths in order of index: attention, which computes on padding, pads neighbours little, and
-    what needs most memory runs first. The number of micro-batches is the least that any cut of the sorted lengths
-    allows. With `padded` all that a part has counts as long as its longest. Raises ValueError when a sequence is empty
-    or longer than the budget.
+    Sequences of equal length keep the order of their indices. Neighbours have similar lengths, so attention, which
+    computes on padding, wastes little, and the micro-batch that needs most memory runs first. No split of the sorted
+    lengths has fewer micro-batches.
+
+    Args:
+        lengths: tokens of each sequence.
+        max_tokens: largest number of tokens of a micro-batch.
+        padded: whether each sequence counts as long as the longest one of its micro-batch.
+
+    Returns:
+        Indices into `lengths`, one list for each micro-batch.
+
+    Raises:
+        ValueError: a sequence is empty, or longer than `max_tokens`.
     """
     for index, length in enumerate(lengths):
         if length < 1:
-            msg = f"sequence {index} has length {length}; leave sequences without tokens out of the step"
+            msg = f"sequence {index} has no tokens; leave empty sequences out of the step"
             raise ValueError(msg)
-        if length > token_budget:
+        if length > max_tokens:
             msg = (
-                f"sequence {index} has length {length}, token_budget is {token_budget}; "
-                f"raise token_budget to {length} or more, or allow shorter prompts and samples"
+                f"sequence {index} has {length} tokens; a micro-batch holds at most {max_tokens}. Raise "
+                f"trainer.max_tokens_per_microbatch to {length} or more, or limit prompts and samples"
             )
             raise ValueError(msg)
 
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    parts = _neighbours([lengths[i] for i in order], token_budget, padded=padded)
+    parts = _fill_in_order([lengths[i] for i in order], max_tokens, padded=padded)
     return [[order[i] for i in part] for part in parts]
 
 
-def row_parts(rows: Sequence[Sequence[int]], *, token_budget: int) -> list[range]:
-    """Cut rows, given the lengths of their sequences, into parts that each fit a micro-batch; a row is never cut.
+def split_rows(rows: Sequence[Sequence[int]], *, max_tokens: int) -> list[range]:
+    """Split rows into consecutive parts that each fit one micro-batch, without splitting a row.
 
-    A part ends where the next row does not fit into it, so a part that is followed by another stays what it is however
-    many rows come after: it can be trained before they are there. A row that fits no micro-batch is a part of its own.
+    A part ends where the next row does not fit. All parts but the last are therefore final, however many rows follow,
+    and can be trained before the following rows arrive. A row above `max_tokens` is a part of its own.
+
+    Args:
+        rows: lengths of the sequences of each row.
+        max_tokens: largest number of tokens of a micro-batch.
+
+    Returns:
+        Range of row indices of each part.
     """
-    return _neighbours([sum(lengths) for lengths in rows], token_budget)
+    return _fill_in_order([sum(lengths) for lengths in rows], max_tokens)
 
 
-def _neighbours(sizes: Sequence[int], budget: int, *, padded: bool = False) -> list[range]:
-    """Neighbours as many as fit; what does not fit at all stands alone. With `padded` sizes must not rise."""
+def _fill_in_order(sizes: Sequence[int], limit: int, *, padded: bool = False) -> list[range]:
+    """Split sizes into ranges of at most `limit`; a larger size is a range of its own.
+
+    With `padded`, `sizes` must be in descending order.
+    """
     begins: list[int] = []
     total = 0
     for i, size in enumerate(sizes):
         total += sizes[begins[-1]] if padded and begins else size
-        if not begins or total > budget:
+        if not begins or total > limit:
             begins.append(i)
             total = size
     return [range(*ends) for ends in pairwise([*begins, len(sizes)])]

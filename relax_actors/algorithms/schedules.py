@@ -1,4 +1,4 @@
-"""Learning-rate schedules as a function of the step, so that a restarted trainer needs no state for them."""
+"""Learning-rate schedules and the evaluation schedule, as pure functions of the step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,23 @@ def learning_rate(
     kind: ScheduleKind,
     final_fraction: float,
 ) -> float:
-    """Learning rate of optimizer step `step`, which counts from 0 to `total_steps - 1`.
+    """Compute the learning rate of an optimizer step.
 
-    Warm-up is linear and never 0: the first step uses `base / warmup_steps`, step `warmup_steps - 1` the whole `base`
-    (with `warmup_steps = 0` step 0 does). From there "linear" and "cosine" fall to `final_fraction * base`, reached
-    at the last step and kept after it; "constant" stays at `base`.
-    Raises ValueError when the step is negative, the warm-up outlasts the run, or the fraction is not in [0, 1].
+    A function of the step alone, so a restarted trainer needs no scheduler state. Warm-up is linear and never 0: step 0
+    uses `base / warmup_steps`, step `warmup_steps - 1` uses `base` (with `warmup_steps = 0`, step 0 does). After
+    warm-up, "linear" and "cosine" decay to `final_fraction * base`, which is reached at the last step and kept after
+    it. "constant" stays at `base`.
+
+    Args:
+        step: number of the step, 0 to `total_steps - 1`.
+        base: peak learning rate.
+        warmup_steps: steps of the warm-up.
+        total_steps: steps of the run.
+        kind: shape of the decay.
+        final_fraction: last learning rate divided by `base`, in [0, 1].
+
+    Raises:
+        ValueError: the step is negative, the warm-up is longer than the run, or the fraction is not in [0, 1].
     """
     if step < 0 or not 0 <= warmup_steps <= total_steps or not 0 <= final_fraction <= 1:
         msg = (
@@ -34,22 +45,22 @@ def learning_rate(
         raise ValueError(msg)
     if step < warmup_steps:
         return base * (step + 1) / warmup_steps
-    peak = max(warmup_steps - 1, 0)
-    progress = min((step - peak) / max(total_steps - 1 - peak, 1), 1.0)
+    peak_step = max(warmup_steps - 1, 0)
+    progress = min((step - peak_step) / max(total_steps - 1 - peak_step, 1), 1.0)
     match kind:
         case "constant":
-            fallen = 0.0
+            decay = 0.0
         case "linear":
-            fallen = progress
+            decay = progress
         case "cosine":
-            fallen = (1 - math.cos(math.pi * progress)) / 2
+            decay = (1 - math.cos(math.pi * progress)) / 2
         case _:
             assert_never(kind)
-    return base * (1 - fallen) + final_fraction * base * fallen
+    return base * (1 - decay) + final_fraction * base * decay
 
 
-def rate_of(config: Config, step: int) -> float:
-    """Learning rate of a run's optimizer step `step`; see `learning_rate`."""
+def scheduled_learning_rate(config: Config, step: int) -> float:
+    """Compute the learning rate of a step from the configuration of the run; see `learning_rate`."""
     settings = config.trainer
     return learning_rate(
         step,
@@ -62,7 +73,7 @@ def rate_of(config: Config, step: int) -> float:
 
 
 def is_evaluated(config: Config, version: int) -> bool:
-    """Whether a version is one to evaluate: the first, every so many, and the last."""
+    """Return whether a version is evaluated: version 0, every `eval.every` versions, and the last one."""
     if config.eval is None:
         return False
     every = config.eval.every
@@ -70,7 +81,7 @@ def is_evaluated(config: Config, version: int) -> bool:
 
 
 def last_evaluated(config: Config, version: int) -> set[int]:
-    """The last two versions to evaluate, up to `version`."""
+    """Return the two most recent evaluated versions up to `version`; empty if the run has no evaluation."""
     if config.eval is None:
         return set()
     every = config.eval.every or config.run.steps

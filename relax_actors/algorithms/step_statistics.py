@@ -1,6 +1,6 @@
-"""Normalisation of advantages with statistics of the whole step, computed by the trainer from the rows of its batch.
+"""Normalisation of advantages with statistics of the whole step, which the trainer applies to the rows of its batch.
 
-Pure and in float64 over the rows in the order of the batch cell, so that a replayed step gives the same bits.
+Computed in float64 over the rows in the order of the batch cell, so a replayed step gives the same bits.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ StepNormalisation = Literal["none", "std", "whiten"]
 def normalise_step(rows: Sequence[Array], *, kind: StepNormalisation, epsilon: float = 1e-8) -> list[Array]:
     """Normalise the advantages of a step.
 
-    "none" returns the rows as they are. "std" divides by the standard deviation over the step; with group means
-    subtracted before, it is the batch-level deviation of "Tricks or Traps?" (arXiv 2508.08221, section 4.1). "whiten"
-    subtracts the mean and divides (REINFORCE++, arXiv 2501.03262, equation 6). The deviation has divisor n - 1. Where
-    all numbers are equal "std" leaves them, and "whiten" gives exactly 0.
+    The standard deviation has divisor n - 1.
+
+    - "none": unchanged.
+    - "std": `a / (std + epsilon)`. With group means subtracted before, this is batch-level normalisation as in "Tricks
+      or Traps?" (arXiv 2508.08221, section 4.1). Equal advantages are unchanged.
+    - "whiten": `(a - mean) / (std + epsilon)`, REINFORCE++ (arXiv 2501.03262, equation 6). Equal advantages become
+      exactly 0.
 
     Args:
-        rows: one array for each row of the step, `[m] float32`: one number a sample, or one a trained token.
+        rows: one array for each row of the step, `[m] float32`: one value a sample, or one a trained token.
         kind: which normalisation.
-        epsilon: added to the deviation.
+        epsilon: added to the standard deviation.
 
     Returns:
-        Arrays of the shapes of `rows`, float32.
+        One array for each row, `[m] float32`.
     """
     if kind == "none" or not rows:
         return list(rows)

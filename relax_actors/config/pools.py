@@ -86,7 +86,8 @@ class AdvantagesSection(PoolSection):
     """Column with the rewards: that of the reward role, or of a role that reshapes them."""
     estimator: Annotated[str, Named(ESTIMATORS)] = "grpo"
     """Advantage estimator: `grpo` subtracts the mean reward of the group (arXiv 2402.03300), `rloo` the mean of the
-    other samples (arXiv 2402.14740, with `normalise = "none"`), or an estimator of another package."""
+    other samples (arXiv 2402.14740, with `normalise = "none"`), or an estimator of another package. Only `grpo` accepts
+    rewards of single tokens (`token_values`)."""
     normalise: Literal["std", "none"] = "std"
     """Whether to divide by the standard deviation of the group's rewards; `grpo` with "none" is Dr. GRPO (arXiv
     2503.20783)."""

@@ -1,1 +1,1 @@
-"""Engines that generate and train; the only packages that import transformers, sglang or megatron."""
+"""Engines that generate, score and train; only their packages import transformers, sglang or megatron."""

@@ -1,4 +1,4 @@
-"""Find the backends that a configuration names."""
+"""Load the backends that a configuration names."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from relax_actors.registry.registry import Registry
 
 
 def inference_backend(config: Config) -> InferenceBackend:
-    """The backend of `rollout.backend`.
+    """Load the backend named by `rollout.backend`.
 
     Raises:
-        ConfigError: it does not import, or is not a backend.
+        ConfigError: the name is unknown, or its module cannot be imported.
     """
     backend: InferenceBackend = _instance(INFERENCE_ENGINES, config.rollout.backend, "rollout.backend")
     return backend
 
 
 def training_backend(config: Config) -> TrainingBackend:
-    """The backend of `trainer.backend`; errors as `inference_backend`."""
+    """Load the backend named by `trainer.backend`; errors as `inference_backend`."""
     backend: TrainingBackend = _instance(TRAINING_ENGINES, config.trainer.backend, "trainer.backend")
     return backend
 
 
 def scoring_backend(name: str, setting: str) -> ScoringBackend:
-    """The backend of a role that scores; errors as `inference_backend`."""
+    """Load a scoring backend by name; errors as `inference_backend`, with the configuration key `setting`."""
     backend: ScoringBackend = _instance(SCORING_ENGINES, name, setting)
     return backend
 
 
 def refuse_options(config: Config, section: str) -> None:
-    """Refuse the options of a built-in engine, which has none.
+    """Check that no options are set for a built-in engine, which has none.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         section: "rollout" or "trainer".
 
     Raises:
-        ConfigError: there are some.
+        ConfigError: options are set.
     """
     settings = getattr(config, section)
     if settings.options:

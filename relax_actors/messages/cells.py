@@ -1,7 +1,7 @@
-"""The cells that the built-in roles exchange: one dataclass for each column and each numbered cell.
+"""Cells that the built-in roles exchange: one dataclass for each column and each numbered cell.
 
-Arrays are NumPy, so that no role has to import torch to read a row. `n` is the number of samples of a row, `total`
-the number of own tokens of all their sequences, laid end to end in order. `trajectory` has a module of its own.
+Arrays are NumPy, so a role can read a row without importing torch. In shapes, `n` is the number of samples of a row and
+`total` the number of own tokens of all their sequences, concatenated in order. `Trajectory` has a module of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Array = NDArray[Any]
 
 
 def _check_numbers(values: Array, what: str) -> None:
-    """Raise ValueError unless an array has one dimension, is not empty, and is finite in float32."""
+    """Raise ValueError unless an array is one-dimensional, not empty, and finite in float32."""
     if values.ndim != 1 or not len(values) or values.dtype.kind not in "fiu":
-        msg = f"{what} is {values.dtype}{list(values.shape)}, not numbers of one dimension"
+        msg = f"{what} is {values.dtype}{list(values.shape)}, not a one-dimensional array of numbers"
         raise ValueError(msg)
     with np.errstate(over="ignore"):
         if not np.isfinite(values.astype(np.float32)).all():
@@ -29,7 +29,7 @@ def _check_numbers(values: Array, what: str) -> None:
 
 
 class DropReason(StrEnum):
-    """Why a row leaves the run without being trained."""
+    """Why a row leaves the run untrained."""
 
     NO_SIGNAL = "no_signal"
     TOO_OLD = "too_old"
@@ -41,10 +41,19 @@ class DropReason(StrEnum):
 class Prompt:
     """Column `prompt`: a task admitted to the run.
 
-    `tokens` is `[prompt_len] int32`, what the model reads; `text` the same before tokenization. `answer` and
-    `metadata` are for the reward. `seed` is the row's own, from (run seed, step, index). `min_version` is the
-    oldest version of the weights that may generate it; `exact_version` asks for just that version.
-    `requeue_of` is the quarantined row whose task it has, if it was requeued.
+    Attributes:
+        text: prompt before tokenization.
+        tokens: `[prompt_len] int32`, prompt as the model reads it.
+        answer: expected answer, for the reward.
+        metadata: further data of the task, for the reward.
+        seed: seed of the row, derived from (run seed, step, index).
+        min_version: oldest weight version that may generate the row.
+        exact_version: whether `min_version` is the only version that may generate it.
+        greedy: whether to choose the most likely tokens.
+        requeue_of: quarantined row with the same task, if the row was requeued; else empty.
+
+    Raises:
+        ValueError: the tokens are no one-dimensional integers, or a number is out of range.
     """
 
     text: str
@@ -68,18 +77,17 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """Column `reward`: how good each of the n samples is; iterate over it for the plain floats of `values`.
+    """Column `reward`: rewards of the n samples; iterating yields `values` as floats.
 
     Attributes:
         values: `[n] float32`, finite, higher is better.
-        components: name -> `[n] float32`, the parts that `values` was made of; the names are those of the run
-            (`reward.components`), in every row.
-        token_values: `[total] float32`, rewards of single tokens (process rewards), laid out as the trajectory's
-            tokens and added to `values`; None where samples are only rewarded as a whole.
-        lengths: `[n] int32`, tokens of each sample among `token_values`; given with it.
+        components: name -> `[n] float32`, parts of `values`; the same names in every row (`reward.components`).
+        token_values: `[total] float32`, rewards of single tokens (process rewards), in the layout of the trajectory's
+            tokens, added to `values`; None if only whole samples are rewarded.
+        lengths: `[n] int32`, number of `token_values` of each sample; None exactly if `token_values` is.
 
     Raises:
-        ValueError: a number is not finite, or shapes do not fit each other.
+        ValueError: a number is not finite, or shapes do not match.
     """
 
     values: Array
@@ -95,7 +103,7 @@ class Reward:
                 msg = f"reward component {name[:80]!r} has {len(values)} numbers for {len(self.values)} samples"
                 raise ValueError(msg)
         if (self.token_values is None) != (self.lengths is None):
-            msg = "a reward has token_values and lengths, or neither"
+            msg = "a reward has token_values without lengths, or lengths without token_values; set both or neither"
             raise ValueError(msg)
         if self.token_values is not None and self.lengths is not None:
             _check_numbers(self.token_values, "token_values of a reward")
@@ -104,7 +112,7 @@ class Reward:
                 msg = f"lengths of a reward are {lengths.dtype}{list(lengths.shape)}, not [n] integers of at least 0"
                 raise ValueError(msg)
             if len(lengths) != len(self.values) or lengths.sum(dtype=np.int64) != len(self.token_values):
-                msg = f"token_values [{len(self.token_values)}] do not fit lengths {lengths[:8].tolist()}"
+                msg = f"token_values [{len(self.token_values)}] do not match lengths {lengths[:8].tolist()}"
                 raise ValueError(msg)
 
     def __iter__(self) -> Iterator[float]:
@@ -116,13 +124,13 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Advantage:
-    """Column `advantage`: what the policy loss multiplies a token's log-prob with.
+    """Column `advantage`: advantages of the samples or tokens of a row.
 
     Attributes:
-        values: `[n] float32`, one for all tokens of a sample, or `[total] float32`, one a token, laid out as the
+        values: `[n] float32`, one for each sample, or `[total] float32`, one for each token in the layout of the
             trajectory's tokens.
-        reward: mean reward of the row's samples.
-        returns: `[total] float32`, targets of a critic; None where no critic is trained.
+        reward: mean reward of the samples.
+        returns: `[total] float32`, targets of a critic; None without a critic.
 
     Raises:
         ValueError: a number is not finite, or an array has more than one dimension.
@@ -143,7 +151,7 @@ class Advantage:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Column `dropped`: why the row left."""
+    """Column `dropped`: why the row left the run untrained; `reason` is usually a `DropReason`."""
 
     reason: str
     detail: str
@@ -151,7 +159,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Column `quarantined`: the role that could not handle the row, how often it tried, and its last error."""
+    """Column `quarantined`: role that failed on the row, number of its attempts, and the last error."""
 
     role: str
     deliveries: int
@@ -161,24 +169,30 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """Column `requeued` of a quarantined row: its task is to be admitted again."""
+    """Column `requeued` of a quarantined row: its task will be admitted again."""
 
     unix_time: float
 
 
 @dataclass(frozen=True, slots=True)
 class Readmitted:
-    """Column `readmitted` of a requeued row: the new row that has its task."""
+    """Column `readmitted` of a requeued row: the new row with its task."""
 
     row: str
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Cell `batch.<step>`: the rows that the step consumes, in order, written before it steps.
+    """Cell `batch.<step>`: the rows that a step trains, in order, written before the optimizer step.
 
-    `rows` are indices within the step. `seed` is the step's own. `reward` is the mean over all samples, `staleness`
-    the trainer's version minus the oldest version that wrote a token of any row.
+    Attributes:
+        rows: indices of the rows within the step.
+        seed: seed of the step.
+        incarnation: incarnation of the trainer that wrote the cell.
+        reward: mean reward of all samples.
+        staleness: version of the trainer minus the oldest version that sampled a token of any row.
+        tokens: number of trained tokens.
+        unix_time: seconds since 1970.
     """
 
     rows: list[int]
@@ -192,7 +206,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a set of weights: `path` relative to the store, its size and checksum."""
+    """One file of a weight version: path relative to the store, size in bytes, checksum."""
 
     path: str
     nbytes: int
@@ -201,7 +215,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Cell `weights.<version>`: a set of weights, published once it lies whole in the store."""
+    """Cell `weights.<version>`: a weight version, published when all of its files are in the store.
+
+    `base_version` is the version that the files are a delta to; None for a full set.
+    """
 
     version: int
     fingerprint: str
@@ -222,7 +239,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Cell `checkpoint.<version>`: a durable checkpoint. Rows of steps below `floor` are gone; `totals` counts them."""
+    """Cell `checkpoint.<version>`: a durable checkpoint; `totals` counts the deleted rows of steps below `floor`."""
 
     version: int
     path: str
@@ -234,7 +251,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Cell `evaluation.<version>`: mean reward of the version's `rows` held-out rows that could be scored."""
+    """Cell `evaluation.<version>`: mean reward of the `rows` held-out rows of the version that were scored."""
 
     version: int
     reward: float

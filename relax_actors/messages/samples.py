@@ -1,4 +1,4 @@
-"""Samples of a prompt as objects: sequences of tokens with masks, log-probs and versions."""
+"""Samples of a prompt as objects: token sequences with masks, log-probs and versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 NOT_SAMPLED = -1
-"""Version of a token that no policy sampled: a token of the prompt, a tool's answer, an observation."""
+"""Version of a token that no policy sampled: from the prompt, a tool's answer or an observation."""
 
 
 class FinishReason(StrEnum):
@@ -25,16 +25,20 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Exactly the tokens that the model read and wrote, in order; all arrays are `[len]`.
+    """The tokens that the model read and wrote, in order; arrays are `[len]` unless noted.
 
     Attributes:
         token_ids: int32, from the first token of the prompt to the last token.
-        loss_mask: bool, true for tokens that the policy sampled and that are trained. The first token cannot be.
-        logprobs: float32, natural log-prob that a token was sampled with; 0 where no policy sampled it.
-        versions: int32, version of the weights that sampled a token; -1 where no policy sampled it.
-        spans: `[spans, 2] int32`, begin and end of each generation (a turn of the model), in order.
-        routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, the experts that were chosen for each token
-            but the last, -1 where unknown; only with trainer.router_replay.
+        loss_mask: bool, true for trained tokens, which the policy sampled; false for the first token.
+        logprobs: float32, natural log-prob that each token was sampled with; 0 where no policy sampled it.
+        versions: int32, version of the weights that sampled each token; -1 where no policy sampled it.
+        spans: `[spans, 2] int32`, begin and end of each generation (a turn of the model), in order; None if each run of
+            sampled tokens is one generation.
+        routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts chosen for each token but the last,
+            -1 where unknown; only with trainer.router_replay.
+
+    Raises:
+        ValueError: the per-token arrays differ in length.
     """
 
     token_ids: Array
@@ -55,7 +59,7 @@ class TokenSequence:
 
     @classmethod
     def of_completion(cls, prompt: Array, tokens: Array, logprobs: Array, versions: Array) -> TokenSequence:
-        """Build the sequence of a prompt and one completion that the policy sampled.
+        """Build the sequence of a prompt and one sampled completion, all of which is trained.
 
         Args:
             prompt: `[prompt_len] int32`.
@@ -73,7 +77,7 @@ class TokenSequence:
 
     @property
     def sampled(self) -> Array:
-        """Which tokens a policy sampled, `[len] bool`."""
+        """True for tokens that a policy sampled, `[len] bool`."""
         found: Array = self.versions >= 0
         return found
 
@@ -83,10 +87,10 @@ class Sample:
     """One attempt at the prompt: a completion, or an episode with an environment.
 
     Attributes:
-        sequences: one for a completion and wherever the history only grows; several where it branched.
+        sequences: one if the history only grew, as in a completion; several if it branched.
         text: what the model wrote, decoded.
         finish_reason: why the sample ended.
-        metrics: figures of the sample, such as turns, tool calls or the environment's reward.
+        metrics: measurements of the sample, such as turns, tool calls or the environment's reward.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -96,7 +100,7 @@ class Sample:
 
     @property
     def tokens(self) -> Array:
-        """Tokens that the policy sampled, of all sequences end to end, `[sampled] int32`."""
+        """Sampled tokens of all sequences, concatenated, `[sampled] int32`."""
         return np.concatenate([s.token_ids[s.sampled] for s in self.sequences])
 
     @property
@@ -106,11 +110,11 @@ class Sample:
 
     @property
     def versions(self) -> Array:
-        """Versions that sampled `tokens`, `[sampled] int32`."""
+        """Versions of the weights that sampled `tokens`, `[sampled] int32`."""
         return np.concatenate([s.versions[s.sampled] for s in self.sequences])
 
 
 def runs(flags: Array) -> Array:
-    """Begin and end of each run of true values, `[runs, 2] int32`."""
+    """Find the begin and end of each run of true values, `[runs, 2] int32`."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
     return edges.reshape(-1, 2).astype(np.int32)

@@ -1,7 +1,7 @@
-"""The column `trajectory`: the samples of a prompt, each one or more token sequences.
+"""Column `trajectory`: the samples of a prompt, each with one or more token sequences.
 
-On the wire a group is flat: the prompt once, then the tokens of all sequences end to end. `Trajectory.samples` gives
-the same data as objects, and `Trajectory.of` builds a trajectory from them.
+The encoding is flat: the prompt once, then the tokens of all sequences, concatenated. `Trajectory.samples` returns the
+same data as objects, and `Trajectory.of` builds a trajectory from objects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.messages.experts import compact, expanded
+from relax_actors.messages.experts import compact, expand
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
 
 Array = NDArray[Any]
@@ -21,33 +21,36 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Column `trajectory`: the n samples of a prompt, as `sequences` sequences with `total` tokens of their own.
+    """Column `trajectory`: the n samples of a prompt.
 
-    A sequence begins with tokens of the prompt, which are stored once, and goes on with tokens of its own.
+    A sequence starts with prompt tokens, which are stored once, and continues with its own tokens. In shapes,
+    `sequences` is the number of sequences of all samples and `total` the number of their own tokens.
 
     Attributes:
         prompt_tokens: `[prompt_len] int32`.
-        lengths: `[sequences] int32`, own tokens of each sequence.
-        token_ids: `[total] int32`, own tokens of all sequences end to end.
-        logprobs: `[total] float32`, natural log-probs of the softmax at the sampling temperature (top-p narrows the
-            choice, not these numbers); 0 where no policy sampled the token.
-        versions: `[total] int32`, version that sampled each token; -1 where no policy did.
-        texts: `[n]`, what the model wrote in each sample.
+        lengths: `[sequences] int32`, number of own tokens of each sequence.
+        token_ids: `[total] int32`, own tokens of all sequences, concatenated.
+        logprobs: `[total] float32`, natural log-probs of the softmax at the sampling temperature (top-p does not
+            change them); 0 where no policy sampled the token.
+        versions: `[total] int32`, version of the weights that sampled each token; -1 where no policy sampled it.
+        texts: `[n]`, decoded text that the model wrote in each sample.
         finish_reasons: `[n]`, see `FinishReason`.
-        fingerprint: of the weights in use when the row was finished.
-        loss_mask: `[total] bool`, true where a sampled token is trained; None where every own token is.
-        sequence_counts: `[n] int32`, sequences of each sample; None where each has one.
-        shared_lengths: `[sequences] int32`, leading prompt tokens of each sequence; None where each has all of them.
-        spans: `[spans, 2] int32`, begin and end of each generation among the `total` tokens; None where each run of
+        fingerprint: fingerprint of the weights in use when the row was finished.
+        loss_mask: `[total] bool`, true for trained tokens; None if all own tokens are trained.
+        sequence_counts: `[n] int32`, number of sequences of each sample; None if each has one.
+        shared_lengths: `[sequences] int32`, number of leading prompt tokens of each sequence; None if each has
+            all of them.
+        spans: `[spans, 2] int32`, begin and end of each generation among the `total` tokens; None if each run of
             sampled tokens is one generation.
-        metrics: name -> `[n]` figures of the samples.
-        prompt_experts: `[1 or sequences, prompt_len - 1, moe_layers, experts_per_token]` uint8 or int16, as
-            `messages.experts` keeps them, for the prompt's tokens but the last; only with trainer.router_replay.
-        routed_experts: `[total, moe_layers, experts_per_token]`, for the token before each own token, in the pass that
-            gave that own token.
+        metrics: name -> `[n]`, measurements of the samples.
+        prompt_experts: `[1 or sequences, prompt_len - 1, moe_layers, experts_per_token]` uint8 or int16 as
+            `messages.experts.compact` gives them, for the prompt's tokens but the last; only with
+            trainer.router_replay.
+        routed_experts: `[total, moe_layers, experts_per_token]`, for the token before each own token, from the forward
+            pass that produced the own token.
 
     Raises:
-        ValueError: the arrays do not fit each other, or no token is trained.
+        ValueError: shapes or values are inconsistent, or no token is trained.
     """
 
     prompt_tokens: Array
@@ -75,21 +78,21 @@ class Trajectory:
 
     @classmethod
     def of(cls, prompt_tokens: Array, samples: Sequence[Sample], fingerprint: str = "") -> Trajectory:
-        """Build the trajectory of a prompt from its samples; what sequences share with the prompt is stored once.
+        """Build the trajectory of a prompt from its samples; leading prompt tokens are stored once.
 
         Args:
             prompt_tokens: `[prompt_len] int32`.
             samples: the n samples.
-            fingerprint: of the weights in use.
+            fingerprint: fingerprint of the weights in use.
 
         Raises:
-            ValueError: a sample has no sequence, or `Trajectory`'s own checks fail.
+            ValueError: a sample has no sequence, samples have different metrics, or a check of `Trajectory` fails.
         """
         if empty := [i for i, sample in enumerate(samples) if not sample.sequences]:
             msg = f"sample {empty[0]} has no sequence; give each sample at least one"
             raise ValueError(msg)
         sequences = [sequence for sample in samples for sequence in sample.sequences]
-        shared = [_shared(prompt_tokens, sequence) for sequence in sequences]
+        shared = [_count_shared(prompt_tokens, sequence) for sequence in sequences]
         own = list(zip(sequences, shared, strict=True))
         masked = any(s.loss_mask[:k].any() or not s.loss_mask[k:].all() for s, k in own)
         names = sorted({name for sample in samples for name in sample.metrics})
@@ -108,8 +111,8 @@ class Trajectory:
             finish_reasons=[str(sample.finish_reason) for sample in samples],
             fingerprint=fingerprint,
             loss_mask=np.concatenate([s.loss_mask[k:] for s, k in own]).astype(np.bool_) if masked else None,
-            sequence_counts=_unless_all([len(sample.sequences) for sample in samples], 1),
-            shared_lengths=_unless_all(shared, len(prompt_tokens)),
+            sequence_counts=_none_if_all(1, [len(sample.sequences) for sample in samples]),
+            shared_lengths=_none_if_all(len(prompt_tokens), shared),
             spans=_stored_spans(own),
             metrics={name: [float(sample.metrics[name]) for sample in samples] for name in names},
             prompt_experts=experts[0],
@@ -118,24 +121,24 @@ class Trajectory:
 
     @property
     def trained(self) -> Array:
-        """Which of the `total` tokens are trained, `[total] bool`."""
+        """True for trained tokens, `[total] bool`."""
         return np.ones(len(self.token_ids), np.bool_) if self.loss_mask is None else self.loss_mask
 
     @property
     def shared(self) -> Array:
-        """Leading prompt tokens of each sequence, `[sequences] int32`."""
+        """Number of leading prompt tokens of each sequence, `[sequences] int32`."""
         if self.shared_lengths is not None:
             return self.shared_lengths
         return np.full(len(self.lengths), len(self.prompt_tokens), np.int32)
 
     @property
     def counts(self) -> Array:
-        """Sequences of each sample, `[n] int32`."""
+        """Number of sequences of each sample, `[n] int32`."""
         return np.ones(len(self.texts), np.int32) if self.sequence_counts is None else self.sequence_counts
 
     @property
     def sample_lengths(self) -> Array:
-        """Own tokens of each sample, `[n] int64`."""
+        """Number of own tokens of each sample, `[n] int64`."""
         if self.sequence_counts is None:
             return self.lengths.astype(np.int64)
         ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
@@ -145,13 +148,13 @@ class Trajectory:
 
     @property
     def sequence_lengths(self) -> list[int]:
-        """Tokens of each sequence, those of the prompt included."""
+        """Number of tokens of each sequence, including prompt tokens."""
         found: list[int] = (self.lengths + self.shared).tolist()
         return found
 
     @property
     def oldest_version(self) -> int:
-        """Oldest version that sampled a trained token."""
+        """Oldest weight version that sampled a trained token."""
         return int(self.versions[self.trained].min())
 
     @property
@@ -190,13 +193,13 @@ class Trajectory:
     def _experts(self) -> tuple[Array, Array] | None:
         if self.prompt_experts is None or self.routed_experts is None:
             return None
-        return expanded(self.prompt_experts), expanded(self.routed_experts)
+        return expand(self.prompt_experts), expand(self.routed_experts)
 
     def _check_types(self) -> None:
         for name in ("prompt_tokens", "lengths", "token_ids", "versions", "sequence_counts", "shared_lengths"):
             array = getattr(self, name)
             if array is not None and (array.ndim != 1 or array.dtype.kind not in "iu"):
-                msg = f"{name} of a trajectory is {array.dtype}{list(array.shape)}, not integers of one dimension"
+                msg = f"{name} of a trajectory is {array.dtype}{list(array.shape)}, not one-dimensional integers"
                 raise ValueError(msg)
         if self.logprobs.ndim != 1 or self.logprobs.dtype.kind != "f":
             msg = f"logprobs of a trajectory are {self.logprobs.dtype}{list(self.logprobs.shape)}, not [total] floats"
@@ -224,7 +227,7 @@ class Trajectory:
             raise ValueError(msg)
         shared = self.shared
         if len(shared) != len(lengths) or (shared < 0).any() or (shared > len(self.prompt_tokens)).any():
-            msg = f"shared_lengths {shared[:8].tolist()} do not give each sequence 0 to all prompt tokens"
+            msg = f"shared_lengths {shared[:8].tolist()} must give each sequence from 0 to all prompt tokens"
             raise ValueError(msg)
 
     def _check_tokens(self) -> None:
@@ -266,49 +269,50 @@ class Trajectory:
             raise ValueError(msg)
 
     def _check_experts(self) -> None:
-        """Raise ValueError unless both arrays of experts are there and fit the tokens, or neither is."""
+        """Raise ValueError unless both arrays of experts match the tokens, or both are None."""
         prompt, routed = self.prompt_experts, self.routed_experts
         if prompt is None and routed is None:
             return
         if prompt is None or routed is None or {prompt.dtype, routed.dtype} - {np.dtype("u1"), np.dtype("i2")}:
-            msg = "a trajectory has prompt_experts and routed_experts, of uint8 or int16, or neither"
+            msg = "prompt_experts and routed_experts of a trajectory must both be uint8 or int16, or both None"
             raise ValueError(msg)
         before = max(0, len(self.prompt_tokens) - 1)
         shapes = [(rows, before, *routed.shape[1:]) for rows in (1, len(self.lengths))]
         if routed.ndim != 3 or len(routed) != len(self.token_ids) or prompt.shape not in shapes:  # noqa: PLR2004
             msg = (
-                f"experts {list(prompt.shape)} and {list(routed.shape)} do not fit {len(self.token_ids)} tokens of "
+                f"experts {list(prompt.shape)} and {list(routed.shape)} do not match {len(self.token_ids)} tokens of "
                 f"{len(self.lengths)} sequences"
             )
             raise ValueError(msg)
 
 
-def _shared(prompt: Array, sequence: TokenSequence) -> int:
-    """Leading tokens that a sequence shares with the prompt; none of them is sampled."""
+def _count_shared(prompt: Array, sequence: TokenSequence) -> int:
+    """Count the leading tokens of a sequence that equal the prompt and were not sampled."""
     sampled = np.flatnonzero(sequence.sampled)
-    most = min(len(prompt), int(sampled[0]) if len(sampled) else len(sequence.token_ids))
-    others = np.flatnonzero(np.asarray(prompt[:most]) != sequence.token_ids[:most])
-    return int(others[0]) if len(others) else most
+    limit = min(len(prompt), int(sampled[0]) if len(sampled) else len(sequence.token_ids))
+    differences = np.flatnonzero(np.asarray(prompt[:limit]) != sequence.token_ids[:limit])
+    return int(differences[0]) if len(differences) else limit
 
 
-def _unless_all(values: Sequence[int], usual: int) -> Array | None:
-    return None if all(value == usual for value in values) else np.array(values, np.int32)
+def _none_if_all(default: int, values: Sequence[int]) -> Array | None:
+    """Return None if all values are the default, which needs no field, else an int32 array."""
+    return None if all(value == default for value in values) else np.array(values, np.int32)
 
 
 def _stored_spans(own: Sequence[tuple[TokenSequence, int]]) -> Array | None:
-    """Spans among all own tokens; None where each run of sampled tokens is one span anyway."""
-    found, usual, at = [], True, 0
+    """Compute the spans among all own tokens; None if they equal the runs of sampled tokens."""
+    found, is_default, offset = [], True, 0
     for sequence, shared in own:
-        implied = runs(sequence.sampled[shared:]) + at
-        given = implied if sequence.spans is None else sequence.spans - shared + at
-        usual = usual and np.array_equal(given, implied)
+        implied = runs(sequence.sampled[shared:]) + offset
+        given = implied if sequence.spans is None else sequence.spans - shared + offset
+        is_default = is_default and np.array_equal(given, implied)
         found.append(given)
-        at += len(sequence.token_ids) - shared
-    return None if usual else np.concatenate(found).astype(np.int32)
+        offset += len(sequence.token_ids) - shared
+    return None if is_default else np.concatenate(found).astype(np.int32)
 
 
 def _stored_experts(own: Sequence[tuple[TokenSequence, int]], prompt: int) -> tuple[Array | None, Array | None]:
-    """Experts as the wire has them, with the prompt's part once if all sequences agree on it."""
+    """Encode the experts of all sequences; the prompt's part is stored once if it is the same for all."""
     recorded = [(s.routed_experts, k) for s, k in own]
     arrays = [experts for experts, _ in recorded if experts is not None]
     if len(arrays) < len(recorded) or not arrays:
@@ -325,7 +329,7 @@ def _stored_experts(own: Sequence[tuple[TokenSequence, int]], prompt: int) -> tu
 
 
 def _joined_experts(experts: tuple[Array, Array], i: int, shared: int, part: slice) -> Array:
-    """Experts of a sequence's tokens but the last, `[len - 1, moe_layers, experts_per_token] int16`."""
+    """Join prompt and own experts of sequence `i`, `[len - 1, moe_layers, experts_per_token] int16`."""
     prompts, routed = experts
     own = routed[part] if shared else routed[part][1:]
     return np.concatenate([prompts[min(i, len(prompts) - 1)][: max(0, shared - 1)], own])

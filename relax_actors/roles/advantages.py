@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relax_actors.algorithms.advantages import has_signal, token_advantages
-from relax_actors.algorithms.estimators import Estimator, load_estimator
+from relax_actors.algorithms.advantages import has_signal
+from relax_actors.algorithms.estimators import Estimator, load_estimator, token_form
+from relax_actors.config.pools import AdvantagesSection
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, DropReason, Reward
 from relax_actors.registry.role_spec import RoleSpec
@@ -19,7 +20,7 @@ class Advantages(Role):
     """Computes advantages within a row's group of samples with `advantages.estimator`.
 
     Built-in estimators: `grpo` (arXiv 2402.03300, section 4.1; without normalisation Dr. GRPO, arXiv 2503.20783), and
-    `rloo` (leave-one-out).
+    `rloo` (leave-one-out). Rows with token rewards need an estimator with a token form: `grpo`.
     """
 
     reads: ClassVar = ("reward",)
@@ -39,7 +40,8 @@ class Advantages(Role):
         """Return the advantages, or a `Drop` if algorithm.filter_zero_variance excludes the row.
 
         Raises:
-            RowError: the column does not hold finite rewards with the reward components of the run.
+            RowError: the column does not hold finite rewards with the components of the run, or it has token_values and
+                the estimator has no token form.
         """
         settings, name = self.context.config.advantages, self.context.config.advantages.reads
         reward = self._reward(row, row.column(name))
@@ -47,11 +49,7 @@ class Advantages(Role):
         filters = self.context.config.algorithm.filter_zero_variance
         if filters and not has_signal(values) and (tokens is None or not tokens.any()):
             return Drop(DropReason.NO_SIGNAL, f"all {len(values)} samples scored {values[0]:g}")
-        mean = float(values.mean())
-        if tokens is None or reward.lengths is None:
-            return Advantage(self._estimate(values, normalise=settings.normalise), mean)
-        found = token_advantages(values, tokens, reward.lengths, normalise=settings.normalise)
-        return Advantage(found, mean)
+        return estimate_advantage(reward, self._estimate, settings, f"column {name} of {row.id}")
 
     def _reward(self, row: Row, column: Any) -> Reward:
         """Return a column as a checked reward; a plain list holds one number per sample."""
@@ -69,3 +67,29 @@ class Advantages(Role):
             )
             raise RowError(msg)
         return reward
+
+
+def estimate_advantage(reward: Reward, estimator: Estimator, settings: AdvantagesSection, source: str) -> Advantage:
+    """Compute the advantages of a row: of its tokens if the reward has `token_values`, else of its samples.
+
+    Args:
+        reward: reward of the row.
+        estimator: estimator named by `advantages.estimator`.
+        settings: section [advantages] of the run.
+        source: origin of the reward, for errors.
+
+    Raises:
+        RowError: the reward has token_values, and the estimator has no token form.
+    """
+    values = np.asarray(reward.values, np.float32)
+    mean = float(values.mean())
+    if reward.token_values is None or reward.lengths is None:
+        return Advantage(estimator(values, normalise=settings.normalise), mean)
+    estimate_tokens = token_form(estimator)
+    if estimate_tokens is None:
+        msg = (
+            f"{source} has token_values, but advantages.estimator = {settings.estimator!r} has no token form; "
+            'set advantages.estimator = "grpo", or write rewards of samples only'
+        )
+        raise RowError(msg)
+    return Advantage(estimate_tokens(values, reward.token_values, reward.lengths, normalise=settings.normalise), mean)

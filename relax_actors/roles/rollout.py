@@ -15,7 +15,7 @@ from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
-from relax_actors.messages.experts import shared_prompt
+from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.training.validation import RowValidator
@@ -181,7 +181,7 @@ class Rollout(Role):
         prompt, is_trained = row.prompt, not row.is_eval
         self._generated_tokens += sum(len(s.tokens) for s in samples)
         routed = [s.routed_experts for s in samples if s.routed_experts is not None] if is_trained else []
-        experts = shared_prompt(routed, len(prompt.tokens)) if routed else (None, None)
+        experts = split_prompt_experts(routed, len(prompt.tokens)) if routed else (None, None)
         return Trajectory(
             prompt_tokens=prompt.tokens,
             lengths=np.array([len(s.tokens) for s in samples], np.int32),

@@ -13,12 +13,12 @@ import xxhash
 
 from relax_actors.engines.protocols.inference import (
     Done,
-    GeneratesAll,
+    GenerateMixin,
     Generation,
     GenerationRequest,
-    More,
+    MoreRequests,
     Refresh,
-    nothing_more,
+    no_more_requests,
 )
 from relax_actors.errors import ConfigError, StoreError
 from relax_actors.messages import FinishReason
@@ -50,7 +50,7 @@ class DigestCopy:
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, {"digest": data}
 
 
-class SimulatedInference(GeneratesAll):
+class SimulatedInference(GenerateMixin):
     """Takes the time of one rollout actor's generation; implements `InferenceEngine`.
 
     Args:
@@ -117,7 +117,7 @@ class SimulatedInference(GeneratesAll):
         requests: Sequence[GenerationRequest],
         progress: Callable[[], None],
         refresh: Refresh | None = None,
-        more: More = nothing_more,
+        more: MoreRequests = no_more_requests,
     ) -> Iterator[Done]:
         """Take the time of all samples, including those of rows that join; see `InferenceEngine`.
 

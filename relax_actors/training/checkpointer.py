@@ -17,7 +17,7 @@ from pathlib import Path
 
 from broker.subjects import CellId
 from relax_actors.engines.protocols import TrainingEngine
-from relax_actors.engines.protocols.training import SavesMeanwhile
+from relax_actors.engines.protocols.training import SupportsAsyncSave
 from relax_actors.errors import FencedError
 from relax_actors.messages import Checkpoint
 from relax_actors.runtime import Context, durable_folder
@@ -87,7 +87,7 @@ class Checkpointer:
         the disk was full at the last attempt.
         """
         self.finish()
-        if not (self._is_async and not self._disk_was_full and isinstance(self._engine, SavesMeanwhile)):
+        if not (self._is_async and not self._disk_was_full and isinstance(self._engine, SupportsAsyncSave)):
             self.write(version)
             return
         if version in self.published:

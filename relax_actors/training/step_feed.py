@@ -1,6 +1,6 @@
 """Streaming of a step: passes rows to the engine before the last row of the step has arrived.
 
-Invariant: rows are cut into parts, one micro-batch each, by the rows and their order alone (`row_parts`). The batch
+Invariant: rows are cut into parts, one micro-batch each, by the rows and their order alone (`split_rows`). The batch
 cell stores the order, so that a replay adds up the same gradients in the same order. With run.deterministic the order
 is that of the slots, otherwise the order of arrival.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from relax_actors.algorithms.micro_batches import row_parts
+from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.engines.protocols import StepResult, TrainingEngine
 from relax_actors.runtime import Context
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
@@ -86,7 +86,7 @@ class StepFeed:
         self.seconds = self.early_seconds = 0.0
 
     def _parts(self) -> list[range]:
-        return row_parts(self._rows.lengths, token_budget=self._token_budget)
+        return split_rows(self._rows.lengths, max_tokens=self._token_budget)
 
     def complete(self, rows: int) -> StepRows | None:
         """Return the step's rows if all `rows` of them have been read."""

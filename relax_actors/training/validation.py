@@ -8,7 +8,7 @@ from broker.codec import Array
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.messages import Advantage, Prompt, Trajectory
-from relax_actors.messages.experts import expanded, flaw
+from relax_actors.messages.experts import expand, invalid_reason
 
 MAX_ADVANTAGE = 1e6
 MAX_LOGPROB = 0.1
@@ -78,7 +78,7 @@ class RowValidator:
         if routed.shape[1:] != (moe.layers, moe.experts_of_token):
             shape = list(routed.shape)
             return f"experts have shape {shape}, not {moe.layers} layers with {moe.experts_of_token} per token"
-        return next((why for part in (prompt, routed) if (why := flaw(expanded(part), moe.experts))), "")
+        return next((why for part in (prompt, routed) if (why := invalid_reason(expand(part), moe.experts))), "")
 
     def _outside_vocabulary(self, tokens: Array, what: str) -> str:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocabulary:

@@ -11,7 +11,7 @@ import pytest
 from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Trajectory
-from relax_actors.messages.experts import flaw
+from relax_actors.messages.experts import invalid_reason
 from tests.support.running import Run, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo" / "moe.toml"
@@ -38,7 +38,7 @@ def test_run_records_and_replays_the_experts_of_its_rollouts(make_run: Callable[
     assert found.routed_experts.shape == (found.lengths.sum(), 2, 2)
     assert found.prompt_experts.shape == (1, len(found.prompt_tokens) - 1, 2, 2)
     assert found.routed_experts.dtype == np.uint8
-    assert flaw(found.routed_experts.astype(np.int16), 4) == ""
+    assert invalid_reason(found.routed_experts.astype(np.int16), 4) == ""
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

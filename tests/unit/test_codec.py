@@ -76,7 +76,7 @@ def experts_of(prompt_tokens: int, lengths: list[int]) -> st.SearchStrategy[dict
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Any array."""
+    """Message with one array."""
 
     values: NDArray[Any]
 
@@ -137,7 +137,7 @@ BATCH = messages.Batch([3, 1], 5, 1, 0.5, 0, 12, 1e9)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in type and bits, NaN included."""
+    """Compare types and bits; NaN equals NaN."""
     if dataclasses.is_dataclass(a):
         return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
     if isinstance(a, np.ndarray):
@@ -161,8 +161,8 @@ def extension(code: int, *content: Any) -> msgpack.ExtType:
 
 def test_samples_cover_every_message_type() -> None:
     views = {messages.Sample, messages.TokenSequence}
-    ours = {c for c in vars(messages).values() if dataclasses.is_dataclass(c)} - views
-    assert ours == set(MESSAGES)
+    message_types = {c for c in vars(messages).values() if dataclasses.is_dataclass(c)} - views
+    assert message_types == set(MESSAGES)
 
 
 @given(ANY_MESSAGE)

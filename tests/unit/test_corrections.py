@@ -1,4 +1,4 @@
-"""Laws of the corrections: hand-computed values, no change where the policies agree, no gradient through a weight."""
+"""Off-policy corrections: hand-computed values, no change for equal policies, no gradient through a weight."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def logs(*ratios: float) -> Tensor:
 
 
 def random_step(seed: int, batch: int = 6, seq: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probs that require a gradient, those of the rollout, advantages a sequence, and a mask of random lengths."""
+    """Return log-probs that require a gradient, rollout log-probs, advantages of sequences, and a mask."""
     generator = torch.Generator().manual_seed(seed)
     rollout = -3 * torch.rand(batch, seq, generator=generator)
     new = rollout + torch.randn(batch, seq, generator=generator)
@@ -53,7 +53,9 @@ def random_step(seed: int, batch: int = 6, seq: int = 7) -> tuple[Tensor, Tensor
         ("icepop", [0, 0.5, 1, 2, 0], [1, 0, 0, 0, 1]),
     ],
 )
-def test_the_weight_of_a_token_by_hand(kind: CorrectionKind, expected: list[float], bounded: list[int]) -> None:
+def test_token_weights_match_hand_computed_values(
+    kind: CorrectionKind, expected: list[float], bounded: list[int]
+) -> None:
     rollout = logs(0.01, 0.02, 0.03, 0.04, 0.05)
     proximal = rollout + logs(0.1, 0.5 + 1e-6, 1, 2 - 1e-6, 7)
     found = token_weights(proximal, rollout, kind=kind, low=0.5, high=2.0)
@@ -61,19 +63,19 @@ def test_the_weight_of_a_token_by_hand(kind: CorrectionKind, expected: list[floa
     assert found.bounded.int().tolist() == [bounded]
 
 
-def test_which_sequences_are_kept_by_hand() -> None:
+def test_kept_sequences_match_hand_computed_values() -> None:
     proximal = torch.stack([logs(4, 0.25, 1)[0], logs(1.5, 1.5, 9)[0], logs(2.5, 2.5, 2.5)[0], logs(1, 1, 9)[0]])
     rollout = torch.zeros(4, 3)
     mask = torch.tensor([[True, True, True], [True, True, False], [True, True, True], [False, False, False]])
     bounds = {"low": 0.5, "high": 2.0}
-    # Geometric means: 1, 1.5 (its third token does not count), 2.5, none.
+    # Geometric means: 1, 1.5 (its third token is masked), 2.5, no tokens.
     assert kept_sequences(proximal, rollout, mask, kind="none", **bounds).tolist() == [True] * 4
     assert kept_sequences(proximal, rollout, mask, kind="geometric", **bounds).tolist() == [True, True, False, True]
     assert kept_sequences(proximal, rollout, mask, kind="max", **bounds).tolist() == [False, True, False, True]
 
 
 @given(SEEDS, KINDS, REJECTS, st.floats(0, 1), st.floats(1, 10))
-def test_where_the_policies_agree_nothing_changes(
+def test_equal_policies_need_no_correction(
     seed: int, kind: CorrectionKind, reject: RejectKind, low: float, high: float
 ) -> None:
     new, _, _, mask = random_step(seed)
@@ -84,7 +86,7 @@ def test_where_the_policies_agree_nothing_changes(
 
 
 @given(SEEDS, st.floats(0, 1), st.floats(1, 10))
-def test_each_correction_is_the_plain_one_within_its_bounds_and_never_above_it(
+def test_bounded_weights_equal_the_plain_ones_within_the_bounds_and_are_never_above(
     seed: int, low: float, high: float
 ) -> None:
     new, rollout, _, _ = random_step(seed)
@@ -100,7 +102,7 @@ def test_each_correction_is_the_plain_one_within_its_bounds_and_never_above_it(
 
 
 @given(SEEDS, REJECTS)
-def test_what_is_masked_out_rejects_no_sequence(seed: int, kind: RejectKind) -> None:
+def test_masked_tokens_reject_no_sequence(seed: int, kind: RejectKind) -> None:
     new, rollout, _, mask = random_step(seed)
     other = new.masked_fill(~mask, -77.0)
     kept = kept_sequences(new, rollout, mask, kind=kind, low=0.5, high=2.0)
@@ -114,12 +116,12 @@ def test_no_gradient_flows_through_a_weight(seed: int, kind: CorrectionKind) -> 
     assert not weights.weight.requires_grad
     policy = policy_loss(new, new.detach(), advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
     gradient, through = torch.autograd.grad((policy.loss * weights.weight).sum(), [new, rollout], allow_unused=True)
-    # At ratio 1 this is REINFORCE, each token weighted: Hilton et al. at the first step from the proximal policy.
+    # At ratio 1 this is REINFORCE with a weight for each token: decoupled PPO at the first step.
     torch.testing.assert_close(gradient, -advantages.unsqueeze(-1) * weights.weight)
     assert through is None
 
 
-def test_enormous_and_impossible_ratios_stay_finite() -> None:
+def test_huge_ratios_stay_finite() -> None:
     proximal, rollout = torch.tensor([[-1.0, -1e6]]), torch.tensor([[-1e6, -1.0]])
     mask = torch.ones(1, 2, dtype=torch.bool)
     for kind in ("importance", "tis", "icepop"):
@@ -129,7 +131,7 @@ def test_enormous_and_impossible_ratios_stay_finite() -> None:
 
 
 def inputs(new: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, **others: Tensor) -> LossInputs:
-    """Give all tokens of a sequence its advantage."""
+    """Build inputs where all tokens of a sequence have its advantage."""
     return LossInputs(new, rollout, advantages[:, None].expand(new.shape), mask, **others)
 
 
@@ -138,7 +140,7 @@ def objective_of(**settings: object) -> StepObjective:
 
 
 @given(SEEDS, st.sampled_from(["trainer", "actor_fwd"]), KINDS, REJECTS, MODES, st.integers(7, 40))
-def test_a_corrected_step_is_the_same_however_it_is_cut(
+def test_corrected_step_does_not_depend_on_its_micro_batches(
     seed: int, proximal: str, kind: CorrectionKind, reject: RejectKind, mode: LossMode, budget: int
 ) -> None:
     new, rollout, advantages, mask = random_step(seed)
@@ -158,16 +160,16 @@ def test_a_corrected_step_is_the_same_however_it_is_cut(
             measured.append(found)
         total = add_metrics(measured)
         assert leaf.grad is not None
-        return leaf.grad * objective.factor(total), objective.figures(total)
+        return leaf.grad * objective.gradient_scale(total), objective.metrics(total)
 
     whole, figures = run([list(range(len(mask)))])
-    cut, same = run(micro_batches(mask.sum(-1).tolist(), token_budget=budget))
+    cut, same = run(micro_batches(mask.sum(-1).tolist(), max_tokens=budget))
     torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-6)
     assert same == pytest.approx(figures, rel=1e-4, abs=1e-5)
 
 
 @given(SEEDS, MODES)
-def test_a_rejected_sequence_counts_as_if_it_had_never_been_in_the_step(seed: int, mode: LossMode) -> None:
+def test_rejected_sequence_does_not_count(seed: int, mode: LossMode) -> None:
     new, rollout, advantages, mask = random_step(seed)
     settings = {"reject": "geometric", "reject_low": 0.6, "reject_high": 1.6, "loss": mode}
     kept = kept_sequences(new, rollout, mask, kind="geometric", low=0.6, high=1.6)
@@ -177,33 +179,33 @@ def test_a_rejected_sequence_counts_as_if_it_had_never_been_in_the_step(seed: in
     assert measured["rejected"] == int((~kept).sum())
     assert not gradient[~kept].any()
     if not kept.any():
-        assert objective.factor(measured) == 1.0
+        assert objective.gradient_scale(measured) == 1.0
         return
     few = new[kept].detach().requires_grad_()
     without = objective_of(loss=mode)
     alone, found = without.loss(inputs(few, rollout[kept], advantages[kept], mask[kept]))
     (expected,) = torch.autograd.grad(alone, few)
-    by = without.factor(found)
-    torch.testing.assert_close(gradient[kept] * objective.factor(measured), expected * by, rtol=1e-4, atol=1e-6)
-    assert objective.figures(measured)["loss"] == pytest.approx(alone.item() * by, rel=1e-4, abs=1e-6)
+    by = without.gradient_scale(found)
+    torch.testing.assert_close(gradient[kept] * objective.gradient_scale(measured), expected * by, rtol=1e-4, atol=1e-6)
+    assert objective.metrics(measured)["loss"] == pytest.approx(alone.item() * by, rel=1e-4, abs=1e-6)
 
 
 @given(SEEDS, MODES)
-def test_without_settings_the_objective_is_the_clipped_loss_against_the_rollout(seed: int, mode: LossMode) -> None:
+def test_default_objective_is_the_clipped_loss_against_the_rollout(seed: int, mode: LossMode) -> None:
     new, rollout, advantages, mask = random_step(seed)
     objective = objective_of(loss=mode)
     found, measured = objective.loss(inputs(new, rollout, advantages, mask))
     policy = policy_loss(new, rollout, advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
     normaliser = float(mask.sum()) if mode == "token" else float(len(mask))
     expected = reduce_loss(policy.loss, mask, mode=mode, normaliser=normaliser)
-    torch.testing.assert_close(found * objective.factor(measured), expected)
+    torch.testing.assert_close(found * objective.gradient_scale(measured), expected)
     assert {"abs_delta", "k3", "ratio", "max_ratio"} <= measured.keys()
     assert not {"weight", "bounded", "rejected", "trained"} & measured.keys()
 
 
-def test_the_proximal_policy_decides_what_is_clipped() -> None:
+def test_clipping_is_relative_to_the_proximal_policy() -> None:
     new = logs(0.5, 0.5).requires_grad_()
-    rollout, near = logs(0.25, 0.5), logs(0.5, 0.4)  # the trainer is 2 and 1 times the rollout, 1 and 1.25 times `near`
+    rollout, near = logs(0.25, 0.5), logs(0.5, 0.4)  # ratios to the rollout: 2 and 1; to `near`: 1 and 1.25
     mask = torch.ones(1, 2, dtype=torch.bool)
 
     def clipped(**settings: object) -> float:
@@ -214,7 +216,7 @@ def test_the_proximal_policy_decides_what_is_clipped() -> None:
     objective = objective_of(proximal="actor_fwd", correction="importance")
     loss, measured = objective.loss(inputs(new, rollout, torch.ones(1), mask, actor_fwd=near))
     # Token 1: -(0.5/0.25) * (0.5/0.5); token 2: -(0.4/0.5) * min(0.5/0.4, 1.2).
-    assert loss.item() * objective.factor(measured) == pytest.approx(-(2 * 1 + 0.8 * 1.2) / 2)
+    assert loss.item() * objective.gradient_scale(measured) == pytest.approx(-(2 * 1 + 0.8 * 1.2) / 2)
     assert measured["weight"] == pytest.approx(2.8)
 
 
@@ -239,12 +241,12 @@ def test_mismatch_metrics_of_micro_batches_add_up(seed: int) -> None:
     )
 
 
-def test_mismatch_of_no_tokens_is_all_zero() -> None:
+def test_mismatch_metrics_without_tokens_are_zero() -> None:
     new, old, _, mask = random_step(0)
     assert set(mismatch_metrics(new, old, torch.zeros_like(mask)).values()) == {0.0}
 
 
-def test_quantiles_of_ratios_are_those_of_all_micro_batches_together() -> None:
+def test_ratio_quantiles_cover_all_micro_batches() -> None:
     ratios = np.arange(1, 102, dtype=np.float32)
     parts = [np.log(part) for part in np.split(np.random.default_rng(0).permutation(ratios), [3, 50])]
     found = ratio_quantiles(parts)
@@ -253,11 +255,11 @@ def test_quantiles_of_ratios_are_those_of_all_micro_batches_together() -> None:
     assert math.isfinite(ratio_quantiles([np.array([1e6], np.float32)])["ratio_p99"])
 
 
-def test_arguments_that_do_not_fit_are_refused_with_the_remedy() -> None:
+def test_invalid_arguments_are_refused_with_the_remedy() -> None:
     new, old, advantages, mask = random_step(0)
-    with pytest.raises(ValueError, match=r"bounds are \[1\.5, 2\]; they must enclose 1"):
+    with pytest.raises(ValueError, match=r"bounds of the ratio are \[1\.5, 2\]; they must enclose 1"):
         token_weights(new, old, kind="tis", low=1.5, high=2)
-    with pytest.raises(ValueError, match=r"bounds are \[0\.5, 0\.9\]"):
+    with pytest.raises(ValueError, match=r"bounds of the ratio are \[0\.5, 0\.9\]"):
         kept_sequences(new, old, mask, kind="max", low=0.5, high=0.9)
     with pytest.raises(ValueError, match=r"shapes .* differ"):
         token_weights(new, old[:1], kind="tis", low=0.5, high=2)
@@ -265,5 +267,5 @@ def test_arguments_that_do_not_fit_are_refused_with_the_remedy() -> None:
         kept_sequences(new, old, mask[:1], kind="max", low=0.5, high=2)
     with pytest.raises(ValueError, match=r"shapes .* differ"):
         mismatch_metrics(new, old[:1], mask)
-    with pytest.raises(ValueError, match="the batch has no such log-probs; add the column"):
+    with pytest.raises(ValueError, match="the batch lacks its log-probs; add the role"):
         objective_of(proximal="actor_fwd").loss(inputs(new, old, advantages, mask))

@@ -1,4 +1,4 @@
-"""The transformers and torch engines beyond their protocols; the protocols' laws are in tests/conformance."""
+"""Behaviour of the transformers and torch engines that their protocols do not require; see tests/conformance."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def config_of(tmp_path: Path, **sections: dict[str, Any]) -> Config:
 
 
 def served(trainer: TorchEngine, config: Config, tmp_path: Path) -> TransformersEngine:
-    """An engine with the weights of a trainer, as version 3."""
+    """Build an inference engine with the weights of a trainer as version 3."""
     engine = TransformersEngine(config.model_path)
     shard = tmp_path / "published.safetensors"
     engine.load(3, trainer.publish(shard), [shard])
@@ -69,7 +69,7 @@ def test_generation_and_training_agree_on_the_logprobs(trainer: TorchEngine, eng
     assert measured["micro_batches"] > 1
 
 
-def test_a_row_is_returned_in_the_pass_in_which_its_samples_end(engine: TransformersEngine) -> None:
+def test_row_is_returned_in_the_forward_pass_in_which_it_ends(engine: TransformersEngine) -> None:
     asked = [request("12>", seed, samples=1) for seed in range(12)]
     lengths = [len(samples[0].tokens) for samples in generate(engine, asked)]
     assert len(set(lengths)) > 3
@@ -84,7 +84,7 @@ def test_a_row_is_returned_in_the_pass_in_which_its_samples_end(engine: Transfor
     assert returned == sorted((length, i, length) for i, length in enumerate(lengths))
 
 
-def test_staged_weights_become_those_of_the_model(
+def test_staged_weights_are_used_after_the_swap_only(
     trainer: TorchEngine, engine: TransformersEngine, tmp_path: Path
 ) -> None:
     before = generate(engine, REQUESTS)
@@ -100,7 +100,7 @@ def test_staged_weights_become_those_of_the_model(
     assert before[0][0].logprobs.tolist() != generate(engine, REQUESTS)[0][0].logprobs.tolist()
 
 
-def test_a_third_set_takes_the_memory_of_the_first(config: Config) -> None:
+def test_third_version_reuses_the_memory_of_the_first(config: Config) -> None:
     engine = TransformersEngine(config.model_path)
     tensors = {name: torch.full_like(tensor, 0.5) for name, tensor in tensors_of(engine.model).items()}
     places = []
@@ -110,10 +110,10 @@ def test_a_third_set_takes_the_memory_of_the_first(config: Config) -> None:
         places.append({tensor.data_ptr() for tensor in tensors_of(engine.model).values()})
     assert places[0] == places[2] != places[1] == places[3]
     head, embedding = (engine.model.get_parameter(n) for n in ("lm_head.weight", "model.embed_tokens.weight"))
-    assert head.data_ptr() == embedding.data_ptr()  # tied as before
+    assert head.data_ptr() == embedding.data_ptr()  # still tied
 
 
-def test_a_background_checkpoint_has_the_bytes_of_a_direct_one(tmp_path: Path) -> None:
+def test_background_checkpoint_equals_a_direct_one(tmp_path: Path) -> None:
     config = config_of(tmp_path, algorithm={"kl_coefficient": 0.1})
     one = TorchEngine(config)
     one.initialise(5)
@@ -134,7 +134,7 @@ def test_a_background_checkpoint_has_the_bytes_of_a_direct_one(tmp_path: Path) -
         broken()
 
 
-def test_half_precision_is_published_and_float32_is_kept(tmp_path: Path) -> None:
+def test_weights_are_published_in_half_precision_and_saved_in_float32(tmp_path: Path) -> None:
     trainer = TorchEngine(config_of(tmp_path, trainer={"precision": "bfloat16"}))
     trainer.initialise(5)
     published, checkpoint = tmp_path / "half.safetensors", tmp_path / "checkpoint"
@@ -145,7 +145,7 @@ def test_half_precision_is_published_and_float32_is_kept(tmp_path: Path) -> None
     assert {tensor.dtype for tensor in weights.load([checkpoint / "model.safetensors"]).values()} == {torch.float32}
 
 
-def test_weights_of_another_model_are_refused_by_name(config: Config, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused_with_their_names(config: Config, tmp_path: Path) -> None:
     engine = TransformersEngine(config.model_path)
     tensors = {**tensors_of(engine.model), "stranger": torch.zeros(1)}
     shard = tmp_path / "bad.safetensors"
@@ -156,7 +156,7 @@ def test_weights_of_another_model_are_refused_by_name(config: Config, tmp_path: 
         generate(engine, REQUESTS)
 
 
-def test_the_tokenizer_refuses_text_without_tokens(config: Config) -> None:
+def test_tokenizer_refuses_text_outside_its_alphabet(config: Config) -> None:
     tokenizer = Tokenizer(config.model_path)
     assert tokenizer.decode(tokenizer.encode("12>#")) == "12>"
     with pytest.raises(RowError, match="cannot be tokenized"):

@@ -1,4 +1,4 @@
-"""Laws of the losses: against loops, exact divergences, and the whole batch."""
+"""Losses compared with loops over tokens, exact divergences, and the loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLIP_LOW, CLIP_HIGH, DUAL = 0.2, 0.28, 3.0
 
 
 def random_step(seed: int, batch: int = 5, seq: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probs that require a gradient, old log-probs, advantages a sequence, and a mask of random lengths."""
+    """Return log-probs that require a gradient, old log-probs, advantages of sequences, and a mask."""
     generator = torch.Generator().manual_seed(seed)
     old = -3 * torch.rand(batch, seq, generator=generator)
     new = old + torch.randn(batch, seq, generator=generator)
@@ -44,7 +44,7 @@ def clipped_loss(new: Tensor, old: Tensor, advantages: Tensor, clip_ratio_c: flo
 
 
 def loss_of_one_token(new: float, old: float, advantage: float, clip_ratio_c: float | None) -> tuple[float, bool]:
-    """Compute the same loss by cases: which bound a token runs into, if any."""
+    """Compute the clipped loss of one token case by case, and whether it is clipped."""
     ratio = math.exp(new - old)
     if advantage > 0 and ratio > 1 + CLIP_HIGH:
         return -advantage * (1 + CLIP_HIGH), True
@@ -57,7 +57,7 @@ def loss_of_one_token(new: float, old: float, advantage: float, clip_ratio_c: fl
 
 @UNTIMED
 @given(SEEDS, st.sampled_from([None, DUAL]))
-def test_policy_loss_is_that_of_a_loop_over_tokens(seed: int, clip_ratio_c: float | None) -> None:
+def test_policy_loss_equals_a_loop_over_tokens(seed: int, clip_ratio_c: float | None) -> None:
     new, old, advantages, _ = random_step(seed)
     result = clipped_loss(new, old, advantages, clip_ratio_c)
     for row in range(new.shape[0]):
@@ -69,7 +69,7 @@ def test_policy_loss_is_that_of_a_loop_over_tokens(seed: int, clip_ratio_c: floa
             assert result.clipped[row, column].item() == clipped
 
 
-def test_one_advantage_a_sequence_is_the_same_one_for_each_of_its_tokens() -> None:
+def test_advantage_of_a_sequence_applies_to_each_of_its_tokens() -> None:
     new, old, advantages, _ = random_step(1)
     spread = advantages.unsqueeze(-1).expand_as(new)
     assert torch.equal(clipped_loss(new, old, advantages).loss, clipped_loss(new, old, spread).loss)
@@ -77,7 +77,7 @@ def test_one_advantage_a_sequence_is_the_same_one_for_each_of_its_tokens() -> No
 
 @UNTIMED
 @given(SEEDS, st.sampled_from([None, DUAL]))
-def test_clipped_tokens_have_no_gradient_and_the_others_minus_advantage_times_ratio(
+def test_gradient_is_zero_for_clipped_tokens_and_minus_advantage_times_ratio_for_others(
     seed: int, clip_ratio_c: float | None
 ) -> None:
     new, old, advantages, _ = random_step(seed)
@@ -87,7 +87,7 @@ def test_clipped_tokens_have_no_gradient_and_the_others_minus_advantage_times_ra
     torch.testing.assert_close(gradient, expected)
 
 
-def test_on_policy_the_gradient_is_the_one_of_reinforce() -> None:
+def test_on_policy_gradient_equals_reinforce() -> None:
     new, _, advantages, _ = random_step(0)
     result = clipped_loss(new, new, advantages)
     (gradient,) = torch.autograd.grad(result.loss.sum(), new)
@@ -104,7 +104,7 @@ def test_no_gradient_flows_to_old_log_probs_or_advantages() -> None:
     assert [g is None for g in gradients] == [False, True, True]
 
 
-def test_an_enormous_log_ratio_keeps_loss_and_gradient_finite() -> None:
+def test_huge_log_ratio_keeps_loss_and_gradient_finite() -> None:
     new = torch.tensor([[-1.0, -1.0, -1e6]], requires_grad=True)
     old = torch.tensor([[-1e6, -1.0, -1.0]])
     for advantage in (-1.0, 1.0):
@@ -136,7 +136,7 @@ def test_micro_batches_add_up_to_the_loss_and_gradient_of_the_whole_batch(
 
     whole = loss_of(list(range(len(mask))))
     (gradient,) = torch.autograd.grad(whole, new)
-    parts = [loss_of(rows) for rows in micro_batches(mask.sum(-1).tolist(), token_budget=budget)]
+    parts = [loss_of(rows) for rows in micro_batches(mask.sum(-1).tolist(), max_tokens=budget)]
     for part in parts:
         part.backward()
     torch.testing.assert_close(torch.stack([p.detach() for p in parts]).sum(), whole.detach())
@@ -145,7 +145,7 @@ def test_micro_batches_add_up_to_the_loss_and_gradient_of_the_whole_batch(
 
 @UNTIMED
 @given(SEEDS, MODES)
-def test_what_is_masked_out_changes_neither_loss_nor_gradient(seed: int, mode: LossMode) -> None:
+def test_masked_tokens_change_neither_loss_nor_gradient(seed: int, mode: LossMode) -> None:
     new, old, advantages, mask = random_step(seed)
     loss = reduce_loss(clipped_loss(new, old, advantages).loss, mask, mode=mode, normaliser=3)
     other = new.detach().masked_fill(~mask, -77.0).requires_grad_()
@@ -156,7 +156,7 @@ def test_what_is_masked_out_changes_neither_loss_nor_gradient(seed: int, mode: L
     assert not gradients[0][~mask].any()
 
 
-def test_token_mode_weighs_tokens_and_sequence_mode_sequences() -> None:
+def test_token_mode_weights_tokens_and_sequence_mode_samples_equally() -> None:
     per_token = torch.tensor([[1.0, 1.0, 1.0], [5.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
     assert reduce_loss(per_token, mask, mode="token", normaliser=4) == 2.0
@@ -179,7 +179,7 @@ def test_token_logprobs_are_the_log_softmax_at_the_targets(seed: int, temperatur
     )
 
 
-def test_sft_loss_is_cross_entropy_over_the_masked_tokens() -> None:
+def test_sft_loss_is_cross_entropy_of_the_tokens_of_the_mask() -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(4, 6, 9, generator=generator)
     targets = torch.randint(0, 9, (4, 6), generator=generator)
@@ -189,7 +189,7 @@ def test_sft_loss_is_cross_entropy_over_the_masked_tokens() -> None:
 
 
 def categoricals(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits that require a gradient, and the log-probs of policy and reference over 6 tokens, float64."""
+    """Return logits that require a gradient, and log-probs of policy and reference over 6 tokens, float64."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(1, 6, generator=generator, dtype=torch.float64).requires_grad_()
     reference = torch.randn(1, 6, generator=generator, dtype=torch.float64).log_softmax(-1)
@@ -198,7 +198,7 @@ def categoricals(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @UNTIMED
 @given(SEEDS, st.sampled_from(["k1", "k3"]))
-def test_k1_and_k3_have_the_exact_divergence_as_expectation(seed: int, kind: KLKind) -> None:
+def test_expectation_of_k1_and_k3_is_the_exact_divergence(seed: int, kind: KLKind) -> None:
     _, policy, reference = categoricals(seed)
     exact = (policy.exp() * (policy - reference)).sum()
     torch.testing.assert_close((policy.exp() * kl_estimate(policy, reference, kind)).sum(), exact)
@@ -206,7 +206,7 @@ def test_k1_and_k3_have_the_exact_divergence_as_expectation(seed: int, kind: KLK
 
 @UNTIMED
 @given(SEEDS)
-def test_k2_is_near_the_divergence_when_the_policies_are_near(seed: int) -> None:
+def test_k2_is_close_to_the_divergence_for_similar_policies(seed: int) -> None:
     _, policy, reference = categoricals(seed)
     near = (0.99 * policy + 0.01 * reference).log_softmax(-1)
     exact = (policy.exp() * (policy - near)).sum()
@@ -232,7 +232,7 @@ DIVERGENCE_WITH_THE_GRADIENT_OF: dict[KLKind, Callable[[Tensor, Tensor], Tensor]
 
 @UNTIMED
 @given(SEEDS, st.sampled_from(["k1", "k2", "k3"]))
-def test_expected_gradient_of_each_estimate_is_the_one_its_docstring_names(seed: int, kind: KLKind) -> None:
+def test_expected_gradient_of_each_estimate_is_as_documented(seed: int, kind: KLKind) -> None:
     logits, policy, reference = categoricals(seed)
     estimate = (policy.exp().detach() * kl_estimate(policy, reference, kind)).sum()
     exact = DIVERGENCE_WITH_THE_GRADIENT_OF[kind](policy, reference)
@@ -241,11 +241,11 @@ def test_expected_gradient_of_each_estimate_is_the_one_its_docstring_names(seed:
     torch.testing.assert_close(actual, expected)
 
 
-def test_arguments_that_do_not_fit_are_refused_with_the_remedy() -> None:
+def test_invalid_arguments_are_refused_with_the_remedy() -> None:
     new, old, advantages, mask = random_step(0)
     with pytest.raises(ValueError, match=r"shapes \[5, 7\] and \[1, 7\] differ"):
         clipped_loss(new, old[:1], advantages)
-    with pytest.raises(ValueError, match=r"advantages \[4\] do not fit"):
+    with pytest.raises(ValueError, match=r"advantages \[4\] do not match"):
         clipped_loss(new, old, advantages[:4])
     with pytest.raises(ValueError, match=r"clip_ratio_c is 1\.0; it must be above 1"):
         clipped_loss(new, old, advantages, clip_ratio_c=1.0)

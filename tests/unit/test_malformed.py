@@ -1,4 +1,4 @@
-"""Whatever bytes come, decoding ends in a value or in an error of ours; displays show them or let them pass."""
+"""Any bytes decode to a value or raise a declared error; monitors show or ignore them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SUBJECT = "relax.x.batch.3"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A store that has what some of the references name."""
+    """Store with the segment that some of the fuzzed references name."""
     store = Store(tmp_path_factory.mktemp("store"))
     segment = store.segment_writer(RowId(0, 0), "trajectory", "rollout.0#1")
     segment.place(np.zeros(9000))
@@ -45,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @given(seed=SEEDS, name=st.sampled_from(list(READ_AS)))
-def test_a_fuzzed_cell_is_read_or_refused(store: Store, seed: int, name: str) -> None:
+def test_fuzzed_cell_is_decoded_or_refused(store: Store, seed: int, name: str) -> None:
     data = Fuzzer("x", seed).content(name)
     try:
         value = decode_fields(open_envelope(data, store.read), READ_AS[name])
@@ -64,13 +64,13 @@ def test_any_bytes_are_plain_data_or_refused(store: Store, data: bytes) -> None:
 
 
 @given(data=st.binary(max_size=300) | SEEDS.map(lambda seed: Fuzzer("x", seed).content("batch")))
-def test_only_its_own_subjects_cell_steers_the_run(data: bytes) -> None:
+def test_bytes_without_the_checksum_of_the_subject_are_refused(data: bytes) -> None:
     with pytest.raises(CodecError, match=r"the checksum of cell relax\.x\.batch\.3"):
         open_envelope(data, subject=SUBJECT)
 
 
 @given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_one_bit_of_a_numbered_cell_is_enough_to_refuse_it(place: int, bit: int) -> None:
+def test_numbered_cell_with_a_flipped_bit_is_refused(place: int, bit: int) -> None:
     data = bytearray(encode(samples()["batch"], "trainer.0#1", subject=SUBJECT))
     assert decode_fields(open_envelope(bytes(data), subject=SUBJECT), Batch) == samples()["batch"]
     data[place % len(data)] ^= 1 << bit
@@ -78,14 +78,14 @@ def test_one_bit_of_a_numbered_cell_is_enough_to_refuse_it(place: int, bit: int)
         open_envelope(bytes(data), subject=SUBJECT)
 
 
-def test_a_numbered_cell_of_another_subject_is_refused() -> None:
+def test_numbered_cell_of_another_subject_is_refused() -> None:
     data = encode(samples()["batch"], "trainer.0#1", subject=SUBJECT)
-    assert decode(data, Batch) == samples()["batch"]  # a reader that only shows it need not know where it lay
+    assert decode(data, Batch) == samples()["batch"]  # monitors decode without the subject
     with pytest.raises(CodecError, match="checksum"):
         open_envelope(data, subject="relax.x.batch.4")
 
 
-def test_references_are_bounded_in_number() -> None:
+def test_number_of_references_is_limited() -> None:
     reference = TensorRef("a", 0, 4, "int32", (1,), "0")
     data = encode([np.zeros(1, np.int32)] * (MAX_REFERENCES + 1), "a", lambda _: reference)
     with pytest.raises(CodecError, match=f"at most {MAX_REFERENCES} arrays"):
@@ -93,7 +93,7 @@ def test_references_are_bounded_in_number() -> None:
 
 
 @given(SEEDS)
-def test_a_fuzzed_subject_is_a_cell_or_refused(seed: int) -> None:
+def test_fuzzed_subject_is_parsed_or_refused(seed: int) -> None:
     subject = Fuzzer("x", seed).message().subject
     try:
         cell = Subjects("x").parse(subject)
@@ -137,7 +137,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 
 
 @given(trajectories(), st.lists(st.floats(-1e38, 1e38), min_size=1, max_size=3))
-def test_a_row_that_is_let_through_has_numbers_that_an_engine_can_take(
+def test_valid_row_has_numbers_that_engines_accept(
     limits: RowValidator, trajectory: Trajectory, values: list[float]
 ) -> None:
     advantage = Advantage(np.array(values), 0.5)
@@ -149,7 +149,7 @@ def test_a_row_that_is_let_through_has_numbers_that_an_engine_can_take(
     assert trajectory.token_ids.max() < 13
     assert trajectory.versions.max() <= 5
     lengths = [len(trajectory.prompt_tokens) + int(n) for n in trajectory.lengths]
-    assert micro_batches(lengths, token_budget=8192)
+    assert micro_batches(lengths, max_tokens=8192)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_row_that_is_let_through_has_numbers_that_an_engine_can_take(
         ({"versions": np.array([0, 0, 0, 0, 6], np.int32)}, "not from 0 to 5"),
     ],
 )
-def test_a_row_that_cannot_be_true_is_told_why(limits: RowValidator, change: dict[str, Any], why: str) -> None:
+def test_invalid_row_has_a_reason(limits: RowValidator, change: dict[str, Any], why: str) -> None:
     good = samples()["trajectory"]
     assert limits.of_row(good, samples()["advantage"], 5) == ""
     advantage = Advantage(np.array(change.pop("advantage", [1.0, -1.0])), 0.5)
@@ -186,10 +186,10 @@ def test_a_row_that_cannot_be_true_is_told_why(limits: RowValidator, change: dic
         ),
         ({"routed_experts": np.full((5, 1, 2), 4, np.uint8)}, "an expert is not from 0 to 3"),
         ({"prompt_experts": np.full((1, 2, 1, 2), 1, np.int16)}, "an expert is chosen twice"),
-        ({"prompt_experts": np.full((1, 2, 1, 2), [0, -1], np.int16)}, "some of its experts only"),
+        ({"prompt_experts": np.full((1, 2, 1, 2), [0, -1], np.int16)}, "only some of its experts"),
     ],
 )
-def test_experts_that_no_router_of_the_model_chose_are_told(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+def test_experts_that_the_model_does_not_have_are_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:
     body = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     body |= {"num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 13, "max_position_embeddings": 64}
     (tmp_path / "config.json").write_text(json.dumps(body | {"model_type": "qwen3_moe"}))
@@ -228,17 +228,17 @@ def test_live_view_ignores_malformed_metrics() -> None:
 
 
 @given(st.binary(max_size=200) | SEEDS.map(lambda seed: Fuzzer("x", seed).message().data))
-def test_any_message_has_a_line_of_text(data: bytes) -> None:
+def test_any_message_is_rendered_as_text(data: bytes) -> None:
     assert isinstance(readable(data), str)
     assert isinstance(fields_of(data), str)
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000])
-def test_nesting_without_end_is_shown_as_what_it_is(data: bytes) -> None:
+def test_deep_nesting_is_rendered_as_bytes(data: bytes) -> None:
     assert "bytes: " in readable(data)
 
 
-def test_flood_of_events_is_limited_to_its_rate_and_counted() -> None:
+def test_events_above_the_rate_limit_are_counted() -> None:
     limiter = RateLimiter(burst=3, rate=2.0)
     assert [limiter.admit("a", 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
     assert limiter.admit("b", 0.0)
@@ -249,14 +249,14 @@ def test_flood_of_events_is_limited_to_its_rate_and_counted() -> None:
 
 
 @given(st.lists(st.floats(0, 100), max_size=200), st.integers(1, 5), st.floats(0.1, 10))
-def test_no_more_events_pass_than_burst_and_rate_allow(times: list[float], burst: int, rate: float) -> None:
+def test_burst_and_rate_limit_the_number_of_events(times: list[float], burst: int, rate: float) -> None:
     limiter = RateLimiter(burst, rate)
     passed = sum(limiter.admit("a", at) for at in sorted(times))
     assert passed <= burst + rate * max(times, default=0.0) + 1e-6
     assert passed + limiter.refused("a") == len(times)
 
 
-def test_a_long_text_keeps_its_ends() -> None:
+def test_long_text_keeps_its_beginning_and_end() -> None:
     cut = truncate("a" * MAX_TEXT + "b" * MAX_TEXT)
     assert cut.startswith("aaa")
     assert cut.endswith("bbb")
@@ -266,7 +266,7 @@ def test_a_long_text_keeps_its_ends() -> None:
     assert truncate(list(range(MAX_ITEMS + 5)))[-1] == "and 5 more"
 
 
-def test_a_file_outside_the_store_is_not_read(store: Store, tmp_path: Path) -> None:
+def test_file_outside_the_store_is_not_read(store: Store, tmp_path: Path) -> None:
     outside = tmp_path / "secret"
     outside.write_bytes(b"abcd")
     for uri in (str(outside), f"../../{outside}"):

@@ -1,4 +1,4 @@
-"""Training on masked sequences with torch: only masked tokens count, however a step is cut into micro-batches."""
+"""Training with loss masks: only tokens of the mask count, for any split into micro-batches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def engine_of(config: Config) -> TorchEngine:
 
 
 def batch(seed: int = 1) -> list[TrainSample]:
-    """Draw sequences with holes in their masks; the first two are of one sample."""
+    """Draw sequences with random masks; the first two belong to one sample."""
     random, found = np.random.default_rng(seed), []
     for i, length in enumerate((9, 14, 6, 11)):
         mask = random.random(length) < 0.5
@@ -76,19 +76,19 @@ def batch(seed: int = 1) -> list[TrainSample]:
 
 
 def gradients(config: Config, samples: list[TrainSample]) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Gradients before the optimizer's step, normalised as the step does, and the step's metrics."""
+    """Return the gradients of a step, normalised as the step does, and its metrics."""
     engine = engine_of(config)
-    before = {name: tensor.clone() for name, tensor in tensors_of(engine._model).items()}
+    before = {name: tensor.clone() for name, tensor in tensors_of(engine.model).items()}
     engine.accumulate(samples, nothing)
-    sums = {name: p.grad.clone() for name, p in engine._model.named_parameters() if p.grad is not None}
+    sums = {name: p.grad.clone() for name, p in engine.model.named_parameters() if p.grad is not None}
     metrics = dict(engine.step(0, nothing).metrics)
     norm = torch.cat([grad.flatten() for grad in sums.values()]).norm().item()
-    assert any(not torch.equal(before[name], tensor) for name, tensor in tensors_of(engine._model).items())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in tensors_of(engine.model).items())
     return {name: grad * (metrics["gradient_norm"] / norm) for name, grad in sums.items()}, metrics
 
 
 def expected_loss(config: Config, samples: list[TrainSample], mode: str) -> torch.Tensor:
-    """PPO's clipped loss over the masked tokens, from a plain forward pass of each sequence."""
+    """Compute PPO's clipped loss of the tokens of the mask, with a plain forward pass of each sequence."""
     model = build(config.model_path, seed=5).eval()
     terms, weights = [], []
     for sample in samples:
@@ -106,7 +106,7 @@ def expected_loss(config: Config, samples: list[TrainSample], mode: str) -> torc
 
 
 @pytest.mark.parametrize("mode", ["token", "sequence"])
-def test_only_masked_tokens_enter_the_loss_and_samples_weigh_the_same(tmp_path: Path, mode: str) -> None:
+def test_loss_covers_the_tokens_of_the_mask_and_weights_samples_equally(tmp_path: Path, mode: str) -> None:
     config = config_of(tmp_path, algorithm={"loss": mode})
     samples = batch()
     _, metrics = gradients(config, samples)
@@ -116,7 +116,7 @@ def test_only_masked_tokens_enter_the_loss_and_samples_weigh_the_same(tmp_path: 
 
 @pytest.mark.parametrize("mode", ["token", "sequence"])
 @pytest.mark.parametrize("budget", [14, 25])
-def test_a_masked_step_is_the_same_however_it_is_cut(tmp_path: Path, mode: str, budget: int) -> None:
+def test_masked_step_does_not_depend_on_its_micro_batches(tmp_path: Path, mode: str, budget: int) -> None:
     whole, metrics = gradients(config_of(tmp_path, algorithm={"loss": mode}), batch())
     cut_config = config_of(tmp_path, algorithm={"loss": mode}, trainer={"max_tokens_per_microbatch": budget})
     cut, others = gradients(cut_config, batch())
@@ -126,7 +126,7 @@ def test_a_masked_step_is_the_same_however_it_is_cut(tmp_path: Path, mode: str, 
         torch.testing.assert_close(cut[name], grad, rtol=1e-4, atol=1e-6)
 
 
-def test_tokens_outside_the_mask_change_nothing_but_the_context(tmp_path: Path) -> None:
+def test_per_token_arrays_are_ignored_outside_the_mask(tmp_path: Path) -> None:
     config, samples = config_of(tmp_path), batch()
     noisy = [
         replace(
@@ -143,7 +143,7 @@ def test_tokens_outside_the_mask_change_nothing_but_the_context(tmp_path: Path) 
     assert engines[0].fingerprint() == engines[1].fingerprint()
 
 
-def test_scores_are_at_the_masked_tokens_and_zero_elsewhere(tmp_path: Path) -> None:
+def test_scores_are_zero_outside_the_mask(tmp_path: Path) -> None:
     config, samples = config_of(tmp_path), batch()
     trainer, scorer = engine_of(config), TorchScorer(config)
     shard = tmp_path / "weights.safetensors"
@@ -155,4 +155,4 @@ def test_scores_are_at_the_masked_tokens_and_zero_elsewhere(tmp_path: Path) -> N
     same = [replace(s, logprobs=logprobs) for s, logprobs in zip(samples, scored, strict=True)]
     trainer.accumulate(same, nothing)
     assert trainer.step(0, nothing).metrics["abs_delta"] < 1e-6
-    assert files.fingerprint(tensors_of(trainer._model).items())
+    assert files.fingerprint(tensors_of(trainer.model).items())

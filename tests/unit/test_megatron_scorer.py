@@ -79,7 +79,7 @@ def test_all_engines_give_same_logprobs(
         assert [len(scored) for scored in found[name]] == [len(sample) for sample in batch]
         assert max_difference(found[name], [sample.logprobs for sample in batch]) < tolerance
     assert max_difference(found["torch"], found["megatron"]) < tolerance
-    copy_into(beside._model, weights.load(moved[1]), "megatron")
+    copy_into(beside.model, weights.load(moved[1]), "megatron")
     for trainer in (megatron, beside):
         measured = train(trainer, batch, 3, nothing).metrics
         assert abs(measured["max_ratio"] - 1) < tolerance

@@ -1,4 +1,4 @@
-"""Laws of the cut of a step into micro-batches."""
+"""Properties of splitting a step into micro-batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.algorithms.micro_batches import micro_batches, row_parts
+from relax_actors.algorithms.micro_batches import micro_batches, split_rows
 
 STEPS = st.integers(1, 64).flatmap(
     lambda budget: st.tuples(st.lists(st.integers(1, budget), max_size=40), st.just(budget))
@@ -16,7 +16,7 @@ STEPS = st.integers(1, 64).flatmap(
 @given(STEPS)
 def test_every_sequence_is_in_exactly_one_micro_batch(step: tuple[list[int], int]) -> None:
     lengths, budget = step
-    parts = micro_batches(lengths, token_budget=budget)
+    parts = micro_batches(lengths, max_tokens=budget)
     assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
     assert all(parts)
 
@@ -24,44 +24,46 @@ def test_every_sequence_is_in_exactly_one_micro_batch(step: tuple[list[int], int
 @given(STEPS)
 def test_every_micro_batch_fits_the_budget(step: tuple[list[int], int]) -> None:
     lengths, budget = step
-    for part in micro_batches(lengths, token_budget=budget):
+    for part in micro_batches(lengths, max_tokens=budget):
         assert sum(lengths[i] for i in part) <= budget
-    for part in micro_batches(lengths, token_budget=budget, padded=True):
+    for part in micro_batches(lengths, max_tokens=budget, padded=True):
         assert max(lengths[i] for i in part) * len(part) <= budget
 
 
 @given(STEPS)
-def test_lengths_never_rise_and_ties_keep_their_order(step: tuple[list[int], int]) -> None:
+def test_sequences_are_sorted_by_length_and_ties_keep_their_order(step: tuple[list[int], int]) -> None:
     lengths, budget = step
-    order = [i for part in micro_batches(lengths, token_budget=budget) for i in part]
+    order = [i for part in micro_batches(lengths, max_tokens=budget) for i in part]
     assert order == sorted(order, key=lambda i: (-lengths[i], i))
 
 
 @given(STEPS, st.booleans())
-def test_no_cut_of_the_sorted_lengths_has_fewer_micro_batches(step: tuple[list[int], int], padded: bool) -> None:  # noqa: FBT001
+def test_no_split_of_the_sorted_lengths_has_fewer_micro_batches(step: tuple[list[int], int], padded: bool) -> None:  # noqa: FBT001
     lengths, budget = step
 
     def size(part: list[int]) -> int:
         return part[0] * len(part) if padded else sum(part)
 
     longest_first = sorted(lengths, reverse=True)
-    fewest = [0]  # fewest[k]: micro-batches that the k longest sequences need, by trying every last one
+    fewest = [0]  # fewest[k]: fewest micro-batches for the k longest sequences, over all choices of the last one
     for end in range(1, len(lengths) + 1):
         starts = (s for s in range(end) if size(longest_first[s:end]) <= budget)
         fewest.append(1 + min(fewest[s] for s in starts))
-    assert len(micro_batches(lengths, token_budget=budget, padded=padded)) == fewest[-1]
+    assert len(micro_batches(lengths, max_tokens=budget, padded=padded)) == fewest[-1]
 
 
-def test_sequences_of_like_length_share_a_micro_batch() -> None:
-    assert micro_batches([2, 8, 3, 8, 1], token_budget=16) == [[1, 3], [2, 0, 4]]
-    assert micro_batches([], token_budget=1) == []
+def test_sequences_of_similar_length_share_a_micro_batch() -> None:
+    assert micro_batches([2, 8, 3, 8, 1], max_tokens=16) == [[1, 3], [2, 0, 4]]
+    assert micro_batches([], max_tokens=1) == []
 
 
-def test_a_sequence_that_can_never_fit_is_named_with_the_remedy() -> None:
-    with pytest.raises(ValueError, match="sequence 1 has length 900, token_budget is 512; raise token_budget to 900"):
-        micro_batches([3, 900], token_budget=512)
-    with pytest.raises(ValueError, match="sequence 0 has length 0; leave"):
-        micro_batches([0, 3], token_budget=512)
+def test_sequence_above_the_limit_is_refused_with_the_remedy() -> None:
+    with pytest.raises(
+        ValueError, match=r"sequence 1 has 900 tokens; .* 512\. Raise .*max_tokens_per_microbatch to 900"
+    ):
+        micro_batches([3, 900], max_tokens=512)
+    with pytest.raises(ValueError, match="sequence 0 has no tokens; leave"):
+        micro_batches([0, 3], max_tokens=512)
 
 
 ROWS = st.integers(1, 64).flatmap(
@@ -72,9 +74,9 @@ ROWS = st.integers(1, 64).flatmap(
 
 
 @given(ROWS)
-def test_rows_are_cut_in_order_into_parts_that_fit_and_cannot_be_longer(step: tuple[list[list[int]], int]) -> None:
+def test_rows_are_split_in_order_into_maximal_parts_that_fit(step: tuple[list[list[int]], int]) -> None:
     rows, budget = step
-    parts = row_parts(rows, token_budget=budget)
+    parts = split_rows(rows, max_tokens=budget)
     assert [i for part in parts for i in part] == list(range(len(rows)))
 
     def tokens(indices: range) -> int:
@@ -86,9 +88,9 @@ def test_rows_are_cut_in_order_into_parts_that_fit_and_cannot_be_longer(step: tu
 
 
 @given(ROWS)
-def test_a_part_that_is_followed_by_another_does_not_change_when_rows_come(step: tuple[list[list[int]], int]) -> None:
+def test_closed_parts_do_not_change_when_rows_are_added(step: tuple[list[list[int]], int]) -> None:
     rows, budget = step
-    parts = row_parts(rows, token_budget=budget)
+    parts = split_rows(rows, max_tokens=budget)
     for n in range(len(rows)):
-        closed = row_parts(rows[:n], token_budget=budget)[:-1]
+        closed = split_rows(rows[:n], max_tokens=budget)[:-1]
         assert closed == parts[: len(closed)]

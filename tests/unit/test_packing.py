@@ -1,4 +1,4 @@
-"""Packed sequences: the same log-probs as each sequence alone, in every family, and not a token of padding."""
+"""Packed sequences give the log-probs of each sequence alone, for all model families, without padding."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sequences(lengths: list[tuple[int, int]]) -> list[TrainSample]:
 
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda c: c.model_type)
 @pytest.mark.parametrize("lengths", [[(3, 9), (7, 2), (1, 1), (5, 12)], [(4, 6)] * 3], ids=["mixed", "equal"])
-def test_packed_log_probs_and_gradients_are_those_of_each_sequence_alone(
+def test_packed_log_probs_and_gradients_equal_those_of_each_sequence_alone(
     config: PreTrainedConfig, lengths: list[tuple[int, int]]
 ) -> None:
     torch.manual_seed(2)
@@ -59,7 +59,7 @@ def test_packed_log_probs_and_gradients_are_those_of_each_sequence_alone(
     forward = Forward(torch.device("cpu"), torch.float32, 0.7)
     forward.prepare(packed)
     given = sequences(lengths)
-    part = forward.part(given, range(len(given)))
+    part = forward.micro_batch(given, range(len(given)))
     found = forward.logprobs(packed, part)
     expected = []
     for sample in given:
@@ -74,9 +74,11 @@ def test_packed_log_probs_and_gradients_are_those_of_each_sequence_alone(
     weights = torch.linspace(-1, 1, found.numel()).view(found.shape)
     (found * weights).sum().backward()
     torch.stack([(wanted * weights[row, : len(wanted)]).sum() for row, wanted in enumerate(expected)]).sum().backward()
-    for (name, ours), theirs in zip(packed.named_parameters(), alone.parameters(), strict=True):
-        if theirs.grad is not None:
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for (name, packed_parameter), alone_parameter in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        if alone_parameter.grad is not None:
+            torch.testing.assert_close(
+                packed_parameter.grad, alone_parameter.grad, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def test_linear_layers_see_no_padding() -> None:
@@ -88,16 +90,16 @@ def test_linear_layers_see_no_padding() -> None:
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(lambda _, given, __, n=name: seen.__setitem__(n, given[0].shape[:-1].numel()))
     lengths = [(3, 9), (7, 2), (1, 1), (5, 12)]
-    forward.logprobs(model, forward.part(sequences(lengths), range(4)))
+    forward.logprobs(model, forward.micro_batch(sequences(lengths), range(4)))
     assert seen.pop("lm_head") == sum(c for _, c in lengths)
     assert set(seen.values()) == {sum(p + c for p, c in lengths)}
 
 
-def test_what_is_spread_comes_back() -> None:
+def test_pack_inverts_unpack() -> None:
     for lengths in ([3, 1, 4], [2, 2]):
         packing = Packing.of(lengths, torch.device("cpu"))
         packed = torch.randn(1, 2, sum(lengths), 5)
-        spread = packing.spread(packed)
-        assert spread.shape == (len(lengths), 2, max(lengths), 5)
-        assert torch.equal(packing.gather(spread.transpose(1, 2)).transpose(1, 2), packed)
+        unpacked = packing.unpack(packed)
+        assert unpacked.shape == (len(lengths), 2, max(lengths), 5)
+        assert torch.equal(packing.pack(unpacked.transpose(1, 2)).transpose(1, 2), packed)
         assert packing.positions.tolist() == [[i for length in lengths for i in range(length)]]

@@ -1,4 +1,4 @@
-"""Router replay with the transformers and torch engines: what is recorded is what was chosen, and is chosen again."""
+"""Router replay with the transformers and torch engines: chosen experts are recorded and replayed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def nothing() -> None:
     return None
 
 
-def begun(config: Config) -> TorchEngine:
-    engine = TorchEngine(config)
+def started(config: Config, **settings: int) -> TorchEngine:
+    engine = TorchEngine(config, **settings)
     engine.initialise(5)
     engine.finish_warm_start()
     return engine
@@ -55,36 +55,36 @@ def pairs_of(engine: TransformersEngine, refresh: Any = None) -> list[tuple[Any,
     return [(r, g) for r, group in zip(REQUESTS, generated, strict=True) for g in group]
 
 
-def chosen_by(trainer: TorchEngine, prompt: Any, completion: Any) -> Any:
-    """Experts of a whole sequence but its last token, of a plain forward pass, each token's in ascending order."""
+def chosen_by(trainer: TorchEngine, config: Config, prompt: Any, completion: Any) -> Any:
+    """Run a plain forward pass; return the experts of all tokens but the last, in ascending order for each token."""
     recorded: list[torch.Tensor] = []
     tokens = torch.from_numpy(np.concatenate([prompt, completion])).long()[None]
-    model = build(trainer._config.model_path)
-    model.load_state_dict(trainer._model.state_dict())
+    model = build(config.model_path)
+    model.load_state_dict(trainer.model.state_dict())
     with torch.no_grad(), Routers(model).recording(recorded):
         model(input_ids=tokens)
     return np.sort(torch.stack(recorded, 1).numpy(), -1)[:-1]
 
 
-def test_what_is_recorded_is_what_a_pass_over_the_whole_sequence_chooses(tmp_path: Path, config: Config) -> None:
-    trainer = begun(config)
+def test_recorded_experts_equal_those_of_a_pass_over_the_whole_sequence(tmp_path: Path, config: Config) -> None:
+    trainer = started(config)
     lengths = set()
     for asked, sample in pairs_of(served(trainer, config, tmp_path)):
         assert sample.routed_experts is not None
         assert sample.routed_experts.shape == (len(asked.tokens) + len(sample.tokens) - 1, LAYERS, TOP_K)
         assert sample.routed_experts.dtype == np.int16
-        wanted = chosen_by(trainer, asked.tokens, sample.tokens)
+        wanted = chosen_by(trainer, config, asked.tokens, sample.tokens)
         np.testing.assert_array_equal(np.sort(sample.routed_experts, -1), wanted)
         lengths.add(len(sample.tokens))
-    assert len(lengths) > 2  # some left the batch before others
+    assert len(lengths) > 2  # samples left the batch at different times
 
 
-def test_a_sample_that_goes_on_with_new_weights_has_the_experts_that_gave_each_token(
+def test_in_flight_sample_records_the_experts_of_the_weights_that_sampled_each_token(
     tmp_path: Path, config: Config
 ) -> None:
-    trainer = begun(config)
+    trainer = started(config)
     engine = served(trainer, config, tmp_path)
-    old = {id(a.tokens): chosen_by(trainer, a.tokens, np.zeros(1, np.int32)) for a in REQUESTS}
+    old = {id(a.tokens): chosen_by(trainer, config, a.tokens, np.zeros(1, np.int32)) for a in REQUESTS}
     for step in range(30):
         train(trainer, batch_of(step), step, nothing)
     shard = tmp_path / "newer.safetensors"
@@ -105,23 +105,23 @@ def test_a_sample_that_goes_on_with_new_weights_has_the_experts_that_gave_each_t
         np.testing.assert_array_equal(np.sort(sample.routed_experts[:prompt], -1), old[id(asked.tokens)])
         if (sample.versions == 1).any():
             mixed += 1
-            newer = chosen_by(trainer, asked.tokens, sample.tokens)
-            # The row before the first token of the new version is of the pass that gave it.
+            newer = chosen_by(trainer, config, asked.tokens, sample.tokens)
+            # The experts before the first token of the new version come from the pass that sampled it.
             first = prompt - 1 + int(np.argmax(sample.versions == 1))
             np.testing.assert_array_equal(np.sort(sample.routed_experts, -1)[first:], newer[first:])
     assert mixed
 
 
-def test_a_pass_with_its_own_record_is_the_same_and_none_is_rerouted(tmp_path: Path, config: Config) -> None:
-    trainer, plain = begun(config), begun(config)
+def test_replaying_own_choices_changes_nothing(tmp_path: Path, config: Config) -> None:
+    trainer, plain = started(config), started(config)
     pairs = pairs_of(served(trainer, config, tmp_path))
     batch = batch_of_generations(pairs)
     with_experts = [replace(s, routed_experts=g.routed_experts) for s, (_, g) in zip(batch, pairs, strict=True)]
-    ours, theirs = train(trainer, with_experts, 0, nothing).metrics, train(plain, batch, 0, nothing).metrics
-    assert ours["rerouted"] == ours["unreplayed_rerouted"] == 0.0
-    assert ours["unreplayed_abs_delta"] < 1e-5
-    assert ours["abs_delta"] < 1e-5
-    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
+    replayed, unreplayed = train(trainer, with_experts, 0, nothing).metrics, train(plain, batch, 0, nothing).metrics
+    assert replayed["rerouted"] == replayed["unreplayed_rerouted"] == 0.0
+    assert replayed["unreplayed_abs_delta"] < 1e-5
+    assert replayed["abs_delta"] < 1e-5
+    assert replayed["loss"] == pytest.approx(unreplayed["loss"], abs=1e-6)
     scorer = TorchScorer(config)
     shard = tmp_path / "scored.safetensors"
     scorer.load(1, trainer.publish(shard), [shard])
@@ -131,9 +131,9 @@ def test_a_pass_with_its_own_record_is_the_same_and_none_is_rerouted(tmp_path: P
     assert max(float(np.abs(a - b).max()) for a, b in zip(own, other, strict=True)) > 1e-3
 
 
-def test_replay_takes_the_mismatch_of_a_trainer_that_would_choose_otherwise(tmp_path: Path, config: Config) -> None:
-    """The rollout's experts are forced to be others than the trainer's own, as if rounding had made them so."""
-    trainer = begun(config)
+def test_replay_removes_the_mismatch_of_different_routing(tmp_path: Path, config: Config) -> None:
+    """Random experts stand for a rollout whose rounding led to other choices than the trainer's."""
+    trainer = started(config)
     batch = routed(batch_of(0), 0, MOE, missing=0.0)
     scorer = TorchScorer(config)
     shard = tmp_path / "scored.safetensors"
@@ -145,18 +145,17 @@ def test_replay_takes_the_mismatch_of_a_trainer_that_would_choose_otherwise(tmp_
     assert measured["unreplayed_k3"] > measured["k3"]
     assert measured["rerouted"] > 0.5
     assert measured["unreplayed_rerouted"] > 0.5
-    # The comparison without replay is made every so many steps, and leaves no trace in the weights.
+    # The comparison without replay is made at intervals and does not change the weights.
     later = train(trainer, batch, 1, nothing).metrics
     assert "unreplayed_abs_delta" not in later
-    other = begun(config)
-    other._steps_to_compare = 100
+    other = started(config, replay_comparison_interval=0)
     assert "unreplayed_abs_delta" not in train(other, batch, 0, nothing).metrics
     train(other, batch, 1, nothing)
     assert other.fingerprint() == trainer.fingerprint()
 
 
-def test_an_engine_that_is_not_to_record_records_nothing(tmp_path: Path, config: Config) -> None:
-    trainer = begun(config)
+def test_engine_records_no_experts_by_default(tmp_path: Path, config: Config) -> None:
+    trainer = started(config)
     engine = TransformersEngine(config.model_path)
     with pytest.raises(StoreError):
         engine.generate([request("1>", 1)], nothing)
@@ -165,7 +164,7 @@ def test_an_engine_that_is_not_to_record_records_nothing(tmp_path: Path, config:
     assert engine.generate([request("1>", 1)], nothing)[0][0].routed_experts is None
 
 
-def test_a_model_without_known_routers_is_refused(tmp_path: Path) -> None:
+def test_model_without_supported_routers_is_refused(tmp_path: Path) -> None:
     dense = config_of(tmp_path, DENSE)
-    with pytest.raises(ConfigError, match="transformers' qwen3 has no router that is known here"):
+    with pytest.raises(ConfigError, match="the transformers model qwen3 has no supported router"):
         TransformersEngine(dense.model_path, records_experts=True)

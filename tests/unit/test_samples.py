@@ -1,4 +1,4 @@
-"""Samples of several sequences: stored flat, restored exactly, checked, and turned into what engines train on."""
+"""Samples of several sequences: flat encoding, validation, and conversion to the input of engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = np.array([1, 2, 3], np.int32)
 
 
 def sequence(tokens: list[int], sampled: list[int], *, masked: tuple[int, ...] = (), version: int = 4) -> TokenSequence:
-    """Build a sequence whose tokens at `sampled` the policy wrote; all of them but `masked` are trained."""
+    """Build a sequence; tokens at `sampled` are sampled by the policy and trained, except those at `masked`."""
     wrote = np.isin(np.arange(len(tokens)), sampled)
     return TokenSequence(
         np.array(tokens, np.int32),
@@ -33,7 +33,7 @@ def sequence(tokens: list[int], sampled: list[int], *, masked: tuple[int, ...] =
 
 
 def episode() -> Trajectory:
-    """Two samples: one of two turns and a branch, and one plain completion."""
+    """Build two samples: one with two turns and a branch, and one plain completion."""
     turns = sequence([1, 2, 3, 7, 8, 50, 51, 9], [3, 4, 7])
     branch = sequence([1, 2, 40, 5, 6], [3, 4], masked=(4,))
     plain = sequence([1, 2, 3, 6, 7], [3, 4])
@@ -59,18 +59,18 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 
 
 @given(trajectories())
-def test_samples_come_back_as_they_were_and_the_prompt_is_stored_once(trajectory: Trajectory) -> None:
+def test_samples_round_trip_and_the_prompt_is_stored_once(trajectory: Trajectory) -> None:
     again = Trajectory.of(trajectory.prompt_tokens, trajectory.samples, trajectory.fingerprint)
     stored = decode(encode(trajectory, "rollout.0#1"), Trajectory)
     for other in (again, stored):
         assert other.counts.tolist() == trajectory.counts.tolist()
-        for ours, theirs in zip(trajectory.sequences, other.sequences, strict=True):
+        for original, restored in zip(trajectory.sequences, other.sequences, strict=True):
             for name in ("token_ids", "loss_mask", "logprobs", "versions", "spans"):
-                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+                np.testing.assert_array_equal(getattr(original, name), getattr(restored, name))
     assert len(trajectory.token_ids) == sum(len(s.token_ids) for s in trajectory.sequences) - trajectory.shared.sum()
 
 
-def test_an_episode_is_kept_flat_and_read_as_samples() -> None:
+def test_episode_is_stored_flat_and_read_as_samples() -> None:
     trajectory = episode()
     assert trajectory.prompt_tokens.tolist() == [1, 2, 3]
     assert trajectory.lengths.tolist() == [5, 3, 2]
@@ -92,7 +92,7 @@ def test_adjacent_turns_keep_their_spans() -> None:
     assert [s.spans.tolist() for s in trajectory.sequences if s.spans is not None] == [[[3, 6]], [[3, 4], [4, 6]]]
 
 
-def test_a_completion_costs_no_field_of_an_episode() -> None:
+def test_completion_has_no_fields_of_an_episode() -> None:
     trajectory = Trajectory.of(PROMPT, [Sample((sequence([1, 2, 3, 6, 7], [3, 4]),), "c")])
     for name in ("loss_mask", "sequence_counts", "shared_lengths", "spans"):
         assert getattr(trajectory, name) is None
@@ -118,14 +118,14 @@ def test_a_completion_costs_no_field_of_an_episode() -> None:
         ({"finish_reasons": ["stop", "bored"]}, "unknown finish reasons"),
     ],
 )
-def test_a_trajectory_that_cannot_be_true_is_refused(change: dict[str, Any], why: str) -> None:
+def test_inconsistent_trajectory_is_refused(change: dict[str, Any], why: str) -> None:
     good = episode()
     fields = {name: getattr(good, name) for name in Trajectory.__dataclass_fields__}
     with pytest.raises(ValueError, match=why):
         Trajectory(**(fields | change))
 
 
-def test_samples_that_do_not_fit_are_refused_with_the_place() -> None:
+def test_invalid_samples_are_refused_with_their_index() -> None:
     with pytest.raises(ValueError, match="sample 1 has no sequence"):
         Trajectory.of(PROMPT, [Sample((sequence([1, 2, 3, 4], [3]),)), Sample(())])
     with pytest.raises(ValueError, match="sample 1 has no metric 'turns'"):
@@ -148,12 +148,12 @@ def test_samples_that_do_not_fit_are_refused_with_the_place() -> None:
         {"components": {"a": np.array([0, np.inf], np.float32)}},
     ],
 )
-def test_a_reward_that_cannot_be_true_is_refused(fields: dict[str, Any]) -> None:
+def test_inconsistent_reward_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"reward|token_values"):
         Reward(np.zeros(2, np.float32), **fields)
 
 
-def test_a_reward_of_nan_is_refused_on_the_wire() -> None:
+def test_encoded_reward_of_nan_is_refused() -> None:
     good = Reward(np.zeros(2, np.float32), {}, np.full(3, 0.5, np.float32), np.array([1, 2], np.int32))
     data = encode(good, "reward.0#1")
     bad = data.replace(np.full(3, 0.5, np.float32).tobytes(), np.full(3, np.nan, np.float32).tobytes())
@@ -162,7 +162,7 @@ def test_a_reward_of_nan_is_refused_on_the_wire() -> None:
         decode(bad, Reward)
 
 
-def test_engines_get_one_sample_for_each_trained_sequence() -> None:
+def test_engines_get_one_train_sample_for_each_trained_sequence() -> None:
     trajectory = episode()
     advantage = Advantage(np.array([2.0, -1.0], np.float32), 0.5, returns=np.arange(10, dtype=np.float32))
     scores = {"actor_fwd": np.arange(10, dtype=np.float32), "reference": -np.arange(10, dtype=np.float32)}
@@ -177,14 +177,14 @@ def test_engines_get_one_sample_for_each_trained_sequence() -> None:
     assert {s.row for s in found} == {7}
 
 
-def test_a_sample_that_is_masked_out_is_not_passed_to_engines() -> None:
+def test_masked_sample_is_not_passed_to_engines() -> None:
     trained, untrained = sequence([1, 2, 3, 6], [3]), sequence([1, 2, 3, 7], [3], masked=(3,))
     trajectory = Trajectory.of(PROMPT, [Sample((trained,)), Sample((untrained,))])
     advantage = Advantage(np.array([1.0, -1.0], np.float32), 0.0)
     assert [s.masked("advantages").tolist() for s in samples_of(0, trajectory, advantage)] == [[1.0]]
 
 
-def test_token_rewards_of_zero_give_the_groups_advantages() -> None:
+def test_zero_token_rewards_give_group_advantages() -> None:
     rewards, lengths = np.array([1.0, 0.0, 0.5], np.float32), np.array([2, 1, 3], np.int32)
     found = token_advantages(rewards, np.zeros(6, np.float32), lengths, normalise="std")
     np.testing.assert_array_equal(found, np.repeat(group_advantages(rewards, normalise="std"), lengths))
@@ -211,7 +211,7 @@ def test_whitened_steps_have_mean_0_and_deviation_1(values: list[list[float]]) -
         assert np.concatenate(whitened).std(ddof=1) == pytest.approx(1, rel=1e-3)
 
 
-def test_step_statistics_cover_trained_tokens_where_advantages_are_of_tokens() -> None:
+def test_step_statistics_of_token_advantages_cover_trained_tokens() -> None:
     values = np.array([1, 2, 99, 99, 3, 4, 99, 99, 5, 6], np.float32)
     rows = StepRows([0], [episode()], [Advantage(values, 0.0)])
     found = rows.normalised("whiten").samples()

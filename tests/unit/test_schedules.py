@@ -1,4 +1,4 @@
-"""Laws of the learning-rate schedules."""
+"""Properties of the learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNS = st.integers(1, 60).flatmap(lambda total: st.tuples(st.integers(0, total),
 
 
 @given(KINDS, RUNS, st.floats(0, 1))
-def test_the_rate_rises_through_warm_up_and_never_again(
+def test_learning_rate_rises_during_warm_up_only(
     kind: ScheduleKind, run: tuple[int, int], final_fraction: float
 ) -> None:
     warmup, total = run
@@ -35,24 +35,24 @@ def test_the_rate_rises_through_warm_up_and_never_again(
         assert rates[total - 1] == pytest.approx(floor)
 
 
-def test_the_first_step_of_a_warm_up_of_w_uses_one_w_th() -> None:
+def test_first_step_of_warm_up_uses_base_divided_by_warmup_steps() -> None:
     rate = partial(learning_rate, base=1.0, warmup_steps=4, total_steps=9, kind="linear", final_fraction=0.0)
     assert [rate(s) for s in range(9)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0])
 
 
-def test_cosine_is_half_way_down_in_the_middle() -> None:
+def test_cosine_is_halfway_in_the_middle() -> None:
     rate = partial(learning_rate, base=2.0, warmup_steps=0, total_steps=5, kind="cosine", final_fraction=0.5)
     assert [rate(0), rate(2), rate(4)] == pytest.approx([2.0, 1.5, 1.0])
     assert rate(1) > 1.75  # flatter than linear at the start
 
 
-def test_a_run_of_one_step_uses_the_base_rate() -> None:
+def test_run_of_one_step_uses_the_base_rate() -> None:
     assert learning_rate(0, base=1.0, warmup_steps=0, total_steps=1, kind="cosine", final_fraction=0.0) == 1.0
 
 
 @pytest.mark.parametrize(
     ("step", "warmup", "total", "fraction"), [(-1, 0, 5, 0.0), (0, 6, 5, 0.0), (0, -1, 5, 0.0), (0, 0, 5, 1.5)]
 )
-def test_arguments_that_make_no_schedule_are_refused(step: int, warmup: int, total: int, fraction: float) -> None:
+def test_invalid_schedule_is_refused(step: int, warmup: int, total: int, fraction: float) -> None:
     with pytest.raises(ValueError, match="need step >= 0"):
         learning_rate(step, base=1.0, warmup_steps=warmup, total_steps=total, kind="linear", final_fraction=fraction)

@@ -1,4 +1,4 @@
-"""Engines that only score: the trainer's numbers, wherever they are computed."""
+"""The torch scoring engine gives the log-probs of the trainer."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def nothing() -> None:
     return None
 
 
+def folder_of(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
 def scorer_of(trainer: TorchEngine, config: Config, tmp_path: Path, version: int = 3) -> TorchScorer:
     scorer = TorchScorer(config)
     shard = tmp_path / f"scored.{version}.safetensors"
@@ -32,7 +37,7 @@ def scorer_of(trainer: TorchEngine, config: Config, tmp_path: Path, version: int
 
 
 def start(tmp_path: Path, **sections: dict[str, object]) -> tuple[TorchEngine, Config, list[TrainSample]]:
-    """A trainer at version 0, and a batch that it generated."""
+    """Return a trainer at version 0, its configuration, and a batch generated with its weights."""
     config = config_of(tmp_path, **sections)
     trainer = TorchEngine(config)
     trainer.initialise(5)
@@ -45,7 +50,7 @@ def by_row(scorer: TorchScorer, batch: list[TrainSample]) -> Scored:
     return [one for row in rows_of(batch) for one in scorer.score(row, nothing)]
 
 
-def test_scores_are_those_of_the_trainers_own_pass(tmp_path: Path) -> None:
+def test_scores_equal_the_log_probs_of_the_trainer(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path)
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
     assert [len(s) for s in scored] == [len(sample) for sample in batch]
@@ -55,12 +60,12 @@ def test_scores_are_those_of_the_trainers_own_pass(tmp_path: Path) -> None:
     measured = train(trainer, same, 0, nothing).metrics
     assert measured["abs_delta"] < 1e-6
     assert abs(measured["max_ratio"] - 1) < 1e-5
-    # Of weights that moved they are others.
+    # Changed weights give other scores.
     moved = by_row(scorer_of(trainer, config, tmp_path, version=4), batch)
     assert max(float(np.abs(a - b).max()) for a, b in zip(scored, moved, strict=True)) > 1e-3
 
 
-def test_a_row_scored_on_its_own_has_the_same_bits_in_every_process_and_company(tmp_path: Path) -> None:
+def test_row_scored_alone_has_the_same_bits_in_every_engine(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path)
     rows = list(rows_of(batch))
     first = by_row(scorer_of(trainer, config, tmp_path), batch)
@@ -74,7 +79,7 @@ def test_a_row_scored_on_its_own_has_the_same_bits_in_every_process_and_company(
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_reference_beside_the_trainer_gives_the_weights_that_one_inside_gives(
+def test_reference_role_and_reference_in_the_trainer_give_the_same_weights(
     tmp_path: Path, *, deterministic: bool
 ) -> None:
     sections = {
@@ -86,7 +91,8 @@ def test_a_reference_beside_the_trainer_gives_the_weights_that_one_inside_gives(
     beside = TorchEngine(config_of(tmp_path, **sections, roles={"reference": {}}))
     beside.initialise(5)
     beside.finish_warm_start()
-    assert beside._reference is None
+    beside.save(folder_of(tmp_path / "checkpoint"))
+    assert not (tmp_path / "checkpoint" / "reference.safetensors").exists()
     scored = by_row(scorer_of(beside, config, tmp_path), batch)
     with_column = scored_by(batch, scored, "reference_logprobs")
     for step in range(3):
@@ -99,26 +105,26 @@ def test_a_reference_beside_the_trainer_gives_the_weights_that_one_inside_gives(
         assert inside.fingerprint() == beside.fingerprint()
 
 
-def test_the_temperature_is_that_of_sampling(tmp_path: Path) -> None:
+def test_scores_use_the_sampling_temperature(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path, rollout={"temperature": 0.5})
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
     measured = train(trainer, scored_by(batch, scored), 0, nothing).metrics
     assert measured["abs_delta"] < 1e-6
 
 
-def test_in_bfloat16_scores_differ_by_its_rounding_only(tmp_path: Path) -> None:
+def test_bfloat16_scores_differ_by_rounding_only(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path, trainer={"precision": "bfloat16"})
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
     measured = train(trainer, scored_by(batch, scored), 0, nothing).metrics
     assert measured["abs_delta"] < 2e-2
 
 
-def test_nothing_is_scored_without_weights_nor_beyond_the_budget(tmp_path: Path) -> None:
+def test_scoring_without_weights_or_above_the_token_limit_is_refused(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path)
     with pytest.raises(StoreError, match="no verified weights"):
         TorchScorer(config).score(batch, nothing)
     long = answers([np.zeros(60, np.int32)], [0] * 41)
-    with pytest.raises(ValueError, match="token_budget"):
+    with pytest.raises(ValueError, match="max_tokens_per_microbatch"):
         scorer_of(trainer, config, tmp_path).score(long, nothing)
     empty = answers([np.zeros(3, np.int32)] * 2, [])
     assert [s.tolist() for s in scorer_of(trainer, config, tmp_path).score(empty, nothing)] == [[0.0] * 3] * 2

@@ -26,9 +26,9 @@ class MegatronTrainingBackend:
 
             return MegatronGroup(config)
         from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 imports torch
-        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
-        set_up(config.run)
+        configure_torch(config.run)
         return MegatronEngine(config)
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
@@ -57,9 +57,9 @@ class MegatronScoringBackend:
     def build(self, context: Context, device: str, *, follows: bool) -> ScoringEngine:
         """Build the model."""
         from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: PLC0415 imports torch
-        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
-        set_up(context.config.run)
+        configure_torch(context.config.run)
         return MegatronScorer(context.config, device, follows=follows)
 
     def check(self, config: Config, model: Path, setting: str) -> Iterator[str]:

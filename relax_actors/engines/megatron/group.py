@@ -223,7 +223,7 @@ class MegatronGroup(WholeStep):
         self._call("save", str(folder))
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
-        """Write a checkpoint in the background, each rank its part; see `SavesMeanwhile`."""
+        """Write a checkpoint in the background, each rank its part; see `SupportsAsyncSave`."""
         self._call("begin_save", str(folder))
         return self._finish_save
 

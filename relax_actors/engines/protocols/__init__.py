@@ -1,4 +1,4 @@
-"""Protocols of the engines that generate, score and train, and the data that they exchange with roles."""
+"""Protocols of engines that generate, score and train, and the data that they exchange with roles."""
 
 from relax_actors.engines.protocols.inference import Done, Generation, GenerationRequest, InferenceEngine
 from relax_actors.engines.protocols.samples import TrainSample

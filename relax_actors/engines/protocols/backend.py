@@ -1,7 +1,7 @@
-"""Protocols of backends: how an engine is built, checked before a run starts, and served.
+"""Protocols of backends, which check a configuration and build engines.
 
-A backend is a small object, or a class that is called without arguments, in a module that does not import its engine.
-It is registered by name (`relax_actors.registry.catalog`), as an entry point of a package, or named by its dotted path.
+A backend is an object, or a class without constructor arguments, in a module that does not import its engine. It is
+named by a built-in name (`relax_actors.registry.catalog`), an entry point of a package, or a dotted path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relax_actors.runtime import Context
 
 
 class InferenceBackend(Protocol):
-    """Builds the engine of a rollout actor; the value of `rollout.backend`."""
+    """Builds the engine of rollout actors; named by `rollout.backend`."""
 
     def build(self, context: Context) -> InferenceEngine:
         """Build the engine of one actor, in the actor's process.
@@ -28,26 +28,29 @@ class InferenceBackend(Protocol):
         """
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Check the configuration before a run starts, without importing the engine; yields notes for the user.
+        """Check the configuration before a run starts, without importing the engine.
 
         Args:
-            config: of the run.
-            model: the model's folder, with its config.json.
+            config: configuration of the run.
+            model: model folder, with its config.json.
+
+        Yields:
+            Notes for the user.
 
         Raises:
             ConfigError: the engine is not installed, or cannot run this model or configuration.
         """
 
     def server_module(self, config: Config) -> str:
-        """Module that keeps an inference server beside each rollout actor; empty if none is needed.
+        """Return the module that runs an inference server for each rollout actor; empty string for none.
 
-        The node's supervisor starts `python -m MODULE RUN_FOLDER NUMBER`, restarts it as an actor, and stops it after
-        the rollout actor of that number.
+        The supervisor of the node starts `python -m MODULE RUN_FOLDER NUMBER`, restarts it like an actor, and stops it
+        after the rollout actor of that number.
         """
 
 
 class TrainingBackend(Protocol):
-    """Builds the engine of the trainer; the value of `trainer.backend`."""
+    """Builds the engine of the trainer; named by `trainer.backend`."""
 
     def build(self, context: Context) -> TrainingEngine:
         """Build the engine, in the trainer's process.
@@ -61,15 +64,16 @@ class TrainingBackend(Protocol):
 
 
 class ScoringBackend(Protocol):
-    """Builds the engines of `reference` and `actor_fwd`; the value of their option `backend`."""
+    """Builds the engines of the roles `reference` and `actor_fwd`; named by their option `backend`."""
 
     def build(self, context: Context, device: str, *, follows: bool) -> ScoringEngine:
         """Build the engine of one actor, in the actor's process.
 
         Args:
-            context: of the actor.
+            context: context of the actor.
             device: torch device, or "auto".
-            follows: whether it follows the newest weights, so that they may come as deltas; else it keeps one version.
+            follows: whether the engine follows the newest weights, which may arrive as deltas; otherwise it keeps one
+                version.
 
         Raises:
             ConfigError: the configuration cannot work on this node.
@@ -79,7 +83,7 @@ class ScoringBackend(Protocol):
         """Check the configuration before a run starts; see `InferenceBackend.check`.
 
         Args:
-            config: of the run.
-            model: the model's folder, with its config.json.
-            setting: the configuration key that names the backend, for errors.
+            config: configuration of the run.
+            model: model folder, with its config.json.
+            setting: configuration key that names the backend, for errors.
         """

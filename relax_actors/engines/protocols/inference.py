@@ -1,7 +1,7 @@
-"""What a rollout actor needs of an engine.
+"""Protocol of inference engines, which rollout actors generate with.
 
-The shape fits an in-process model as well as servers behind HTTP: weights come as a version with files to load,
-requests go by token ids, and a long generation says that it goes on through `progress`.
+It fits models in this process and servers behind HTTP: weights arrive as versions with files to load, requests consist
+of token ids, and long generations call `progress` to show that they are alive.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from relax_actors.messages import FinishReason
 from relax_actors.weights.protocols import WeightConsumer
 
 Refresh: TypeAlias = Callable[[], bool]
-"""Swaps an engine to weights that are newer than those in use, if some are ready; tells whether it did."""
+"""Swap the engine to newer weights if some are ready; return whether it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt and how to sample from it.
+    """A prompt and its sampling parameters.
 
-    `tokens [prompt_len] int32`; the random numbers of its `samples` come from `seed` alone. With `greedy` the
-    likeliest token is taken and temperature only used for the log-probs. No stop token is chosen before `min_tokens`.
+    Attributes:
+        tokens: `[prompt_len] int32`.
+        seed: sole source of the random numbers of all samples.
+        samples: number of samples.
+        temperature: divisor of the logits, for sampling and log-probs.
+        top_p: probability mass to sample from; does not change log-probs.
+        max_tokens: largest number of tokens of a sample.
+        stop_ids: tokens that end a sample.
+        greedy: choose the most likely token; the temperature then applies to log-probs only.
+        min_tokens: number of tokens before which no stop token is sampled.
     """
 
     tokens: NDArray[Any]
@@ -40,11 +48,16 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One sample: `tokens [len] int32`, the stop token included; `logprobs [len] float32`; `versions [len] int32`.
+    """One generated sample.
 
-    Log-probs are natural, of the softmax at the request's temperature over the whole vocabulary. `routed_experts
-    [prompt_len + len - 1, moe_layers, experts_of_token]`, integers, are the experts that were chosen for each token but
-    the last, in the order of the router's weights or in any, -1 where it is not known; of engines that record them.
+    Attributes:
+        tokens: `[len] int32`, including the stop token.
+        logprobs: `[len] float32`, natural log-probs of the softmax over the whole vocabulary at the temperature of the
+            request.
+        versions: `[len] int32`, version of the weights that sampled each token.
+        finish_reason: why the sample ended.
+        routed_experts: `[prompt_len + len - 1, moe_layers, experts_per_token]` integers, experts chosen for each token
+            but the last, in any order, -1 where unknown; None if the engine does not record them.
     """
 
     tokens: NDArray[Any]
@@ -54,42 +67,49 @@ class Generation:
     routed_experts: NDArray[Any] | None = None
 
 
-More: TypeAlias = Callable[[int], Sequence[GenerationRequest]]
-"""Gives requests that came meanwhile, at most as many as asked for."""
+MoreRequests: TypeAlias = Callable[[int], Sequence[GenerationRequest]]
+"""Return up to this many requests that have arrived since; does not wait."""
 Done: TypeAlias = list[tuple[int, list[Generation]]]
-"""Requests that are through, by their place in the order in which they came, each with its samples."""
+"""Finished requests: index in order of arrival, and samples."""
 
 
-def nothing_more(most: int) -> Sequence[GenerationRequest]:
-    """No requests; see `More`."""
-    del most
+def no_more_requests(limit: int) -> Sequence[GenerationRequest]:
+    """Return no requests; the default `MoreRequests`."""
+    del limit
     return ()
 
 
 class InferenceEngine(WeightConsumer, Protocol):
-    """Generates with one set of weights at a time; serves nothing before the first `load`."""
+    """Generates with one weight version at a time; generates nothing before the first `load`."""
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and completion may have together."""
+        """Largest number of tokens of prompt and completion together."""
 
     def stream(
         self,
         requests: Sequence[GenerationRequest],
         progress: Callable[[], None],
         refresh: Refresh | None = None,
-        more: More = nothing_more,
+        more: MoreRequests = no_more_requests,
     ) -> Iterator[Done]:
-        """Generate all samples of all requests, and give those of a request as soon as they have ended.
+        """Generate the samples of all requests; yield those of a request as soon as all of them have ended.
 
-        With `refresh` samples that run go on with newer weights: it is called between two tokens, what was generated
-        stays with its log-probs and versions, and the next token is that of the new weights after all before it. An
-        engine that can take requests in while others run asks `more` for them, as many as it has room for.
+        Args:
+            requests: the first requests.
+            progress: called regularly, at least once for each generated token of a batch.
+            refresh: called between two tokens. In-flight samples continue with the new weights: generated tokens keep
+                their log-probs and versions, and the next token is sampled by the new weights given all tokens before.
+                None to generate with the current weights only.
+            more: called by engines that add requests to a running batch, with the number that they have room for.
+
+        Raises:
+            StoreError: no weights are loaded.
         """
 
 
-class GeneratesAll:
-    """For engines that `stream`: everything at its end."""
+class GenerateMixin:
+    """Adds `generate`, which collects a whole `stream`, to an inference engine."""
 
     def generate(
         self: InferenceEngine,
@@ -97,6 +117,6 @@ class GeneratesAll:
         progress: Callable[[], None],
         refresh: Refresh | None = None,
     ) -> list[list[Generation]]:
-        """The samples of each request, in order; see `InferenceEngine.stream`."""
+        """Return the samples of each request, in order; see `InferenceEngine.stream`."""
         found = dict(pair for done in self.stream(requests, progress, refresh) for pair in done)
         return [found[i] for i in range(len(requests))]

@@ -1,4 +1,4 @@
-"""Input of engines that train or score: one frozen object for each token sequence, with everything it needs."""
+"""Input of engines that train or score: one frozen object for each token sequence."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ PER_TOKEN = ("logprobs", "versions", "advantages", "returns", "proximal_logprobs
 
 @dataclass(frozen=True, slots=True)
 class TrainSample:
-    """One token sequence of a sample; all arrays are `[len]` unless noted.
+    """One token sequence of a sample; arrays are `[len]` unless noted.
 
-    Only tokens where `loss_mask` is true are scored, enter losses and are counted; other positions of the per-token
-    arrays are ignored.
+    Only tokens where `loss_mask` is true are scored, counted and enter the loss; per-token arrays are ignored at other
+    positions.
 
     Attributes:
-        token_ids: int32, prompt and all that follows.
-        loss_mask: bool, tokens to train; position 0 has no token before it and is always false.
+        token_ids: int32, the prompt and everything after it.
+        loss_mask: bool, true for tokens to train; false at position 0, which has no token before it.
         logprobs: float32, natural log-probs that the tokens were sampled with.
-        versions: int32, versions of the weights that sampled the tokens, -1 where none did.
+        versions: int32, version of the weights that sampled each token; -1 for tokens that no policy sampled.
         advantages: float32.
         returns: float32, targets of a critic.
-        proximal_logprobs: float32, of column `actor_fwd`, if algorithm.proximal asks for it.
-        reference_logprobs: float32, of column `reference`, where actors compute it.
+        proximal_logprobs: float32, column `actor_fwd`, with algorithm.proximal = "actor_fwd".
+        reference_logprobs: float32, column `reference`, if a role writes it.
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts to compute with for each token but the
-            last, -1 for the router's own choice; None to leave all choices to the router.
-        row: which row of the step the sequence belongs to.
-        sample_tokens: trained tokens of the whole sample, over all of its sequences; 0 stands for this sequence's own.
+            last, -1 for the router's own choice; None if all choices are the router's.
+        row: index of the row in the step.
+        sample_tokens: trained tokens of the whole sample, over all of its sequences; 0 if this is its only sequence.
 
     Raises:
-        ValueError: arrays differ in length, or the first token is to be trained.
+        ValueError: arrays differ in length, or `loss_mask` is true for the first token.
     """
 
     token_ids: Array
@@ -64,12 +64,12 @@ class TrainSample:
 
     @classmethod
     def of_completion(cls, prompt: Array, completion: Array, **fields: Any) -> TrainSample:
-        """Build the sequence of a prompt whose completion is trained.
+        """Build the sequence of a prompt and a completion; all tokens of the completion are trained.
 
         Args:
             prompt: `[prompt_len] int32`.
             completion: `[len] int32`.
-            fields: further attributes; per-token arrays are those of the completion, `[len]`.
+            fields: other attributes; per-token arrays are given for the completion, `[len]`.
         """
         before = len(prompt)
         mask = np.arange(before + len(completion)) >= before
@@ -86,38 +86,38 @@ class TrainSample:
 
     @property
     def trained(self) -> int:
-        """Trained tokens."""
+        """Number of trained tokens."""
         return int(np.count_nonzero(self.loss_mask))
 
     @property
     def share(self) -> float:
-        """Trained tokens of the sequence as a share of those of its sample."""
+        """Trained tokens of the sequence divided by those of its sample."""
         return self.trained / self.sample_tokens if self.sample_tokens else 1.0
 
     def masked(self, name: str) -> Array:
-        """A per-token array where `loss_mask` is true, `[trained]`.
+        """Return the values of a per-token array where `loss_mask` is true, `[trained]`.
 
         Raises:
-            ValueError: the sequence has no such array.
+            ValueError: the array is None.
         """
         array = getattr(self, name)
         if array is None:
-            msg = f"a sequence has no {name}, which the algorithm reads; add the column that holds them"
+            msg = f"a sequence has no {name}, which the algorithm reads; add the role that writes them"
             raise ValueError(msg)
         found: Array = array[self.loss_mask]
         return found
 
     def with_advantages(self, advantages: Array) -> TrainSample:
-        """Copy with other advantages, `[len] float32`."""
+        """Return a copy with other advantages, `[len] float32`."""
         return replace(self, advantages=advantages)
 
 
 def lengths_of(samples: Iterable[TrainSample]) -> list[int]:
-    """Tokens of each sequence."""
+    """Return the number of tokens of each sequence."""
     return [len(sample) for sample in samples]
 
 
 def by_row(samples: Sequence[TrainSample]) -> Iterator[list[TrainSample]]:
-    """Neighbouring sequences of one row together."""
+    """Group consecutive sequences of the same row."""
     for _, group in groupby(samples, key=lambda sample: sample.row):
         yield list(group)

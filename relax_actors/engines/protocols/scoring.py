@@ -1,4 +1,4 @@
-"""Protocol of engines that only score: log-probs under one set of weights."""
+"""Protocol of scoring engines, which compute log-probs of given sequences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from relax_actors.weights.protocols import WeightConsumer
 
 
 class ScoringEngine(WeightConsumer, Protocol):
-    """Scores with one version of the weights at a time, and with none before the first."""
+    """Scores with one weight version at a time; scores nothing before the first `load`."""
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Sequence[NDArray[Any]]:
-        """Return log-probs of each sequence's tokens, `[len] float32`, 0 where `loss_mask` is false.
+        """Compute log-probs of the tokens of each sequence.
 
-        Natural log of the softmax at the sampling temperature. The same sequences, passed together, give the same bits.
+        The same sequences in one call give the same bits in any process.
+
+        Args:
+            samples: the sequences.
+            progress: called after every micro-batch.
+
+        Returns:
+            `[len] float32` for each sequence: natural log of the softmax at the sampling temperature, 0 where
+            `loss_mask` is false.
 
         Raises:
             StoreError: no weights are loaded.
-            ValueError: a sequence is empty, or longer than a micro-batch may be.
+            ValueError: a sequence is empty, or longer than trainer.max_tokens_per_microbatch.
         """

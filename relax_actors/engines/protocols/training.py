@@ -1,7 +1,7 @@
-"""Protocol of engines that train.
+"""Protocol of training engines.
 
-The trainer's state is a checkpoint plus the batches after it, so a step must be a function of weights, optimizer state,
-batch and step number, and of nothing else. An engine is one process, or the front of a group of ranks.
+The state of the trainer is a checkpoint plus the batches after it. A step must therefore depend on nothing but weights,
+optimizer state, batch and step number. An engine is one process, or the driver of a group of ranks.
 """
 
 from __future__ import annotations
@@ -17,62 +17,70 @@ from relax_actors.weights.protocols import WeightProducer
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step measured: `loss`, `gradient_norm`, `clip_fraction`, `kl`, mismatch figures, ..."""
+    """Metrics of a step by name: `loss`, `gradient_norm`, `clipped`, `kl`, mismatch with the rollout, ..."""
 
     metrics: Mapping[str, float]
 
 
 class TrainingEngine(WeightProducer, Protocol):
-    """One model with its optimizer."""
+    """Trains one model with its optimizer."""
 
     def initialise(self, seed: int) -> None:
-        """Take the model folder's weights, or draw random ones from `seed`; a fresh optimizer."""
+        """Load the weights of the model folder, or draw random ones from `seed`; create a new optimizer."""
 
     def warm_start(
         self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
     ) -> StepResult:
-        """One supervised step on the completions, with an optimizer that `initialise` or `finish_warm_start` ends."""
+        """Take one supervised step on the trained tokens.
+
+        `finish_warm_start` discards the state of its optimizer.
+        """
 
     def finish_warm_start(self) -> None:
-        """Begin the run proper: a fresh optimizer, and the weights as they are now as the reference for KL."""
+        """Create a new optimizer, and make the current weights the reference of the KL."""
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
-        """Forward and backward of some of the next step's rows; calls `progress` at every micro-batch.
+        """Run forward and backward for sequences of the next step, and add up the gradients.
 
-        Does not change the weights: another thread may be writing them out.
+        Calls `progress` after every micro-batch. Must not change the weights: another thread may be publishing them.
+
+        Raises:
+            ValueError: a sequence is empty, longer than a micro-batch, or lacks an array that the algorithm reads.
         """
 
     def discard(self) -> None:
-        """Forget what was accumulated since the last step."""
+        """Discard the gradients accumulated since the last step."""
 
     def step(self, step: int, progress: Callable[[], None]) -> StepResult:
-        """Optimizer step number `step` on what was accumulated, normalised as one batch.
+        """Take optimizer step number `step` with the accumulated gradients, normalised as one batch.
 
         Raises:
-            ValueError: nothing was.
+            ValueError: nothing was accumulated.
+            FloatingPointError: the gradient norm is not finite.
         """
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint from which `load` goes on exactly."""
+        """Write a checkpoint; after `load`, training continues bit for bit."""
 
     def load(self, folder: Path) -> None:
-        """Take a checkpoint."""
+        """Load a checkpoint."""
 
 
 @runtime_checkable
-class SavesMeanwhile(Protocol):
-    """An engine that can write a checkpoint while it steps on."""
+class SupportsAsyncSave(Protocol):
+    """Training engine that can write a checkpoint while it continues to train."""
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
-        """As `save`, of this moment: the files are written meanwhile, and what is given waits for them.
+        """Copy the state and write its checkpoint in the background; return a function that waits for the files.
 
-        One at a time; that is called in the same thread, between two steps.
+        The returned function raises the error of the write, if any. It is called in the same thread, between two steps,
+        before the next `begin_save`.
         """
 
 
 def train(
     engine: TrainingEngine, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]
 ) -> StepResult:
-    """Optimizer step number `step` on one batch that is all there."""
+    """Take optimizer step number `step` on one complete batch."""
     engine.accumulate(samples, progress)
     return engine.step(step, progress)

@@ -1,4 +1,4 @@
-"""Base of engines that compute on the rows of a step when all of them are there."""
+"""Base class of training engines that compute on a step only when all of its rows have arrived."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 
 
-class StepsOnBatches(Protocol):
-    """What such an engine implements."""
+class WholeStepEngine(Protocol):
+    """The method that a subclass of `WholeStep` implements."""
 
     def step_on(self, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]) -> StepResult:
         """Run forward, backward and optimizer step number `step` on all sequences of the step."""
 
 
 class WholeStep:
-    """The part of `TrainingEngine` that collects the sequences of a step."""
+    """Implements `accumulate`, `discard` and `step` of `TrainingEngine` by collecting the sequences of a step."""
 
     def __init__(self) -> None:
         self._collected: list[TrainSample] = []
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
-        """Keep sequences for the step; see the protocol."""
+        """Collect sequences for the step; see `TrainingEngine`."""
         self._collected.extend(samples)
         progress()
 
     def discard(self) -> None:
-        """Drop the collected sequences; see the protocol."""
+        """Discard the collected sequences; see `TrainingEngine`."""
         self._collected.clear()
 
     def step(self: _Engine, step: int, progress: Callable[[], None]) -> StepResult:
-        """One optimizer step; see the protocol."""
+        """Take one optimizer step; see `TrainingEngine`."""
         if not self._collected:
-            msg = f"no rows were accumulated for step {step}"
+            msg = f"no rows were accumulated for step {step}; call accumulate first"
             raise ValueError(msg)
         try:
             return self.step_on(list(self._collected), step, progress)
@@ -42,7 +42,7 @@ class WholeStep:
             self.discard()
 
 
-class _Engine(StepsOnBatches, Protocol):
+class _Engine(WholeStepEngine, Protocol):
     _collected: list[TrainSample]
 
     def discard(self) -> None: ...

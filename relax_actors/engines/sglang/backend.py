@@ -31,10 +31,10 @@ class SglangBackend:
             TensorLoader,
             WeightLoader,
         )
-        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
         config, path = context.config, context.folder.server(context.n)
-        set_up(config.run)
+        configure_torch(config.run)
         rollout, settings = config.rollout, config.rollout.sglang
         external = external_server(context)
         loader: WeightLoader = DiskLoader(path.with_suffix(""))

@@ -16,7 +16,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from relax_actors.engines.protocols.inference import Done, GeneratesAll, GenerationRequest, More, Refresh, nothing_more
+from relax_actors.engines.protocols.inference import (
+    Done,
+    GenerateMixin,
+    GenerationRequest,
+    MoreRequests,
+    Refresh,
+    no_more_requests,
+)
 from relax_actors.engines.sglang.active_rows import ActiveRows
 from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.connection import ServerConnection, SglangSettings
@@ -36,7 +43,7 @@ MAX_LOSSES = 5
 """Number of servers lost in a row, without a token in between, after which the rows count as the cause."""
 
 
-class SglangEngine(GeneratesAll):
+class SglangEngine(GenerateMixin):
     """Generates with one server at a time; implements `InferenceEngine`.
 
     Args:
@@ -168,7 +175,7 @@ class SglangEngine(GeneratesAll):
         requests: Sequence[GenerationRequest],
         progress: Callable[[], None],
         refresh: Refresh | None = None,
-        more: More = nothing_more,
+        more: MoreRequests = no_more_requests,
     ) -> Iterator[Done]:
         """Generate the samples of all requests, and of those that join; see `InferenceEngine`.
 
@@ -193,7 +200,7 @@ class SglangEngine(GeneratesAll):
                 except ServerGoneError as error:
                     self._connection.discard(str(error))
                     # Tokens of rows that join would hide that a row of the first ones kills the servers.
-                    more = nothing_more
+                    more = no_more_requests
                     losses = losses + 1 if rows.tokens <= before else 1
                     if losses > MAX_LOSSES:
                         msg = f"the inference server was lost {losses} times in a row with these rows: {error}"
@@ -202,7 +209,7 @@ class SglangEngine(GeneratesAll):
             self._rows = ActiveRows()
 
     def _generate(
-        self, rows: ActiveRows, progress: Callable[[], None], refresh: Refresh | None, more: More
+        self, rows: ActiveRows, progress: Callable[[], None], refresh: Refresh | None, more: MoreRequests
     ) -> Iterator[Done]:
         """Generate the active rows with the server in use.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.errors import EngineError
-from relax_actors.messages.experts import flaw
+from relax_actors.messages.experts import invalid_reason
 
 
 def routed_experts(text: str, tokens: int, moe: MoeFacts) -> NDArray[Any]:
@@ -32,7 +32,7 @@ def routed_experts(text: str, tokens: int, moe: MoeFacts) -> NDArray[Any]:
         msg = f"a server sent routed experts that are not {list(shape)}: {error}"
         raise EngineError(msg) from error
     found = np.delete(found, moe.without, 1).astype(np.int16)
-    if why := flaw(found, moe.experts):
+    if why := invalid_reason(found, moe.experts):
         msg = f"a server sent routed experts that are not valid: {why}"
         raise EngineError(msg)
     return found

@@ -1,4 +1,4 @@
-"""The backends `trainer.backend = "torch"` and `backend = "torch"` of roles that score."""
+"""Backends named "torch": of the trainer (`trainer.backend`) and of scoring roles (`backend`)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from relax_actors.runtime import Context
 
 
 class TorchTrainingBackend:
-    """Training in the trainer's process with torch; see `TrainingBackend`."""
+    """Trains with torch in the process of the trainer; see `TrainingBackend`."""
 
     def build(self, context: Context) -> TrainingEngine:
-        """Build the model and its optimizer."""
+        """Build the engine with its model and optimizer."""
         from relax_actors.engines.torch.engine import TorchEngine  # noqa: PLC0415 only a process that trains needs torch
-        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
-        set_up(context.config.run)
+        configure_torch(context.config.run)
         return TorchEngine(context.config)
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Any model of transformers works."""
+        """Accept any model of transformers."""
         del model
         refuse_options(config, "trainer")
         yield from ()
 
 
 class TorchScoringBackend:
-    """Scoring in the actor's process with torch; see `ScoringBackend`."""
+    """Scores with torch in the process of the actor; see `ScoringBackend`."""
 
     def build(self, context: Context, device: str, *, follows: bool) -> ScoringEngine:
-        """Build the model."""
-        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415 only a process that scores needs torch
+        """Build the engine with its model."""
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415 only a process that scores needs torch
         from relax_actors.engines.torch.scorer import TorchScorer  # noqa: PLC0415
 
-        set_up(context.config.run)
+        configure_torch(context.config.run)
         return TorchScorer(context.config, device, follows=follows)
 
     def check(self, config: Config, model: Path, setting: str) -> Iterator[str]:
-        """Any model of transformers works."""
+        """Accept any model of transformers."""
         del config, model, setting
         yield from ()

@@ -1,4 +1,4 @@
-"""Work that a thread of its own does while the caller goes on."""
+"""Run a function in a background thread."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 
-def meanwhile(work: Callable[[], object]) -> Callable[[], None]:
-    """Begin `work`; what is given waits for it, and raises what it raised."""
-    thread = ThreadPoolExecutor(1, thread_name_prefix="meanwhile")
-    begun = thread.submit(work)
-    thread.shutdown(wait=False)
+def run_in_background(work: Callable[[], object]) -> Callable[[], None]:
+    """Start `work` in a thread of its own; the returned function waits for it and raises its exception, if any."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="background")
+    future = executor.submit(work)
+    executor.shutdown(wait=False)
 
-    def finish() -> None:
-        begun.result()
+    def wait() -> None:
+        future.result()
 
-    return finish
+    return wait

@@ -1,7 +1,7 @@
-"""Log-probs of sequences under a torch model: one forward pass for training and for scoring.
+"""Log-probs of sequences under a torch model: the forward pass that training and scoring share.
 
-A result depends on the weights and on its micro-batch: the same sequences passed together give the same bits in any
-process; cut into other micro-batches they differ by rounding.
+A result depends on the weights and the micro-batch. The same sequences in one micro-batch give the same bits in any
+process; in other micro-batches they differ by rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
-from relax_actors.engines.torch.experts import Routers, laid_out
+from relax_actors.engines.torch.experts import Routers, pack_experts
 from relax_actors.engines.torch.packing import ATTENTION, Packing
 
 
@@ -33,17 +33,17 @@ def device_of(name: str) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences laid end to end, longest first as `micro_batches` orders them.
+    """Concatenated sequences, in the order of `micro_batches`: longest first.
 
-    Losses see the trained tokens of each sequence without the tokens between them, padded to `[batch, width]`.
+    Losses get the trained tokens of each sequence only, padded to `[batch, width]`.
 
     Attributes:
         tokens: `[1, total] int64`.
-        packing: where each sequence lies in `tokens`.
+        packing: layout of the sequences in `tokens`.
         scored: `[trained] int64`, index in `tokens` of the token before each trained token.
-        places: `[trained] int64`, index of each trained token in `[batch * width]`.
-        mask: `[batch, width] bool`, true where a trained token lies.
-        experts: `[moe_layers, total, experts_per_token] int64`, experts to compute with, where some were recorded.
+        places: `[trained] int64`, index of each trained token in the padded layout `[batch * width]`.
+        mask: `[batch, width] bool`, true for trained tokens, false for padding.
+        experts: `[moe_layers, total, experts_per_token] int64`, recorded experts; None unless all sequences have them.
     """
 
     tokens: Tensor
@@ -55,16 +55,16 @@ class MicroBatch:
 
     @property
     def width(self) -> int:
-        """Trained tokens of the sequence that has most."""
+        """Largest number of trained tokens of a sequence."""
         return self.mask.shape[1]
 
 
 class Forward:
-    """Lays sequences out and passes them through a model.
+    """Packs sequences into micro-batches and computes their log-probs with a model.
 
     Args:
         device: device of the models.
-        dtype: type that they compute in; their weights are float32.
+        dtype: dtype of the computation; other than float32 it uses autocast, with the weights in float32.
         temperature: divisor of the logits.
     """
 
@@ -72,13 +72,13 @@ class Forward:
         self.device, self._dtype, self._temperature = device, dtype, temperature
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Set a model up for packed sequences, without dropout, and return it."""
+        """Prepare a model for packed sequences, disable dropout, and return it."""
         model.set_attn_implementation(ATTENTION)
         model.train(mode=False)
         return model
 
-    def part(self, samples: Sequence[TrainSample], indices: Sequence[int]) -> MicroBatch:
-        """Build a micro-batch of some sequences."""
+    def micro_batch(self, samples: Sequence[TrainSample], indices: Sequence[int]) -> MicroBatch:
+        """Build the micro-batch of the sequences with these indices."""
         chosen = [samples[index] for index in indices]
         ends = np.cumsum([len(sample) for sample in chosen])
         begins = ends - [len(sample) for sample in chosen]
@@ -98,11 +98,11 @@ class Forward:
         if len(known) < len(recorded):
             return None
         places = [slice(begin, begin + len(sample)) for begin, sample in zip(begins, samples, strict=True)]
-        laid = laid_out(known, places, sum(lengths_of(samples)))
-        return torch.from_numpy(laid).to(self.device)
+        packed = pack_experts(known, places, sum(lengths_of(samples)))
+        return torch.from_numpy(packed).to(self.device)
 
     def padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
-        """Pad values of each sequence's trained tokens to `[batch, width] float32`."""
+        """Pad values of the trained tokens of each sequence with 0, to `[batch, width] float32`."""
         out = np.zeros((len(arrays), width), np.float32)
         for row, array in enumerate(arrays):
             out[row, : len(array)] = array
@@ -111,43 +111,43 @@ class Forward:
     def logprobs(
         self,
         model: PreTrainedModel,
-        part: MicroBatch,
+        batch: MicroBatch,
         temperature: float | None = None,
         *,
         routers: Routers | None = None,
         only_count: bool = False,
     ) -> Tensor:
-        """Compute log-probs of the trained tokens, `[batch, width] float32`, 0 where `part.mask` is false.
+        """Compute log-probs of the trained tokens, `[batch, width] float32`, 0 where `batch.mask` is false.
 
         Args:
             model: a model set up by `prepare`.
-            part: the micro-batch.
-            temperature: divisor of the logits, if other than the run's.
-            routers: routers of the model, to replay the micro-batch's experts.
-            only_count: let the routers choose, and only count where they differ from the recorded experts.
+            batch: the micro-batch.
+            temperature: divisor of the logits; None for the temperature of the run.
+            routers: routers of the model, to replay the recorded experts.
+            only_count: let the routers make their own choice, and only count differences from the recorded experts.
         """
         replaying: AbstractContextManager[None] = nullcontext()
-        if routers is not None and part.experts is not None:
-            replaying = routers.replaying(part.experts, only_count=only_count)
+        if routers is not None and batch.experts is not None:
+            replaying = routers.replaying(batch.experts, only_count=only_count)
         with replaying, torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
             logits = model(
-                input_ids=part.tokens,
-                position_ids=part.packing.positions,
-                packing=part.packing,
+                input_ids=batch.tokens,
+                position_ids=batch.packing.positions,
+                packing=batch.packing,
                 use_cache=False,
-                logits_to_keep=part.scored,
+                logits_to_keep=batch.scored,
             ).logits
-        wanted = self._temperature if temperature is None else temperature
-        found = token_logprobs(logits, part.tokens[:, part.scored + 1], wanted)[0]
-        room = found.new_zeros(part.mask.numel())
-        return room.index_copy(0, part.places, found).view(part.mask.shape)
+        divisor = self._temperature if temperature is None else temperature
+        found = token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0]
+        padded = found.new_zeros(batch.mask.numel())
+        return padded.index_copy(0, batch.places, found).view(batch.mask.shape)
 
     @torch.no_grad()
     def score(
         self,
         model: PreTrainedModel,
         samples: Sequence[TrainSample],
-        token_budget: int,
+        max_tokens: int,
         progress: Callable[[], None],
         routers: Routers | None = None,
     ) -> list[NDArray[Any]]:
@@ -156,18 +156,18 @@ class Forward:
         Args:
             model: a model set up by `prepare`.
             samples: the sequences.
-            token_budget: tokens of a micro-batch, at most.
+            max_tokens: largest number of tokens of a micro-batch.
             progress: called after every micro-batch.
             routers: routers of the model, to replay recorded experts.
 
         Raises:
-            ValueError: a sequence is empty, or longer than the budget.
+            ValueError: a sequence is empty, or longer than `max_tokens`.
         """
         found = [np.zeros(len(sample), np.float32) for sample in samples]
-        for indices in micro_batches(lengths_of(samples), token_budget=token_budget):
-            part = self.part(samples, indices)
-            if part.width:
-                scored = self.logprobs(model, part, routers=routers).cpu().numpy()
+        for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
+            batch = self.micro_batch(samples, indices)
+            if batch.width:
+                scored = self.logprobs(model, batch, routers=routers).cpu().numpy()
                 for row, index in enumerate(indices):
                     found[index][samples[index].loss_mask] = scored[row, : samples[index].trained]
             progress()

@@ -1,4 +1,4 @@
-"""Weights that are not trained, by patterns of their Hugging Face names."""
+"""Freeze weights by patterns of their Hugging Face names (trainer.freeze)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from relax_actors.errors import ConfigError
 
 
 def frozen_names(names: Collection[str], patterns: Sequence[str]) -> set[str]:
-    """Those of a model's names that a pattern of trainer.freeze matches.
+    """Return the weight names that match a pattern of trainer.freeze.
+
+    Args:
+        names: all weight names of the model.
+        patterns: shell patterns, case-sensitive.
 
     Raises:
-        ConfigError: a pattern matches none, or all are matched.
+        ConfigError: a pattern matches no name, or no name is left to train.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -24,13 +28,13 @@ def frozen_names(names: Collection[str], patterns: Sequence[str]) -> set[str]:
             raise ConfigError(msg)
         found |= matched
     if found == set(names):
-        msg = f"trainer.freeze: {list(patterns)} leaves nothing to train; take a pattern out"
+        msg = f"trainer.freeze: {list(patterns)} leaves nothing to train; remove a pattern"
         raise ConfigError(msg)
     return found
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Take gradients from the parameters of a transformers model that the patterns match; see `frozen_names`."""
+    """Disable the gradients of the parameters of a transformers model that match; see `frozen_names`."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name in frozen_names(parameters, patterns):
         parameters[name].requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Models in the Hugging Face format, built the same way by every engine that runs them in torch."""
+"""Build transformers models from model folders, and copy weights into them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from relax_actors.errors import ConfigError
 def build(
     path: Path, *, seed: int | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """The model of a folder's config.json; random weights drawn from `seed` on the CPU, then moved to `device`.
+    """Build the model of a folder's config.json with random weights, on the CPU, then move it to `device`.
+
+    Args:
+        path: model folder.
+        seed: seed of the random weights, the same on any device; None to leave torch's random state alone.
+        dtype: dtype of the weights.
+        device: torch device.
 
     Raises:
-        ConfigError: the folder holds no model that transformers can build.
+        ConfigError: transformers cannot build a model from the folder.
     """
     try:
         config = AutoConfig.from_pretrained(path)
@@ -28,19 +34,19 @@ def build(
             config, attn_implementation="sdpa", dtype=dtype
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        msg = f"model.path {path} holds no model that can be built: {error}"
+        msg = f"model.path {path} holds no model that transformers can build: {error}"
         raise ConfigError(msg) from error
     model.to(device)  # type: ignore[arg-type]
     return model
 
 
 def has_weights(path: Path) -> bool:
-    """Whether a model folder brings weights."""
+    """Return whether a model folder contains weights."""
     return any(path.glob("*.safetensors"))
 
 
 def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's weights by their Hugging Face names; tied ones once."""
+    """Return the weights by Hugging Face name; tied weights once, under their first name."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict().items():
@@ -52,33 +58,41 @@ def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def copy_into(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Copy tensors over the model's own; see `check_fit` for the errors."""
+    """Copy tensors into the weights of a model; errors as `check_fit`, which names `source`."""
     known = check_fit(model, tensors, source)
     for name, tensor in tensors.items():
         known[name].copy_(tensor)
 
 
 def check_fit(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """The model's own parameters and buffers by all their names, if `tensors` can take the place of each.
+    """Check that `tensors` are a full set of weights of the model.
+
+    Args:
+        model: the model.
+        tensors: weights by Hugging Face names; tied weights may have any of their names.
+        source: origin of the tensors, for errors.
+
+    Returns:
+        All parameters and buffers of the model by name, tied ones under each of their names.
 
     Raises:
-        ConfigError: a tensor is missing, unknown or of another shape; names it.
+        ConfigError: a tensor is missing, unknown or of another shape; the error names it.
     """
     own = tensors_of(model)
     known: dict[str, Tensor] = model.state_dict(keep_vars=True)
     missing, unknown = own.keys() - tensors.keys(), tensors.keys() - known.keys()
-    # A tied tensor may be stored under its other name.
+    # Tied weights may be stored under another of their names.
     missing -= {n for n in missing if any(known[t].data_ptr() == own[n].data_ptr() for t in tensors if t in known)}
     if missing or unknown:
         msg = f"weights of {source} do not fit the model: missing {sorted(missing)[:5]}, unknown {sorted(unknown)[:5]}"
         raise ConfigError(msg)
     for name, tensor in tensors.items():
         if known[name].shape != tensor.shape:
-            msg = f"weights of {source}: {name} is {list(tensor.shape)}, the model has {list(known[name].shape)}"
+            msg = f"weights of {source}: {name} has shape {list(tensor.shape)}, not {list(known[name].shape)}"
             raise ConfigError(msg)
     return known
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """Tokens that the model's positions reach."""
+    """Return the largest number of tokens of prompt and completion together."""
     return int(getattr(model.config, "max_position_embeddings", 1 << 20))

@@ -1,4 +1,4 @@
-"""Loss of an optimizer step from log-probs, shared by every engine that trains with torch."""
+"""Loss of an optimizer step from log-probs, shared by all engines that train with torch."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 from relax_actors.algorithms.corrections import kept_sequences, mismatch_metrics, ratio_quantiles, token_weights
 from relax_actors.algorithms.losses import kl_estimate, policy_loss, reduce_loss
 from relax_actors.config.training import AlgorithmSection
-from relax_actors.engines.torch.replay_metrics import shares
+from relax_actors.engines.torch.replay_metrics import with_replay_shares
 
 PER_TOKEN = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entropy_proxy", "weight", "bounded")
-"""Metrics that micro-batches give as sums over tokens and a step reports as means."""
+"""Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """A micro-batch as the loss sees it: trained tokens of each sequence, padded; all `[batch, width]` unless noted.
+    """Trained tokens of the sequences of a micro-batch, padded; `[batch, width]` unless noted.
 
     Attributes:
-        logprobs: float32, of the policy that is trained, with gradient.
-        rollout: float32, as the tokens were sampled with.
+        logprobs: float32, log-probs of the trained policy, with gradient.
+        rollout: float32, log-probs that the tokens were sampled with.
         advantages: float32.
-        mask: bool, true where a trained token lies.
-        sample_tokens: `[batch] int64`, trained tokens of the whole sample that each sequence belongs to; None where
-            every sample has one sequence.
-        actor_fwd: float32, of the proximal policy, where algorithm.proximal is "actor_fwd".
-        reference: float32, of the model that the KL is taken to, if there is one.
+        mask: bool, true for trained tokens, false for padding.
+        sample_tokens: `[batch] int64`, trained tokens of the whole sample of each sequence; None if every sample has
+            one sequence.
+        actor_fwd: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd".
+        reference: float32, log-probs of the reference model of the KL, if there is one.
     """
 
     logprobs: Tensor
@@ -45,14 +45,14 @@ class LossInputs:
 class StepObjective:
     """Loss of one optimizer step, micro-batch by micro-batch.
 
-    Micro-batches give sums, and their added gradients are divided once, at the end: the divisor is known only when the
-    step's last row has come and its last sequence was kept or rejected.
+    The loss of a micro-batch is a sum. The accumulated gradients are divided once, before the optimizer's step, because
+    the divisor is known only after the last row has arrived and its last sequence was kept or rejected.
 
     Args:
-        algorithm: settings of the run.
+        algorithm: section [algorithm] of the run.
 
     Attributes:
-        log_ratios: those of each micro-batch so far, `[tokens] float32`; ranks that share a step join them.
+        log_ratios: `[tokens] float32` of each micro-batch so far; data-parallel ranks gather them.
     """
 
     def __init__(self, algorithm: AlgorithmSection) -> None:
@@ -61,14 +61,17 @@ class StepObjective:
 
     @property
     def needs_actor_fwd(self) -> bool:
-        """Whether `LossInputs.actor_fwd` is read."""
+        """Whether `LossInputs.actor_fwd` is required."""
         return self._algorithm.proximal == "actor_fwd"
 
     def loss(self, inputs: LossInputs) -> tuple[Tensor, dict[str, float]]:
-        """Return a micro-batch's sum of the loss, scalar float32, and its measurements, to be joined by `add_metrics`.
+        """Compute the loss of a micro-batch.
+
+        Returns:
+            Sum of the loss, scalar float32, and measurements to combine with `add_metrics`.
 
         Raises:
-            ValueError: shapes do not fit, or `actor_fwd` is missing.
+            ValueError: shapes do not match, or `actor_fwd` is missing.
         """
         algorithm, mask = self._algorithm, inputs.mask
         logprobs, rollout = inputs.logprobs, inputs.rollout
@@ -82,16 +85,16 @@ class StepObjective:
         counts = mask.sum(-1) if inputs.sample_tokens is None else inputs.sample_tokens
         shares = mask.sum(-1).double() / counts.clamp(min=1)
         measured["samples"] = float(shares.sum())
-        trained = self._not_rejected(inputs, shares, measured)
+        trained = self._trained_tokens(inputs, shares, measured)
         loss = reduce_loss(per_token, trained, mode=algorithm.loss, normaliser=1.0, sample_tokens=inputs.sample_tokens)
         measured["loss"] = float(loss.detach())
         measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
         return loss, measured
 
     def _proximal(self, inputs: LossInputs) -> Tensor:
-        """Log-probs that the clipped ratio is taken against.
+        """Return the log-probs that the clipped ratio is taken against.
 
-        Each batch takes one optimizer step, so the trainer's own log-probs before the step are those of this pass.
+        A batch is used for one optimizer step, so the trainer's log-probs before the step are those of this pass.
         """
         match self._algorithm.proximal:
             case "rollout":
@@ -100,7 +103,7 @@ class StepObjective:
                 return inputs.logprobs.detach()
             case "actor_fwd":
                 if inputs.actor_fwd is None:
-                    msg = 'algorithm.proximal is "actor_fwd", but the batch has no such log-probs; add the column'
+                    msg = 'algorithm.proximal is "actor_fwd", but the batch lacks its log-probs; add the role actor_fwd'
                     raise ValueError(msg)
                 return inputs.actor_fwd
 
@@ -123,8 +126,8 @@ class StepObjective:
         measured["bounded"] = float((weights.bounded & mask).sum())
         return policy.loss * weights.weight
 
-    def _not_rejected(self, inputs: LossInputs, shares: Tensor, measured: dict[str, float]) -> Tensor:
-        """Return the mask without the sequences that are too far from the policy."""
+    def _trained_tokens(self, inputs: LossInputs, shares: Tensor, measured: dict[str, float]) -> Tensor:
+        """Return the mask without rejected sequences, whose ratios are too far from 1."""
         algorithm, mask, near = self._algorithm, inputs.mask, inputs.logprobs
         if algorithm.reject == "none":
             return mask
@@ -137,31 +140,35 @@ class StepObjective:
         measured["trained"] = float(trained.sum() if algorithm.loss == "token" else (shares * kept).sum())
         return trained
 
-    def factor(self, measured: dict[str, float]) -> float:
-        """Return the factor of the step's added gradients: one over the trained tokens or samples.
+    def gradient_scale(self, measured: dict[str, float]) -> float:
+        """Return the factor for the accumulated gradients: 1 / (trained tokens or samples of the step).
 
-        Rejected sequences count as if they had never been in the step.
+        Rejected sequences do not count.
 
         Args:
-            measured: joined measurements of all micro-batches.
+            measured: combined measurements of all micro-batches.
         """
         count = measured["tokens" if self._algorithm.loss == "token" else "samples"]
         trained = measured.get("trained", count)
         return 1.0 / trained if trained else 1.0
 
-    def figures(self, measured: dict[str, float]) -> dict[str, float]:
-        """Return the step's metrics: means over its tokens, quantiles of its ratios, the normalised loss."""
+    def metrics(self, measured: dict[str, float]) -> dict[str, float]:
+        """Compute the metrics of the step: means over tokens, quantiles of the ratios, the normalised loss.
+
+        Args:
+            measured: combined measurements of all micro-batches.
+        """
         means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
         rest = {name: value for name, value in measured.items() if name not in ("trained", "samples")}
-        loss = {"loss": measured["loss"] * self.factor(measured)}
-        return shares(rest) | means | loss | ratio_quantiles(self.log_ratios)
+        loss = {"loss": measured["loss"] * self.gradient_scale(measured)}
+        return with_replay_shares(rest) | means | loss | ratio_quantiles(self.log_ratios)
 
 
-def check_norm(norm: float) -> None:
+def check_gradient_norm(norm: float) -> None:
     """Raise FloatingPointError unless a gradient norm is finite."""
     if not math.isfinite(norm):
         msg = (
-            f"gradient norm is {norm}: the loss diverged; start a run of another name with a lower "
-            "trainer.learning_rate or a tighter clip"
+            f"gradient norm is {norm}: the loss diverged; start a new run with a lower trainer.learning_rate or "
+            "tighter clip bounds"
         )
         raise FloatingPointError(msg)

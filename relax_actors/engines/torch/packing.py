@@ -1,7 +1,7 @@
-"""Sequences laid end to end: a model computes on no padding but in its attention.
+"""Sequence packing: sequences are concatenated, so only attention computes on padding.
 
-Linear layers see `[1, total]` tokens; attention alone lays them out as `[sequences, longest]`, padded on the right,
-where a causal mask is all that is needed. For models whose attention goes through transformers' `AttentionInterface`.
+Linear layers get `[1, total]` tokens. Attention unpacks them to `[sequences, longest]`, padded on the right, where a
+causal mask suffices. Works for models that use the `AttentionInterface` of transformers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 ATTENTION = "sdpa_packed"
-"""Name of the attention for `PreTrainedModel.set_attn_implementation`; the model is then called with `packing=`."""
+"""Attention name for `PreTrainedModel.set_attn_implementation`; the model is then called with `packing=`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the tokens of sequences lie that were laid end to end.
+    """Layout of concatenated sequences.
 
-    `places [total] int64`: index of each token in `[sequences * longest]`; `positions [1, total] int64`: its own in it;
-    `ends [sequences + 1] int32`: 0 and where each sequence ends.
+    Attributes:
+        places: `[total] int64`, index of each token in the padded layout `[sequences * longest]`.
+        positions: `[1, total] int64`, position of each token in its sequence.
+        ends: `[sequences + 1] int32`, cumulative lengths, starting with 0.
+        sequences: number of sequences.
+        longest: length of the longest sequence.
     """
 
     places: Tensor
@@ -36,7 +40,7 @@ class Packing:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
-        """The packing of sequences of such lengths."""
+        """Build the packing of sequences with these lengths."""
         longest = max(lengths)
         positions = np.concatenate([np.arange(length) for length in lengths])
         places = positions + np.repeat(np.arange(len(lengths)) * longest, lengths)
@@ -44,16 +48,16 @@ class Packing:
         on = [torch.from_numpy(array).to(device) for array in (places, positions, ends)]
         return cls(on[0], on[1][None], on[2], len(lengths), longest)
 
-    def spread(self, packed: Tensor) -> Tensor:
-        """`[1, heads, total, dim]` as `[sequences, heads, longest, dim]`, zeros in between."""
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Unpack `[1, heads, total, dim]` to `[sequences, heads, longest, dim]`, padded with zeros."""
         padded = tokens = packed[0].transpose(0, 1)
         if not self._is_dense:
-            room = tokens.new_zeros(self.sequences * self.longest, *tokens.shape[1:])
-            padded = room.index_copy(0, self.places, tokens)
+            zeros = tokens.new_zeros(self.sequences * self.longest, *tokens.shape[1:])
+            padded = zeros.index_copy(0, self.places, tokens)
         return padded.view(self.sequences, self.longest, *tokens.shape[1:]).transpose(1, 2)
 
-    def gather(self, padded: Tensor) -> Tensor:
-        """`[sequences, longest, heads, dim]` as `[1, total, heads, dim]`."""
+    def pack(self, padded: Tensor) -> Tensor:
+        """Pack `[sequences, longest, heads, dim]` to `[1, total, heads, dim]`."""
         tokens = padded.reshape(self.sequences * self.longest, *padded.shape[2:])
         return (tokens if self._is_dense else tokens.index_select(0, self.places))[None]
 
@@ -62,7 +66,7 @@ class Packing:
         return len(self.places) == self.sequences * self.longest
 
 
-def attend(
+def packed_attention_forward(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -73,21 +77,21 @@ def attend(
     sliding_window: int | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each packed sequence; arguments are those of transformers' attention functions."""
+    """Compute causal attention within each packed sequence; arguments as transformers' attention functions."""
     del attention_mask
     mask = None
     if sliding_window is not None and sliding_window < packing.longest:
-        at = torch.arange(packing.longest, device=query.device)
-        behind = at[:, None] - at
-        mask = ((behind >= 0) & (behind < sliding_window))[None, None]
-    spread = packing.spread(query), packing.spread(key), packing.spread(value)
-    output, _ = sdpa_attention_forward(module, *spread, mask, **settings)
-    return packing.gather(output), None
+        positions = torch.arange(packing.longest, device=query.device)
+        distance = positions[:, None] - positions
+        mask = ((distance >= 0) & (distance < sliding_window))[None, None]
+    unpacked = packing.unpack(query), packing.unpack(key), packing.unpack(value)
+    output, _ = sdpa_attention_forward(module, *unpacked, mask, **settings)
+    return packing.pack(output), None
 
 
 def _no_mask(**_: Any) -> None:
-    """Attention makes its own."""
+    """Build no mask; `packed_attention_forward` makes its own."""
 
 
-AttentionInterface.register(ATTENTION, attend)
+AttentionInterface.register(ATTENTION, packed_attention_forward)
 AttentionMaskInterface.register(ATTENTION, _no_mask)

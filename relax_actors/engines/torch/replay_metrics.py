@@ -1,8 +1,9 @@
-"""What router replay changes, in a step's figures.
+"""Metrics of router replay.
 
-`rerouted` is the share of the recorded choices, of a token in a layer, where the trainer's own would have been another,
-given that those before it were replayed. What the log-probs would be without replay takes a forward pass of its own: of
-one micro-batch every `EVERY` steps, told as `unreplayed_abs_delta`, `unreplayed_k3` and `unreplayed_rerouted`.
+`rerouted` is the share of recorded choices (one token in one layer) where the trainer's router would have chosen other
+experts, given that the choices of earlier layers were replayed. The log-probs without replay need a forward pass of
+their own, which one micro-batch makes every `COMPARISON_INTERVAL` steps. Its metrics are `unreplayed_abs_delta`,
+`unreplayed_k3` and `unreplayed_rerouted`.
 """
 
 from __future__ import annotations
@@ -14,31 +15,32 @@ from torch import Tensor
 from relax_actors.algorithms.corrections import mismatch_metrics
 from relax_actors.engines.torch.experts import REROUTED, ROUTED
 
-EVERY = 50
+COMPARISON_INTERVAL = 50
+"""Steps between two comparisons with a pass without replay."""
 UNREPLAYED = "unreplayed_"
 _MEANS = ("abs_delta", "k3")
 _TOKENS = UNREPLAYED + "tokens"
 
 
-def without_replay(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, float]:
-    """Sums, to be joined by `add_metrics`, of how far a pass without replay is from the rollout's log-probs.
+def unreplayed_mismatch(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, float]:
+    """Measure how far a pass without replay is from the rollout, as sums for `add_metrics`.
 
     Args:
-        logprobs: of that pass, `[batch, seq] float32`.
-        rollout: as the tokens were sampled with, the same shape.
-        mask: completion tokens, the same shape.
+        logprobs: `[batch, seq] float32`, of the pass without replay.
+        rollout: `[batch, seq] float32`, that the tokens were sampled with.
+        mask: `[batch, seq] bool`, tokens that count.
     """
     found = mismatch_metrics(logprobs, rollout, mask)
     return {UNREPLAYED + name: found[name] for name in ("tokens", *_MEANS)}
 
 
-def unreplayed(choices: Mapping[str, float]) -> dict[str, float]:
-    """The routers' counts in a pass without replay."""
-    return {UNREPLAYED + name: count for name, count in choices.items()}
+def unreplayed_counts(counts: Mapping[str, float]) -> dict[str, float]:
+    """Rename the counts of `RerouteCounter.take` of a pass without replay."""
+    return {UNREPLAYED + name: count for name, count in counts.items()}
 
 
-def shares(sums: Mapping[str, float]) -> dict[str, float]:
-    """A step's sums, with those about replay as shares and means; they are left out where nothing was replayed."""
+def with_replay_shares(sums: Mapping[str, float]) -> dict[str, float]:
+    """Replace the sums of replay metrics in a step's metrics by shares and means; leave them out without replay."""
     found = dict(sums)
     for prefix in ("", UNREPLAYED):
         routed, rerouted = found.pop(prefix + ROUTED, 0.0), found.pop(prefix + REROUTED, 0.0)

@@ -1,4 +1,4 @@
-"""Scoring in this process with torch: the forward pass of the trainer's engine, and nothing else."""
+"""Scoring engine: the forward pass of the torch trainer with published weights."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from relax_actors.config import Config
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, device_of
-from relax_actors.engines.torch.hosted_model import ServedModel
+from relax_actors.engines.torch.swappable_model import SwappableModel
 
 
-class TorchScorer(ServedModel):
-    """The trainer's forward pass with published weights, so that its numbers are the trainer's to rounding.
+class TorchScorer(SwappableModel):
+    """Scores with the same forward pass as `TorchEngine`, so log-probs agree with the trainer's up to rounding.
 
-    With trainer.precision = "bfloat16" weights are published in bfloat16. Embeddings and norms, which the trainer keeps
-    in float32, are then rounded here.
+    With trainer.precision = "bfloat16" weights are published in bfloat16, so embeddings and norms, which the trainer
+    keeps in float32, are rounded here. Implements `ScoringEngine`.
 
     Args:
-        config: the run's.
+        config: configuration of the run.
         device: torch device, or "auto".
-        follows: whether further versions are to come.
+        follows: whether further weight versions will be loaded.
+
+    Raises:
+        ConfigError: the model cannot be built, or has no supported router for trainer.router_replay.
     """
 
     def __init__(self, config: Config, device: str = "auto", *, follows: bool = True) -> None:
@@ -32,10 +35,10 @@ class TorchScorer(ServedModel):
         dtype = getattr(torch, config.trainer.precision)
         self._forward = Forward(self._device, dtype, config.rollout.temperature)
         self._forward.prepare(self._model)
-        self._token_budget = config.trainer.max_tokens_per_microbatch
+        self._max_tokens = config.trainer.max_tokens_per_microbatch
         self._routers = Routers(self._model) if config.trainer.router_replay else None
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
-        """Compute log-probs of each sequence; see the protocol."""
+        """Compute log-probs of each sequence; see `ScoringEngine`."""
         self.require_weights()
-        return self._forward.score(self._model, samples, self._token_budget, progress, self._routers)
+        return self._forward.score(self._model, samples, self._max_tokens, progress, self._routers)

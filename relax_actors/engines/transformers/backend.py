@@ -17,11 +17,11 @@ class TransformersBackend:
     def build(self, context: Context) -> InferenceEngine:
         """Load the model."""
         from relax_actors.engines.torch.forward import device_of  # noqa: PLC0415 only a process that generates needs torch
-        from relax_actors.engines.torch.kernels import set_up  # noqa: PLC0415
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
         from relax_actors.engines.transformers.engine import TransformersEngine  # noqa: PLC0415
 
         config = context.config
-        set_up(config.run)
+        configure_torch(config.run)
         device = device_of(config.rollout.device)
         return TransformersEngine(config.model_path, device, records_experts=config.trainer.router_replay)
 

@@ -17,20 +17,20 @@ from transformers import DynamicCache
 
 from relax_actors.engines.protocols.inference import (
     Done,
-    GeneratesAll,
+    GenerateMixin,
     GenerationRequest,
-    More,
+    MoreRequests,
     Refresh,
-    nothing_more,
+    no_more_requests,
 )
 from relax_actors.engines.torch.experts import Routers
-from relax_actors.engines.torch.hosted_model import ServedModel
 from relax_actors.engines.torch.model import context_length
+from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
 from relax_actors.engines.transformers.lockstep_batch import LockstepBatch
 
 
-class TransformersEngine(ServedModel, GeneratesAll):
+class TransformersEngine(SwappableModel, GenerateMixin):
     """Generates with the model of a model folder; implements `InferenceEngine`.
 
     Args:
@@ -67,7 +67,7 @@ class TransformersEngine(ServedModel, GeneratesAll):
         requests: Sequence[GenerationRequest],
         progress: Callable[[], None],
         refresh: Refresh | None = None,
-        more: More = nothing_more,
+        more: MoreRequests = no_more_requests,
     ) -> Iterator[Done]:
         """Generate all samples as one batch, which no other rows join; see `InferenceEngine`."""
         del more

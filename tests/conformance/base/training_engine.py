@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from relax_actors.engines.protocols import TrainingEngine, train
-from relax_actors.engines.protocols.training import SavesMeanwhile
+from relax_actors.engines.protocols.training import SupportsAsyncSave
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
 from tests.support.batches import answers, batch_of, parts_of, with_advantages, with_noise_outside_the_mask
@@ -180,7 +180,7 @@ class GradientConformance(TrainingEngineConformance):
         self, make: MakeEngine, tmp_path: Path
     ) -> None:
         one = begun(make())
-        assert isinstance(one, SavesMeanwhile)
+        assert isinstance(one, SupportsAsyncSave)
         train(one, batch_of(0), 0, silent)
         folder = folder_of(tmp_path / "checkpoint")
         fingerprint, finish = one.fingerprint(), one.begin_save(folder)

@@ -112,8 +112,8 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
 
     def _attend_padded(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
         """Attention of packed sequences as right-padded rows, `[total, heads, head_dim]`."""
-        spread = [packing.spread(tensor.permute(1, 2, 0, 3)) for tensor in (query, key, value)]
-        return packing.gather(self._attend(spread[0], spread[1], spread[2]).transpose(1, 2))[0]
+        unpacked = [packing.unpack(tensor.permute(1, 2, 0, 3)) for tensor in (query, key, value)]
+        return packing.pack(self._attend(unpacked[0], unpacked[1], unpacked[2]).transpose(1, 2))[0]
 
     def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
         """Attention of packed sequences by torch's varlen kernel; not yet run on a GPU."""

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
-from relax_actors.engines.torch.background import meanwhile
+from relax_actors.engines.torch.background import run_in_background
 from relax_actors.errors import ConfigError
 
 STATE, METADATA = "state", "engine.json"
@@ -61,7 +61,7 @@ def begin_save(folder: Path, layout: Layout, optimizer: Optimizer, reference: Mo
                 for file, key, (parts, tensors) in request.preload_fn()
             ]
     write = request.async_fn or (lambda *_: None)
-    written = meanwhile(partial(write, *arguments, **request.async_fn_kwargs))
+    written = run_in_background(partial(write, *arguments, **request.async_fn_kwargs))
 
     def finish() -> None:
         with _as_os_error(state):

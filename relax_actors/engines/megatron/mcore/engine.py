@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
 from relax_actors.algorithms.losses import add_metrics, sft_loss
-from relax_actors.algorithms.schedules import rate_of
+from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import Conversion, SafetensorsReader
@@ -32,7 +32,7 @@ from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.protocols.whole_step import WholeStep
 from relax_actors.engines.torch import replay_metrics
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_norm
+from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_gradient_norm
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocols import WeightPayload
 
@@ -117,11 +117,15 @@ class MegatronEngine(WholeStep):
 
     def step_on(self, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]) -> StepResult:
         """Take one optimizer step; see `WholeStep`."""
-        rate = rate_of(self._config, step)
+        rate = scheduled_learning_rate(self._config, step)
         objective = StepObjective(self._config.algorithm)
         batches = self._schedule.micro_batches(samples)
         reference = self._score_reference(samples, batches, progress)
-        local = self._measure_without_replay(samples, batches, progress) if step % replay_metrics.EVERY == 0 else []
+        local = (
+            self._measure_without_replay(samples, batches, progress)
+            if step % replay_metrics.COMPARISON_INTERVAL == 0
+            else []
+        )
 
         def loss_function(number: int, tensors: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
             selected = [samples[index] for index in batches[number].indices]
@@ -143,11 +147,11 @@ class MegatronEngine(WholeStep):
 
         metrics = self._train(batches, samples, loss_function, progress)
         if self._replay is not None:
-            local.append(self._replay.choices.take())
+            local.append(self._replay.reroutes.take())
         measured, objective.log_ratios = self._gather_metrics(metrics, objective.log_ratios, local)
-        norm = self._step(rate, objective.factor(measured))
+        norm = self._step(rate, objective.gradient_scale(measured))
         own = {"gradient_norm": norm, "micro_batches": float(len(batches)), "learning_rate": rate}
-        return StepResult(objective.figures(measured) | own)
+        return StepResult(objective.metrics(measured) | own)
 
     def _score_reference(
         self, samples: Sequence[TrainSample], batches: list[MicroBatch], progress: Callable[[], None]
@@ -167,11 +171,11 @@ class MegatronEngine(WholeStep):
         first = batches[: self._layout.pipeline if self._layout.virtual > 1 else 1]
         self._replay.begin(replays=False, trains=False)
         scored = self._schedule.score(self._optimizer.models, first, samples, progress, self._replay)
-        measured = [replay_metrics.unreplayed(self._replay.choices.take())]
+        measured = [replay_metrics.unreplayed_counts(self._replay.reroutes.take())]
         for number, logprobs in scored.items() if self._reports_metrics else ():
             tensors = MicroBatchTensors.of(first[number], samples, self._device)
             rollout = tensors.padded([samples[index].masked("logprobs") for index in first[number].indices])
-            measured.append(replay_metrics.without_replay(logprobs, rollout, tensors.mask))
+            measured.append(replay_metrics.unreplayed_mismatch(logprobs, rollout, tensors.mask))
         return measured
 
     @property
@@ -219,7 +223,7 @@ class MegatronEngine(WholeStep):
 
     def _step(self, rate: float, factor: float) -> float:
         norm = self._optimizer.step(rate, factor)
-        check_norm(norm)
+        check_gradient_norm(norm)
         self._weights_changed()
         return norm
 
@@ -263,7 +267,7 @@ class MegatronEngine(WholeStep):
         checkpoint.save(folder, self._layout, self._optimizer, self._reference)
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
-        """Write a checkpoint in the background, each rank its shards; see `SavesMeanwhile`."""
+        """Write a checkpoint in the background, each rank its shards; see `SupportsAsyncSave`."""
         return checkpoint.begin_save(folder, self._layout, self._optimizer, self._reference)
 
     def load(self, folder: Path) -> None:

@@ -38,7 +38,7 @@ class MicroBatch:
     packed: bool = True
 
 
-def plan_micro_batches(lengths: Sequence[int], layout: Layout, token_budget: int) -> list[list[MicroBatch]]:
+def plan_micro_batches(lengths: Sequence[int], layout: Layout, max_tokens: int) -> list[list[MicroBatch]]:
     """Micro-batches of each data-parallel rank.
 
     All ranks get the same number, padded with empty ones: ranks that share experts or a pipeline wait for each other in
@@ -51,7 +51,7 @@ def plan_micro_batches(lengths: Sequence[int], layout: Layout, token_budget: int
         rank, reverse = position % layout.data, (position // layout.data) % 2
         shares[layout.data - 1 - rank if reverse else rank].append(index)
     packed = layout.context == 1
-    cuts = [_cut([lengths[i] for i in share], layout, token_budget, max(lengths)) for share in shares]
+    cuts = [_cut([lengths[i] for i in share], layout, max_tokens, max(lengths)) for share in shares]
     count = max(map(len, cuts))
     if layout.virtual > 1:  # the interleaved schedule takes a multiple of the pipeline stages
         count = -(-count // layout.pipeline) * layout.pipeline
@@ -68,11 +68,11 @@ def plan_micro_batches(lengths: Sequence[int], layout: Layout, token_budget: int
     return [[MicroBatch(batch.indices, rows, length, packed) for batch in plan] for plan in padded]
 
 
-def _cut(lengths: list[int], layout: Layout, token_budget: int, longest: int) -> list[list[int]]:
+def _cut(lengths: list[int], layout: Layout, max_tokens: int, longest: int) -> list[list[int]]:
     """Micro-batches within the budget; with one padded shape all sequences have one length."""
     packed = layout.context == 1
     sizes = lengths if packed or layout.virtual == 1 else [longest] * len(lengths)
-    return micro_batches(sizes, token_budget=token_budget, padded=not packed)
+    return micro_batches(sizes, max_tokens=max_tokens, padded=not packed)
 
 
 def _micro_batch(lengths: Sequence[int], indices: list[int], multiple: int, *, packed: bool) -> MicroBatch:

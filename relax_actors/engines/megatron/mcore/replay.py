@@ -14,7 +14,7 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from relax_actors.engines.torch.experts import Choices
+from relax_actors.engines.torch.experts import RerouteCounter
 from relax_actors.errors import ConfigError
 
 TopK = Callable[..., tuple[Tensor, Tensor]]
@@ -27,8 +27,8 @@ class _Router:
     backward. Backward takes the micro-batches of a chunk in the order of forward, so a queue keeps their experts.
     """
 
-    def __init__(self, choices: Choices, *, recomputed: bool) -> None:
-        self._choices, self._recomputed = choices, recomputed
+    def __init__(self, reroutes: RerouteCounter, *, recomputed: bool) -> None:
+        self._reroutes, self._recomputed = reroutes, recomputed
         self.recorded: Tensor | None = None
         self.replays = self.trains = True
         self._awaiting_backward: deque[Tensor | None] = deque()
@@ -54,7 +54,7 @@ class _Router:
                 self._awaiting_backward.append(recorded)
         if recorded is None:
             return values, own
-        chosen = (Choices() if is_recomputed else self._choices).replace(own, recorded)
+        chosen = (RerouteCounter() if is_recomputed else self._reroutes).replace(own, recorded)
         return (scores.gather(1, chosen), chosen) if self.replays else (values, own)
 
     def clear(self) -> None:
@@ -79,11 +79,13 @@ class Replay:
         if not all(hasattr(layer.mlp, "router") for model in models for layer in _layers(model)):
             msg = "trainer.router_replay = true, but the model has no experts; leave it out"
             raise ConfigError(msg)
-        self.choices = Choices()
+        self.reroutes = RerouteCounter()
         self._sequence_parallel = sequence_parallel
         self._routers: list[dict[int, _Router]] = []
         for model in models:
-            routers = {layer.layer_number - 1: _Router(self.choices, recomputed=recomputed) for layer in _layers(model)}
+            routers = {
+                layer.layer_number - 1: _Router(self.reroutes, recomputed=recomputed) for layer in _layers(model)
+            }
             for layer in _layers(model):
                 layer.mlp.router.router_replay = routers[layer.layer_number - 1]
             self._routers.append(routers)

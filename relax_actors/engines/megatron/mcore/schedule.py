@@ -38,7 +38,7 @@ class Schedule:
 
     def __init__(self, config: Config, architecture: Architecture, layout: Layout) -> None:
         self._layout, self._vocab_size = layout, architecture.vocab_size
-        self._token_budget, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
+        self._max_tokens, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
         self._device = process_groups.device()
 
     def micro_batches(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
@@ -47,7 +47,7 @@ class Schedule:
         Raises:
             ValueError: a sequence is empty, or longer than the token budget.
         """
-        plans = plan_micro_batches(lengths_of(samples), self._layout, self._token_budget)
+        plans = plan_micro_batches(lengths_of(samples), self._layout, self._max_tokens)
         return plans[parallel_state.get_data_parallel_rank()]
 
     def run(

@@ -21,10 +21,10 @@ from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import Schedule
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.engines.torch.hosted_model import Served
+from relax_actors.engines.torch.swappable_model import SwappableWeights
 
 
-class MegatronScorer(Served):
+class MegatronScorer(SwappableWeights):
     """Scoring engine with the whole model in one rank, independent of the trainer's layout.
 
     Args:

@@ -1,4 +1,4 @@
-"""How torch computes in a process of ours."""
+"""Torch settings of a process: number of threads and deterministic kernels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from relax_actors.config.schema import RunSection
 
 
-def set_up(run: RunSection) -> None:
-    """Set the number of threads, and with run.deterministic kernels that give the same bits again.
+def configure_torch(run: RunSection) -> None:
+    """Set the number of threads and, with run.deterministic, kernels that give the same bits in every run.
 
-    On a CPU with one thread they do anyway; on CUDA this costs speed. Operations that have no such kernel warn.
+    On a CPU with one thread this changes no result; on CUDA it costs speed. Operations without a deterministic kernel
+    emit a warning. Call it before the first CUDA operation.
     """
     torch.set_num_threads(run.threads)
     if run.deterministic:
@@ -20,5 +21,5 @@ def set_up(run: RunSection) -> None:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
-        # Its backward pass has no deterministic form.
+        # The backward pass of this attention kernel has no deterministic form.
         torch.backends.cuda.enable_mem_efficient_sdp(enabled=False)

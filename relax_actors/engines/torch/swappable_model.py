@@ -1,4 +1,4 @@
-"""Torch models whose weights come by version: prepared beside those in use, verified, and swapped in between uses."""
+"""Torch models that switch between weight versions: a new version is staged beside the current one, then swapped in."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocols import WeightUpdate
 
 
-class Served(ABC):
-    """Some parameters; what they hold comes by `load`, or by `stage` and `swap`.
+class SwappableWeights(ABC):
+    """Parameters whose values are replaced version by version; implements `WeightConsumer`.
 
     Args:
-        follows: whether further versions are to come: memory for the next one is kept.
+        follows: whether further versions will be loaded; memory for the next one is then kept allocated.
     """
 
     def __init__(self, *, follows: bool) -> None:
@@ -31,27 +31,27 @@ class Served(ABC):
 
     @abstractmethod
     def _parameters(self) -> Mapping[str, Tensor]:
-        """The parameters, by names of its own."""
+        """Return the parameters by the implementation's own names."""
 
     @abstractmethod
     def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-        """Weights in Hugging Face names as the parameters of these names have them.
+        """Convert weights with Hugging Face names to the names and shapes of `_parameters`.
 
         Raises:
-            ConfigError: they are not those of the model.
+            ConfigError: they do not match the model.
         """
 
     @property
     def version(self) -> int | None:
-        """Version of the weights that are loaded."""
+        """Version in use; None before the first."""
         return self._version
 
     def empty_copy(self) -> HostCopy:
-        """A copy of tensors; see `WeightConsumer`."""
+        """Return an empty host copy; see `WeightConsumer`."""
         return HostCopy()
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Prepare weights beside those in use; see `WeightConsumer`."""
+        """Copy weights to the device beside those in use; see `WeightConsumer`."""
         known, fitted = self._parameters(), self._fitted(version, tensors)
         spare, self._spare = self._spare, {}
         staged = {}
@@ -61,14 +61,14 @@ class Served(ABC):
         self._staged = version, staged
 
     def swap(self) -> int:
-        """Serve what was staged; see `WeightConsumer`."""
+        """Switch to the staged weights; see `WeightConsumer`."""
         staged, self._staged = self._staged, None
         if staged is None:
             msg = "no weights are staged; nothing can be swapped"
             raise StoreError(msg)
         version, tensors = staged
         known = self._parameters()
-        # What was in use takes the next version: giving its memory back would take longer than all else here.
+        # The previous weights become the memory of the next version: freeing it would dominate the time of a swap.
         self._spare = {name: known[name].data for name in tensors} if self._follows else {}
         for name, tensor in tensors.items():
             known[name].data = tensor
@@ -76,7 +76,7 @@ class Served(ABC):
         return version
 
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
-        """Swap to a whole set of weights at once; see `WeightConsumer`."""
+        """Verify, stage and swap to a full set of weights; see `WeightConsumer`."""
         self._version = None
         copy = HostCopy()
         copy.apply([WeightUpdate(version, fingerprint, shards)])
@@ -84,29 +84,32 @@ class Served(ABC):
         self.swap()
 
     def require_weights(self) -> int:
-        """The version in use.
+        """Return the version in use.
 
         Raises:
-            StoreError: there is none.
+            StoreError: no weights are loaded.
         """
         if self._version is None:
-            msg = "no verified weights are loaded; nothing can be computed"
+            msg = "no verified weights are loaded; load a version before computing"
             raise StoreError(msg)
         return self._version
 
     def close(self) -> None:
-        """Let go of what is kept for further weights; the rest ends with the process."""
+        """Release the memory of staged and spare weights; the process frees the rest when it exits."""
         self._staged, self._spare = None, {}
 
 
-class ServedModel(Served):
-    """A model folder's architecture in transformers.
+class SwappableModel(SwappableWeights):
+    """Model of a model folder in transformers, with swappable weights.
 
     Args:
         path: model folder.
         device: torch device.
-        dtype: of the weights here.
-        follows: whether further versions are to come: memory for the next one is kept.
+        dtype: dtype of the weights on the device.
+        follows: whether further versions will be loaded; memory for the next one is then kept allocated.
+
+    Raises:
+        ConfigError: transformers cannot build the model.
     """
 
     def __init__(
@@ -124,12 +127,12 @@ class ServedModel(Served):
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model that computes, with the weights in use."""
+        """Model with the weights in use."""
         return self._model
 
     def _parameters(self) -> Mapping[str, Tensor]:
-        known: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
-        return known
+        parameters: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        return parameters
 
     def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
         check_fit(self._model, tensors, f"version {version}")
