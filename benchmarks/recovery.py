@@ -35,11 +35,13 @@ import numpy as np
 from live_run import LiveRun, wait_for
 
 from broker.subjects import RowId
+from relax_actors.roles import built_in_spec
 from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.supervision.node import FORKED
 
 ROLES = ("trainer", "rollout", "reward", "advantages", "prompts", "evaluator")
+FORKED = tuple(role for role in ROLES if built_in_spec(role).device)
+"""Roles that the zygote forks, because their imports take seconds."""
 TARGETS = (*ROLES, "node", "broker")
 SETTLE_STEPS = 10
 SETTINGS = [
