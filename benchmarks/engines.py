@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -25,8 +26,7 @@ import torch
 from broker.process import spawn, stop
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import measure, prepare
-from relax_actors.engines.backends import inference_backend
-from relax_actors.engines.protocols import GenerationRequest, InferenceEngine
+from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.server_record import ServerRecord
@@ -35,10 +35,12 @@ from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.node import actor_environment
+from relax_actors.supervision.pools import server_launch
 from relax_actors.weights import files as weights
 
 PROMPTS, SAMPLES, LENGTH = 16, 8, 12
 START_SECONDS = 180.0
+Engine: TypeAlias = TransformersEngine | SglangEngine
 
 
 def config_of(folder: Path, hidden: int, layers: int) -> Config:
@@ -72,8 +74,9 @@ def server_of(config: Config) -> Iterator[Path]:
     """Run a server under its keeper, like a node; yield the path of its record."""
     folder = RunFolder(config.folder)
     with folder.root.joinpath("server.log").open("ab") as log:
-        command = [sys.executable, "-m", inference_backend(config).server_module(config), str(folder.root), "0"]
-        keeper = spawn(command, log=log, environment=os.environ | actor_environment(config))
+        environment = actor_environment(config)
+        command = server_launch(folder, 0, environment).command
+        keeper = spawn(command, log=log, environment=os.environ | environment)
     try:
         end = time.monotonic() + START_SECONDS
         while ServerRecord.load(folder.server(0)) is None:
@@ -85,7 +88,7 @@ def server_of(config: Config) -> Iterator[Path]:
         stop(keeper, 5)
 
 
-def seconds(engine: InferenceEngine, tokens: int) -> float:
+def seconds(engine: Engine, tokens: int) -> float:
     """Wall time of generating all samples."""
     prompts = np.random.default_rng(0).integers(0, 500, (PROMPTS, LENGTH)).astype(np.int32)
     requests = [GenerationRequest(p, i, SAMPLES, 1.0, 1.0, tokens, frozenset()) for i, p in enumerate(prompts)]
@@ -117,7 +120,7 @@ def main() -> None:
             length = measure(config.model_path).context_length
             loader = DiskLoader(Path(scratch) / "weights")
             settings = SglangSettings(length, rows=PROMPTS, patience=START_SECONDS, stall=60.0)
-            engines: dict[str, InferenceEngine] = {
+            engines: dict[str, Engine] = {
                 "transformers": TransformersEngine(config.model_path),
                 "sglang": SglangEngine(lambda: ServerRecord.load(record), loader, settings),
             }

@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from live_run import PROGRAMS
+
 from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
@@ -46,10 +48,10 @@ def name_of(pid: int, folder: Path) -> str | None:
         return None
     if not any(str(folder) in part for part in command):
         return None
-    if "relax_actors.supervision.actor_process" in command:
+    # The zygote's command line also contains the actor module, which the zygote imports.
+    if "relax_actors.supervision.actor_process" in command and "relax_actors.supervision.zygote" not in command:
         return command[-2]
-    names = {"nats-server": "broker", "supervision.node": "node", "cli.main": "root"}
-    return next((name for part, name in names.items() if any(part in word for word in command)), None)
+    return next((name for part, name in PROGRAMS.items() if any(part in word for word in command)), None)
 
 
 def cpu_of(folder: Path) -> dict[str, float]:

@@ -40,6 +40,8 @@ from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
 
 ROLES = ("trainer", "rollout", "reward", "advantages", "prompts", "evaluator")
+FORKED = tuple(role for role in ROLES if built_in_spec(role).device)
+"""Roles that the zygote forks, because their imports take seconds."""
 TARGETS = (*ROLES, "node", "broker")
 SETTLE_STEPS = 10
 SETTINGS = [

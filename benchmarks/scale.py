@@ -1,7 +1,7 @@
 """Measure one broker with 10, 100 and 1,000 rollout actors on the same rows.
 
-The actors are real: the role `rollout` with a simulated engine that takes no time, each with its own pump, thread and
-connection; `--processes` processes hold all of them. Rows are admitted as fast as they can be written; the time is
+The actors are real: the role `rollout` with a simulated engine that takes a microsecond, each with its own pump, thread
+and connection; `--processes` processes hold all of them. Rows are admitted as fast as they can be written; the time is
 taken from the first row to the last trajectory. CPU and memory (resident set) of the broker are those of nats-server.
 Repeats are interleaved; the table shows medians.
 
@@ -69,7 +69,9 @@ class LoopConnection(Connection):
 
 def config_of(folder: Path) -> Config:
     """Configuration of a run whose rows take no time."""
-    simulate = {"devices": 2, "rollout_devices": 1, "generation": {"row": 0.0}, "training": {"step": 0.0}}
+    # Not 0: a simulated row of 0 seconds has no tokens, and its trajectory would be rejected.
+    generation = {"row": 1e-6}
+    simulate = {"devices": 2, "rollout_devices": 1, "generation": generation, "training": {"step": 0.0}}
     body = {**DEFAULTS, "run": {"name": "scale", "folder": str(folder)}, "simulate": simulate}
     return validate(body, "benchmark")
 

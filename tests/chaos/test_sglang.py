@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.engines.sglang import launch
-from relax_actors.supervision.janitor import MEMORY
+from relax_actors.supervision.janitor import SHARED_MEMORY
 from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import command_of, story_of, wait_for_cell
 from tests.support.running import Run, processes_of, relax, wait_until
@@ -32,7 +32,7 @@ LONG = 600.0
 
 def segments() -> set[Path]:
     """Shared memory segments of SGLang."""
-    return {*Path(MEMORY).glob("sglang_*"), *Path(MEMORY).glob("sem.mp-*")}
+    return {*Path(SHARED_MEMORY).glob("sglang_*"), *Path(SHARED_MEMORY).glob("sem.mp-*")}
 
 
 def kill_server(run: Run) -> int:

@@ -14,7 +14,7 @@ import pytest
 from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import connected
-from relax_actors.monitoring.recorded import SETTLED, read_metrics, with_recorded
+from relax_actors.monitoring.recorded import WARMUP_SHARE, read_metrics, with_recorded
 from tests.support.running import SUPPORT, Run, processes_of, relax
 
 CLUSTER = SUPPORT / "cluster.toml"
@@ -77,7 +77,7 @@ def test_phases_are_taken_from_a_recorded_run(make_run: Callable[..., Run]) -> N
         steps = [body["train_seconds"] for body in read_metrics(at.table, "trainer", "step")]
         rows = [body["seconds"] for body in read_metrics(at.table, "rollout", "generated")]
     assert len(steps) == 8
-    rows = rows[int(SETTLED * len(rows)) :]
+    rows = rows[int(WARMUP_SHARE * len(rows)) :]
     assert (step.values[0], step.values[-1]) == pytest.approx((min(steps), max(steps)), abs=1e-4)
     assert min(steps) >= 80 / 2 * 0.01
     assert (row.values[0], row.values[-1]) == pytest.approx((min(rows), max(rows)), abs=1e-4)

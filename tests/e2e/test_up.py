@@ -191,7 +191,7 @@ def test_missing_model_folder_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "tiny_tasks.py").write_text((SUPPORT / "tiny_tasks.py").read_text())
     done = relax("check", str(config), cwd=tmp_path)
     assert done.returncode == 2
-    assert "is no model folder: it has no config.json" in done.stderr
+    assert "is not a model folder: it has no config.json" in done.stderr
 
 
 def test_port_in_use_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from broker.codec import (
     MAX_CELL_BYTES,
-    SCHEMA,
-    TensorRef,
     decode,
     decode_fields,
     encode,
@@ -27,6 +25,8 @@ from broker.codec import (
     plain_value,
 )
 from broker.errors import CodecError, StoreError
+from broker.fields import TensorRef
+from broker.schema import SCHEMA
 from broker.store import Store
 from broker.subjects import RowId
 from relax_actors import messages

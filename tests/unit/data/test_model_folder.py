@@ -52,12 +52,12 @@ def test_parameters_of_stored_weights_are_read_from_their_headers(tmp_path: Path
 @pytest.mark.parametrize("text", ["{}", "x", '{"max_position_embeddings": "many"}', '{"vocab_size": 3}'])
 def test_folder_with_an_invalid_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.json is no config of a language model"):
+    with pytest.raises(ConfigError, match=r"config\.json is not the config of a language model"):
         measure(tmp_path)
 
 
 def test_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no model folder: it has no config\.json"):
+    with pytest.raises(ConfigError, match=r"is not a model folder: it has no config\.json"):
         measure(tmp_path / "none")
 
 
