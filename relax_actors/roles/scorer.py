@@ -77,13 +77,13 @@ class Scorer(Role):
 
     def handle_many(self, rows: Sequence[Row]) -> list[Array | RelaxError]:
         """Score rows together; a malformed row gets its error, and the others are scored."""
-        found: list[Array | RelaxError | None] = [self._flaw(row) for row in rows]
-        good = [n for n, flaw in enumerate(found) if flaw is None]
+        found: list[Array | RelaxError | None] = [self._problem_of(row) for row in rows]
+        good = [n for n, problem in enumerate(found) if problem is None]
         for n, logprobs in zip(good, self._score([rows[n] for n in good]) if good else [], strict=True):
             found[n] = logprobs
         return [value for value in found if value is not None]
 
-    def _flaw(self, row: Row) -> RelaxError | None:
+    def _problem_of(self, row: Row) -> RelaxError | None:
         try:
             why = self._validator.of_trajectory(row.trajectory, row.id.step)
         except RelaxError as error:

@@ -29,7 +29,7 @@ class StepFeed:
     def __init__(self, context: Context, engine: TrainingEngine, reader: StepReader) -> None:
         config = context.config
         self._context, self._engine, self._reader = context, engine, reader
-        self._token_budget, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
+        self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
         self._normalisation = config.algorithm.step_normalisation
         # Statistics over a whole step are known only when its last row has arrived.
         self._streams = config.trainer.stream and self._normalisation == "none"
@@ -86,7 +86,7 @@ class StepFeed:
         self.seconds = self.early_seconds = 0.0
 
     def _parts(self) -> list[range]:
-        return split_rows(self._rows.lengths, max_tokens=self._token_budget)
+        return split_rows(self._rows.lengths, max_tokens=self._max_tokens)
 
     def complete(self, rows: int) -> StepRows | None:
         """Return the step's rows if all `rows` of them have been read."""

@@ -168,3 +168,16 @@ def test_model_without_supported_routers_is_refused(tmp_path: Path) -> None:
     dense = config_of(tmp_path, DENSE)
     with pytest.raises(ConfigError, match="the transformers model qwen3 has no supported router"):
         TransformersEngine(dense.model_path, records_experts=True)
+
+
+def test_sequences_without_recorded_experts_keep_their_own_in_a_mixed_micro_batch(
+    tmp_path: Path, config: Config
+) -> None:
+    scorer, batch = TorchScorer(config), batch_of(0)
+    shard = tmp_path / "scored.safetensors"
+    scorer.load(0, started(config).publish(shard), [shard])
+    forced = routed(batch, 1, MOE, missing=0.0)
+    mixed = [b if i % 2 else a for i, (a, b) in enumerate(zip(batch, forced, strict=True))]
+    alone = [scorer.score([sample], nothing)[0] for sample in mixed]
+    for together, expected in zip(scorer.score(mixed, nothing), alone, strict=True):
+        np.testing.assert_allclose(together, expected, atol=1e-5)

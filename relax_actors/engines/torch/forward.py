@@ -93,12 +93,15 @@ class Forward:
         )
 
     def _experts(self, samples: Sequence[TrainSample], begins: NDArray[Any]) -> Tensor | None:
-        recorded = [sample.routed_experts for sample in samples]
-        known = [experts for experts in recorded if experts is not None]
-        if len(known) < len(recorded):
+        """Lay out recorded experts; a sequence without any leaves its choices to the routers."""
+        known = [
+            (sample.routed_experts, slice(begin, begin + len(sample)))
+            for begin, sample in zip(begins, samples, strict=True)
+            if sample.routed_experts is not None
+        ]
+        if not known:
             return None
-        places = [slice(begin, begin + len(sample)) for begin, sample in zip(begins, samples, strict=True)]
-        packed = pack_experts(known, places, sum(lengths_of(samples)))
+        packed = pack_experts([experts for experts, _ in known], [at for _, at in known], sum(lengths_of(samples)))
         return torch.from_numpy(packed).to(self.device)
 
     def padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
