@@ -80,7 +80,7 @@ def encode(value: Any, author: str, place: Place | None = None, *, subject: str 
         if isinstance(item, np.generic):
             return item.item()
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            return _plain_fields(item)
+            return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
         msg = f"a {type(item).__name__} cannot be encoded in a cell; use plain data, arrays or dataclasses"
         raise CodecError(msg)
 

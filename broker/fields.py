@@ -141,7 +141,7 @@ def _dataclass_decoder(expected: type) -> Decoder:
             raise CodecError(msg)
         try:
             return expected(**{name: decoders[name](item, f"{at}.{name}") for name, item in value.items()})
-        except (ValueError, TypeError, OverflowError) as error:
+        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
             msg = f"{at}: {error}"
             raise CodecError(msg) from error
 

@@ -145,7 +145,7 @@ class AlgorithmSection(Section):
     correction_high: Annotated[float, Field(ge=1)] = 2.0
     """Upper bound of w; 2 is usual for `tis`, 5 for `icepop`."""
     reject: Literal["none", "geometric", "max"] = "none"
-    """Rejection of whole samples with w outside of `reject_low` and `reject_high`: by the geometric mean over tokens,
+    """Rejection of sequences with w outside of `reject_low` and `reject_high`: by the geometric mean over tokens,
     or at any token. With `proximal = "rollout"` w is the trainer's probability over the rollout's."""
     reject_low: Fraction = 0.5
     """Lower bound of w for `reject`."""

@@ -108,8 +108,8 @@ class Reward:
         if self.token_values is not None and self.lengths is not None:
             _check_numbers(self.token_values, "token_values of a reward")
             lengths = self.lengths
-            if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
-                msg = f"lengths of a reward are {lengths.dtype}{list(lengths.shape)}, not [n] integers of at least 0"
+            if lengths.ndim != 1 or lengths.dtype != np.int32 or (lengths < 0).any():
+                msg = f"lengths of a reward are {lengths.dtype}{list(lengths.shape)}, not [n] int32 of at least 0"
                 raise ValueError(msg)
             if len(lengths) != len(self.values) or lengths.sum(dtype=np.int64) != len(self.token_values):
                 msg = f"token_values [{len(self.token_values)}] do not match lengths {lengths[:8].tolist()}"
@@ -131,6 +131,8 @@ class Advantage:
             trajectory's tokens.
         reward: mean reward of the samples.
         returns: `[total] float32`, targets of a critic; None without a critic.
+        lengths: `[n] int32`, tokens of each sample that token rewards were given for; compared with the trajectory
+            before the row is trained.
 
     Raises:
         ValueError: a number is not finite, or an array has more than one dimension.
@@ -139,6 +141,7 @@ class Advantage:
     values: Array
     reward: float
     returns: Array | None = None
+    lengths: Array | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self.values, "a row's advantage")
@@ -147,6 +150,9 @@ class Advantage:
             raise ValueError(msg)
         if self.returns is not None:
             _check_numbers(self.returns, "returns of a row")
+        if self.lengths is not None and (self.lengths.ndim != 1 or self.lengths.dtype != np.int32):
+            msg = f"lengths of an advantage are {self.lengths.dtype}{list(self.lengths.shape)}, not [n] int32"
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,9 @@ class TokenSequence:
                 f"{len(self.logprobs)} logprobs and {len(self.versions)} versions; give one of each for every token"
             )
             raise ValueError(msg)
+        if self.loss_mask.dtype != np.bool_ or (self.loss_mask & (self.versions < 0)).any():
+            msg = "loss_mask of a sequence must be bool, and true only where the policy sampled (version of at least 0)"
+            raise ValueError(msg)
 
     @classmethod
     def of_completion(cls, prompt: Array, tokens: Array, logprobs: Array, versions: Array) -> TokenSequence:

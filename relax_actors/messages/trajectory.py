@@ -6,6 +6,7 @@ same data as objects, and `Trajectory.of` builds a trajectory from objects.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from relax_actors.messages.experts import compact, expand
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
 
 Array = NDArray[Any]
+_METRIC_NAME = re.compile(r"[\w./-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,20 @@ class Trajectory:
         Raises:
             ValueError: a sample has no sequence, samples have different metrics, or a check of `Trajectory` fails.
         """
+        if not samples:
+            msg = "a trajectory has no samples; give the row at least one"
+            raise ValueError(msg)
         if empty := [i for i, sample in enumerate(samples) if not sample.sequences]:
             msg = f"sample {empty[0]} has no sequence; give each sample at least one"
             raise ValueError(msg)
         sequences = [sequence for sample in samples for sequence in sample.sequences]
+        with_experts = [sequence.routed_experts is not None for sequence in sequences]
+        if any(with_experts) and not all(with_experts):
+            msg = (
+                f"sequence {with_experts.index(False)} has no routed_experts, other sequences have; record them for "
+                "all or for none"
+            )
+            raise ValueError(msg)
         shared = [_count_shared(prompt_tokens, sequence) for sequence in sequences]
         own = list(zip(sequences, shared, strict=True))
         masked = any(s.loss_mask[:k].any() or not s.loss_mask[k:].all() for s, k in own)
@@ -102,11 +114,11 @@ class Trajectory:
                 raise ValueError(msg)
         experts = _stored_experts(own, len(prompt_tokens))
         return cls(
-            prompt_tokens=np.asarray(prompt_tokens, np.int32),
+            prompt_tokens=_int32(np.asarray(prompt_tokens), "prompt_tokens"),
             lengths=np.array([len(s.token_ids) - k for s, k in own], np.int32),
-            token_ids=np.concatenate([s.token_ids[k:] for s, k in own]).astype(np.int32),
+            token_ids=_int32(np.concatenate([s.token_ids[k:] for s, k in own]), "token_ids"),
             logprobs=np.concatenate([s.logprobs[k:] for s, k in own]).astype(np.float32),
-            versions=np.concatenate([s.versions[k:] for s, k in own]).astype(np.int32),
+            versions=_int32(np.concatenate([s.versions[k:] for s, k in own]), "versions"),
             texts=[sample.text for sample in samples],
             finish_reasons=[str(sample.finish_reason) for sample in samples],
             fingerprint=fingerprint,
@@ -123,6 +135,14 @@ class Trajectory:
     def trained(self) -> Array:
         """True for trained tokens, `[total] bool`."""
         return np.ones(len(self.token_ids), np.bool_) if self.loss_mask is None else self.loss_mask
+
+    @property
+    def trained_samples(self) -> Array:
+        """True for samples with a trained token, `[n] bool`."""
+        so_far = np.concatenate([[0], np.cumsum(self.trained)])
+        ends = np.concatenate([[0], np.cumsum(self.sample_lengths)])
+        found: Array = np.diff(so_far[ends]) > 0
+        return found
 
     @property
     def shared(self) -> Array:
@@ -149,7 +169,7 @@ class Trajectory:
     @property
     def sequence_lengths(self) -> list[int]:
         """Number of tokens of each sequence, including prompt tokens."""
-        found: list[int] = (self.lengths + self.shared).tolist()
+        found: list[int] = (self.lengths.astype(np.int64) + self.shared).tolist()
         return found
 
     @property
@@ -160,34 +180,44 @@ class Trajectory:
     @property
     def sequences(self) -> list[TokenSequence]:
         """The sequences of all samples, in order."""
-        return list(self._sequences())
+        return list(self.iter_sequences())
 
     @property
     def samples(self) -> list[Sample]:
         """The samples, in order."""
-        sequences, found = self._sequences(), []
+        sequences, found = self.iter_sequences(), []
         for i, count in enumerate(self.counts.tolist()):
             metrics = {name: values[i] for name, values in self.metrics.items()}
             own = tuple(next(sequences) for _ in range(count))
             found.append(Sample(own, self.texts[i], FinishReason(self.finish_reasons[i]), metrics))
         return found
 
-    def _sequences(self) -> Iterator[TokenSequence]:
-        trained, spans, experts = self.trained, self.spans, self._experts()
+    def iter_sequences(self, *, spans: bool = True, experts: bool = True) -> Iterator[TokenSequence]:
+        """Yield the sequences of all samples, in order.
+
+        Args:
+            spans: restore `TokenSequence.spans`.
+            experts: restore `TokenSequence.routed_experts` where they were recorded.
+        """
+        trained, recorded = self.trained, self._experts() if experts else None
+        begins = None if self.spans is None else self.spans[:, 0]
         ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
         for i, (end, own, shared) in enumerate(zip(ends, self.lengths.tolist(), self.shared.tolist(), strict=True)):
             begin = end - own
             part = slice(begin, end)
             inside = None
-            if spans is not None:
-                inside = spans[(spans[:, 0] >= begin) & (spans[:, 1] <= end)] - begin + shared
+            if spans and self.spans is not None and begins is not None:
+                first, last = np.searchsorted(begins, (begin, end)).tolist()
+                inside = self.spans[first:last] - begin + shared
+            elif spans:
+                inside = runs(self.versions[part] >= 0) + shared
             yield TokenSequence(
                 np.concatenate([self.prompt_tokens[:shared], self.token_ids[part]]),
                 np.concatenate([np.zeros(shared, np.bool_), trained[part]]),
                 np.concatenate([np.zeros(shared, np.float32), self.logprobs[part]]),
                 np.concatenate([np.full(shared, NOT_SAMPLED, np.int32), self.versions[part]]),
-                runs(self.versions[part] >= 0) + shared if inside is None else inside,
-                None if experts is None else _joined_experts(experts, i, shared, part),
+                inside,
+                None if recorded is None else _joined_experts(recorded, i, shared, part),
             )
 
     def _experts(self) -> tuple[Array, Array] | None:
@@ -196,10 +226,16 @@ class Trajectory:
         return expand(self.prompt_experts), expand(self.routed_experts)
 
     def _check_types(self) -> None:
-        for name in ("prompt_tokens", "lengths", "token_ids", "versions", "sequence_counts", "shared_lengths"):
+        for name in ("prompt_tokens", "token_ids", "versions"):
             array = getattr(self, name)
-            if array is not None and (array.ndim != 1 or array.dtype.kind not in "iu"):
+            if array.ndim != 1 or array.dtype.kind not in "iu":
                 msg = f"{name} of a trajectory is {array.dtype}{list(array.shape)}, not one-dimensional integers"
+                raise ValueError(msg)
+        # Sums of int32 fit in int64, so that no layout can wrap around and pass the checks below.
+        for name in ("lengths", "sequence_counts", "shared_lengths"):
+            array = getattr(self, name)
+            if array is not None and (array.ndim != 1 or array.dtype != np.int32):
+                msg = f"{name} of a trajectory is {array.dtype}{list(array.shape)}, not one-dimensional int32"
                 raise ValueError(msg)
         if self.logprobs.ndim != 1 or self.logprobs.dtype.kind != "f":
             msg = f"logprobs of a trajectory are {self.logprobs.dtype}{list(self.logprobs.shape)}, not [total] floats"
@@ -216,9 +252,13 @@ class Trajectory:
         if unknown := set(self.finish_reasons) - set(FinishReason):
             msg = f"unknown finish reasons {sorted(unknown)}; use one of {', '.join(FinishReason)}"
             raise ValueError(msg)
-        if not all(np.isfinite(values).all() for values in self.metrics.values()):
-            msg = "a sample's metric is not finite"
-            raise ValueError(msg)
+        for name, values in self.metrics.items():
+            if not _METRIC_NAME.fullmatch(name):
+                msg = f"{name[:80]!r} is not the name of a metric; use letters, digits and ._/- only"
+                raise ValueError(msg)
+            if not np.isfinite(values).all():
+                msg = f"metric {name!r} of a sample is not finite"
+                raise ValueError(msg)
         if len(counts) != n or (counts < 1).any():
             msg = f"sequence_counts {counts[:8].tolist()} must give each of {n} samples at least one sequence"
             raise ValueError(msg)
@@ -260,12 +300,17 @@ class Trajectory:
         spans = self.spans
         if spans is None:
             return
-        if spans.ndim != 2 or spans.shape[1:] != (2,) or spans.dtype.kind not in "iu":  # noqa: PLR2004
-            msg = f"spans of a trajectory are {spans.dtype}{list(spans.shape)}, not [spans, 2] integers"
+        if spans.ndim != 2 or spans.shape[1:] != (2,) or spans.dtype != np.int32:  # noqa: PLR2004
+            msg = f"spans of a trajectory are {spans.dtype}{list(spans.shape)}, not [spans, 2] int32"
             raise ValueError(msg)
-        flat = spans.reshape(-1)
+        flat = spans.reshape(-1).astype(np.int64)
         if len(flat) and ((np.diff(flat) < 0).any() or flat[0] < 0 or flat[-1] > len(self.token_ids)):
             msg = "spans of a trajectory overlap, are out of order or reach beyond its tokens"
+            raise ValueError(msg)
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        crosses = np.searchsorted(ends, flat[0::2], side="right") != np.searchsorted(ends, flat[1::2], side="left")
+        if (flat[0::2] == flat[1::2]).any() or crosses.any():
+            msg = "a span of a trajectory is empty, or reaches from one sequence into the next"
             raise ValueError(msg)
 
     def _check_experts(self) -> None:
@@ -292,6 +337,15 @@ def _count_shared(prompt: Array, sequence: TokenSequence) -> int:
     limit = min(len(prompt), int(sampled[0]) if len(sampled) else len(sequence.token_ids))
     differences = np.flatnonzero(np.asarray(prompt[:limit]) != sequence.token_ids[:limit])
     return int(differences[0]) if len(differences) else limit
+
+
+def _int32(array: Array, name: str) -> Array:
+    """Convert integers to int32; raise ValueError for other kinds and for numbers that do not fit."""
+    bounds = np.iinfo(np.int32)
+    if array.dtype.kind not in "iu" or (len(array) and (array.min() < bounds.min or array.max() > bounds.max)):
+        msg = f"{name} are {array.dtype}; give integers that fit in int32"
+        raise ValueError(msg)
+    return array.astype(np.int32)
 
 
 def _none_if_all(default: int, values: Sequence[int]) -> Array | None:

@@ -82,7 +82,7 @@ def estimate_advantage(reward: Reward, estimator: Estimator, settings: Advantage
         RowError: the reward has token_values, and the estimator has no token form.
     """
     values = np.asarray(reward.values, np.float32)
-    mean = float(values.mean())
+    mean = float(values.astype(np.float64).mean())
     if reward.token_values is None or reward.lengths is None:
         return Advantage(estimator(values, normalise=settings.normalise), mean)
     estimate_tokens = token_form(estimator)
@@ -92,4 +92,5 @@ def estimate_advantage(reward: Reward, estimator: Estimator, settings: Advantage
             'set advantages.estimator = "grpo", or write rewards of samples only'
         )
         raise RowError(msg)
-    return Advantage(estimate_tokens(values, reward.token_values, reward.lengths, normalise=settings.normalise), mean)
+    found = estimate_tokens(values, reward.token_values, reward.lengths, normalise=settings.normalise)
+    return Advantage(found, mean, lengths=reward.lengths)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.data.prompt_maker import room
 from relax_actors.engines.protocols import Generation
 from relax_actors.errors import RelaxError, RowError, StoreError
 from relax_actors.messages import FinishReason, Sample, Trajectory
@@ -24,7 +25,8 @@ class EpisodeRollout(Rollout):
     """Rollout whose samples are written by `samples`; name a subclass in `rollout.actor`.
 
     A row is generated alone. Its random numbers follow from the row's seed, the call of `generate` and the place in it,
-    so that a row that is generated again after a crash comes out the same.
+    so that a row that is generated again after a crash comes out the same. With trainer.router_replay its sequences
+    must hold `routed_experts`.
     """
 
     def samples(self, row: Row, generate: Generate) -> list[Sample]:
@@ -33,12 +35,20 @@ class EpisodeRollout(Rollout):
         Args:
             row: the row; `row.prompt.tokens` is `[prompt_len] int32`.
             generate: call it with the tokens so far of each sample; it gives one `Generation` for each, without tokens
-                where the context has no room left.
+                where no room is left: a sequence has at most the tokens of the context and of
+                trainer.max_tokens_per_microbatch.
 
         Raises:
-            RowError: no samples can be generated; the row is quarantined with the reason.
+            RowError: no samples can be generated; the row is quarantined with the reason. Other exceptions are
+                retried, `supervision.max_failures` times in all.
         """
         raise NotImplementedError
+
+    def setup(self) -> None:
+        """Build the engine."""
+        super().setup()
+        # What the trainer takes at once, so that no episode is generated that it would refuse.
+        self._room = min(self._engine.context_length, room(self.context.config))
 
     def group_size(self, row: Row) -> int:
         """Samples of a row: `rollout.group_size`, or one where a held-out row is answered greedily."""
@@ -70,11 +80,32 @@ class EpisodeRollout(Rollout):
             elif not self._stager.try_use_version(prompt.min_version):
                 return StoreError(f"weights {prompt.min_version} are no longer in the store")
             samples = self.samples(row, self._generator(row))
-            trajectory = Trajectory.of(prompt.tokens, samples, self._fingerprint())
-        except ValueError as error:
-            return RowError(f"{type(self).__name__}.samples of {row.id}: {error}")
+            return self._checked(row, samples)
         except RelaxError as error:
             return error
+
+    def _checked(self, row: Row, samples: list[Sample]) -> Trajectory:
+        """Return the row's trajectory.
+
+        Raises:
+            RowError: wrong number of samples, a sample of another prompt, or what the trainer would refuse.
+        """
+        name, prompt, wanted = f"{type(self).__name__}.samples of {row.id}", row.prompt.tokens, self.group_size(row)
+        if len(samples) != wanted:
+            msg = f"{name}: {len(samples)} samples were returned, not {wanted} (rollout.group_size)"
+            raise RowError(msg)
+        for i, sample in enumerate(samples):
+            if sample.sequences and not np.array_equal(sample.sequences[0].token_ids[: len(prompt)], prompt):
+                msg = f"{name}: the first sequence of sample {i} does not begin with the tokens of the row's prompt"
+                raise RowError(msg)
+        try:
+            trajectory = Trajectory.of(prompt, samples, self._fingerprint())
+        except ValueError as error:
+            msg = f"{name}: {error}"
+            raise RowError(msg) from error
+        if not row.is_eval and (why := self._validator.of_trajectory(trajectory, row.id.step)):
+            msg = f"{name}: {why}"
+            raise RowError(msg)
         self._generated_tokens += sum(len(sample.tokens) for sample in samples)
         return trajectory
 
@@ -86,18 +117,18 @@ class EpisodeRollout(Rollout):
 
         def generate(sequences: Sequence[NDArray[Any]]) -> list[Generation]:
             nonlocal calls
-            room = [self._engine.context_length - len(tokens) for tokens in sequences]
+            free = [self._room - len(tokens) for tokens in sequences]
             requests = {
                 i: replace(
                     request,
                     tokens=np.asarray(tokens, np.int32),
                     seed=derive_seed(prompt.seed, "turn", calls, i),
                     samples=1,
-                    max_tokens=min(request.max_tokens, room[i]),
-                    min_tokens=min(request.min_tokens, room[i]),
+                    max_tokens=min(request.max_tokens, free[i]),
+                    min_tokens=min(request.min_tokens, free[i]),
                 )
                 for i, tokens in enumerate(sequences)
-                if room[i] > 0
+                if free[i] > 0
             }
             calls += 1
             found = [_nothing() for _ in sequences]

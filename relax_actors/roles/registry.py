@@ -81,10 +81,26 @@ def _built_in_class(config: Config, name: str) -> type[Role]:
     if path == name:
         return usual
     cls = check_role(ROLES.load(path, setting), setting)
-    if cls.writes != usual.writes:
-        msg = f"{setting} = {path!r} writes column {cls.writes!r}; role {name} must write {usual.writes!r}"
+    if issubclass(cls, StatefulRole) or cls.writes != usual.writes:
+        msg = f"{setting} = {path!r} must be a pool role that writes column {usual.writes!r}, not {cls.writes!r}"
+        raise ConfigError(msg)
+    needed, own = set(usual.reads), {role.writes for role in _pool_roles(config)}
+    if needed - set(cls.reads) or set(cls.reads) - needed - own:
+        msg = (
+            f"{setting} = {path!r} reads {sorted(cls.reads)}; it must read {sorted(needed)}, and beside them only "
+            "columns that roles of [roles] write"
+        )
+        raise ConfigError(msg)
+    if config.eval is not None and set(usual.kinds) - set(cls.kinds):
+        msg = f"{setting} = {path!r} has kinds {cls.kinds}; with [eval] they must be {usual.kinds}"
         raise ConfigError(msg)
     return cls
+
+
+def _pool_roles(config: Config) -> list[type[Role]]:
+    """Classes of the user's roles that depend on no reward."""
+    classes = [check_role(ROLES.load(section.actor, "role"), name) for name, section in config.roles.items()]
+    return [cls for cls in classes if not issubclass(cls, StatefulRole) and "reward" not in cls.reads]
 
 
 def spec_of(config: Config, name: str) -> RoleSpec:

@@ -125,11 +125,11 @@ def _in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
         trajectory: samples of the row.
         scored: log-probs of each sequence with trained tokens, prompt included.
     """
-    found = np.zeros(len(trajectory.token_ids), np.float32)
+    found, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
     start = 0
     for own in trajectory.lengths.tolist():
         part = slice(start, start + own)
-        if trajectory.trained[part].any():
+        if trained[part].any():
             found[part] = next(scored)[-own:]
         start += own
     return found

@@ -202,7 +202,7 @@ def _samples(row: _Row) -> list[Generation]:
     choices = random_generator(request.seed + 1).integers(0, 2, request.samples)
     samples = []
     for token, length in zip(choices, np.broadcast_to(row.lengths, request.samples), strict=True):
-        used = [version for start, version in row.versions if start < length]
+        used = [version for start, version in row.versions if start < length] or [row.versions[0][1]]
         versions = np.array([used[0], *used[-1:]] if len(used) > 1 else used, np.int32)
         samples.append(
             Generation(

@@ -47,7 +47,8 @@ def samples_of(
     ends = np.concatenate([[0], np.cumsum(trajectory.sample_lengths)])
     trained = np.repeat(np.diff(bounds[ends]), trajectory.counts).tolist()
     found, start = [], 0
-    for sequence, own, tokens in zip(trajectory.sequences, trajectory.lengths.tolist(), trained, strict=True):
+    sequences = trajectory.iter_sequences(spans=False, experts=replays)
+    for sequence, own, tokens in zip(sequences, trajectory.lengths.tolist(), trained, strict=True):
         part, prompt_length = slice(start, start + own), len(sequence.token_ids) - own
         start += own
         if not sequence.loss_mask.any():
@@ -59,7 +60,7 @@ def samples_of(
                 sequence.logprobs,
                 sequence.versions,
                 **{name: _pad_prompt(prompt_length, array[part]) for name, array in flat.items()},
-                routed_experts=sequence.routed_experts if replays else None,
+                routed_experts=sequence.routed_experts,
                 row=row,
                 sample_tokens=tokens,
             )

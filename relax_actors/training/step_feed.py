@@ -63,7 +63,7 @@ class StepFeed:
             # Rows after an unusable one must wait for its successor, which takes its place in the order.
             found = found.part(range(next(i for i, index in enumerate(new) if index in unusable)))
         self._rows.extend(found)
-        if len(self._rows) < rows:
+        if self._streams and len(self._rows) < rows:
             # Later rows may still join the last part.
             self._compute(self._parts()[:-1])
         return unusable

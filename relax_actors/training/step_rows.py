@@ -88,18 +88,22 @@ class StepRows:
         return found
 
     def normalised(self, kind: StepNormalisation) -> StepRows:
-        """Return a copy with advantages normalised over all rows; see `normalise_step`."""
+        """Return a copy with advantages normalised over all rows; see `normalise_step`.
+
+        Statistics cover samples with a trained token, or trained tokens if any row has advantages of tokens.
+        """
         if kind == "none":
             return self
-        if all(len(a.values) == len(t.texts) for a, t in zip(self.advantages, self.trajectories, strict=True)):
-            values = normalise_step([advantage.values for advantage in self.advantages], kind=kind)
+        pairs = list(zip(self.advantages, self.trajectories, strict=True))
+        if all(len(a.values) == len(t.texts) for a, t in pairs):
+            values = [a.values.astype(np.float32) for a in self.advantages]
+            masks = [t.trained_samples for t in self.trajectories]
         else:
-            masks = [trajectory.trained for trajectory in self.trajectories]
-            values = [token_advantages(a, t) for a, t in zip(self.advantages, self.trajectories, strict=True)]
-            trained = normalise_step([v[mask] for v, mask in zip(values, masks, strict=True)], kind=kind)
-            values = [v.copy() for v in values]
-            for row, mask, new in zip(values, masks, trained, strict=True):
-                row[mask] = new
+            values = [token_advantages(a, t).copy() for a, t in pairs]
+            masks = [t.trained for t in self.trajectories]
+        trained = normalise_step([v[mask] for v, mask in zip(values, masks, strict=True)], kind=kind)
+        for row, mask, new in zip(values, masks, trained, strict=True):
+            row[mask] = new
         advantages = [replace(a, values=v) for a, v in zip(self.advantages, values, strict=True)]
         return replace(self, advantages=advantages)
 

@@ -45,16 +45,18 @@ class RowValidator:
         n, total = len(trajectory.texts), len(trajectory.token_ids)
         if len(advantage.values) not in (n, total):
             return f"there are {len(advantage.values)} advantages for {n} samples with {total} tokens"
+        if advantage.lengths is not None and not np.array_equal(advantage.lengths, trajectory.sample_lengths):
+            return f"token rewards are for samples of {advantage.lengths[:8].tolist()} tokens, the samples have others"
         if advantage.returns is not None and len(advantage.returns) != total:
             return f"there are {len(advantage.returns)} returns for {total} tokens"
-        if np.abs(advantage.values).max(initial=0) > MAX_ADVANTAGE:
+        if np.abs(advantage.values.astype(np.float64)).max(initial=0) > MAX_ADVANTAGE:
             return f"an advantage is over {MAX_ADVANTAGE:g}; scale the rewards"
         return self.of_trajectory(trajectory, step)
 
     def of_trajectory(self, trajectory: Trajectory, step: int) -> str:
         """Return why a row of a step cannot be passed through the model."""
-        if int(trajectory.lengths.min()) < 1 or not len(trajectory.prompt_tokens):
-            return "the prompt or a sequence has no tokens"
+        if not len(trajectory.prompt_tokens):
+            return "the prompt has no tokens"
         if (longest := max(trajectory.sequence_lengths)) > min(self._context, self._budget):
             return f"a sequence has {longest} tokens, more than the context or trainer.max_tokens_per_microbatch"
         return self._of_tokens(trajectory, step) or self._of_experts(trajectory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.codec import decode, encode
+from broker.codec import decode, encode, open_envelope, plain_value
 from broker.errors import CodecError
 from relax_actors.algorithms.advantages import group_advantages, token_advantages
 from relax_actors.algorithms.step_statistics import normalise_step
@@ -114,7 +115,7 @@ def test_completion_has_no_fields_of_an_episode() -> None:
         ({"spans": np.array([[0, 3], [2, 4]], np.int32)}, "overlap, are out of order"),
         ({"spans": np.array([[0, 11]], np.int32)}, "reach beyond its tokens"),
         ({"metrics": {"turns": [1.0]}}, "metrics differ in number"),
-        ({"metrics": {"turns": [1.0, float("nan")]}}, "metric is not finite"),
+        ({"metrics": {"turns": [1.0, float("nan")]}}, "of a sample is not finite"),
         ({"finish_reasons": ["stop", "bored"]}, "unknown finish reasons"),
     ],
 )
@@ -219,3 +220,82 @@ def test_step_statistics_of_token_advantages_cover_trained_tokens() -> None:
     trained = values[episode().trained]
     np.testing.assert_allclose(flat, (trained - trained.mean()) / (trained.std(ddof=1) + 1e-8), rtol=1e-6)
     assert rows.normalised("none") is rows
+
+
+def malformed(**change: Any) -> bytes:
+    """Encode a row of 2 and 3 tokens with some fields changed, without the checks of `Trajectory`."""
+    fields: dict[str, Any] = {
+        "prompt_tokens": np.array([1, 2, 3], np.int32),
+        "lengths": np.array([2, 3], np.int32),
+        "token_ids": np.array([1, 2, 3, 4, 5], np.int32),
+        "logprobs": np.full(5, -1, np.float32),
+        "versions": np.zeros(5, np.int32),
+        "texts": ["a", "b"],
+        "finish_reasons": ["stop", "stop"],
+        "fingerprint": "",
+    } | change
+    return encode(make_dataclass("Trajectory", fields)(**fields), "rollout.0#1")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {
+            "lengths": np.array([2**62, 2**62, 2**62, 2**62 + 5]),
+            "shared_lengths": np.zeros(4, np.int32),
+            "texts": ["a"] * 4,
+            "finish_reasons": ["stop"] * 4,
+        },
+        {
+            "lengths": np.array([2, 2, 1], np.int32),
+            "sequence_counts": np.array([2**63 - 1, 2**63 - 1, 5]),
+            "texts": ["a"] * 3,
+            "finish_reasons": ["stop"] * 3,
+        },
+        {"spans": np.array([[0, 2]], np.uint8)},
+        {"spans": np.array([[1, 3]], np.int32)},
+        {"spans": np.array([[1, 1]], np.int32)},
+        {"spans": np.array([[0, 2**31 - 1], [-(2**31), 5]], np.int32)},
+        {"lengths": np.array([2, 3], np.int8)},
+        {"lengths": np.array([2**31 - 1, 2**31 - 1], np.int32)},
+        {"shared_lengths": np.array([3, 3], np.int16)},
+        {"metrics": {"\x1b[31m": [1.0, 2.0]}},
+    ],
+)
+def test_a_malformed_layout_is_a_codec_error_whatever_its_numbers(change: dict[str, Any]) -> None:
+    assert decode(malformed(), Trajectory).sequence_lengths == [5, 6]
+    with pytest.raises(CodecError):
+        decode(malformed(**change), Trajectory)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "why"),
+    [(np.array([2**32 + 4, 1, 1, 1]), "fit in int32"), (np.array([1.5, 1, 1, 1]), "give integers")],
+)
+def test_token_ids_that_would_change_are_refused(tokens: Any, why: str) -> None:
+    one = TokenSequence(tokens, np.arange(4) == 3, np.zeros(4, np.float32), np.array([-1, -1, -1, 0], np.int32))
+    with pytest.raises(ValueError, match=why):
+        Trajectory.of(PROMPT, [Sample((one,))])
+
+
+def test_a_mask_over_tokens_that_no_policy_sampled_is_refused() -> None:
+    with pytest.raises(ValueError, match="only where the policy sampled"):
+        TokenSequence(PROMPT, np.ones(3, np.bool_), np.zeros(3, np.float32), np.full(3, -1, np.int32))
+
+
+def test_untrained_samples_do_not_enter_the_statistics_of_a_step() -> None:
+    trained, untrained = sequence([1, 2, 3, 6], [3]), sequence([1, 2, 3, 7], [3], masked=(3,))
+    trajectory = Trajectory.of(PROMPT, [Sample((trained,)), Sample((trained,)), Sample((untrained,))])
+    rows = StepRows([0], [trajectory], [Advantage(np.array([1.0, 3.0, 100.0], np.float32), 0.0)])
+    found = [s.masked("advantages").tolist() for s in rows.normalised("whiten").samples()]
+    np.testing.assert_allclose(found, [[-(0.5**0.5)], [0.5**0.5]], rtol=1e-6)
+
+
+def test_nested_dataclasses_of_plain_values_keep_fields_with_defaults() -> None:
+    @dataclass
+    class Score:
+        name: str
+        bonus: float = 0.0
+
+    found = plain_value(open_envelope(encode([Score("a"), Score("b", 1.0)], "role.0#1")))
+    assert found == [{"name": "a", "bonus": 0.0}, {"name": "b", "bonus": 1.0}]

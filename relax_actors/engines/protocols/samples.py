@@ -73,7 +73,7 @@ class TrainSample:
         """
         before = len(prompt)
         mask = np.arange(before + len(completion)) >= before
-        padded = {
+        padded: dict[str, Any] = {
             name: np.concatenate([np.zeros(before, value.dtype), value])
             if name in PER_TOKEN and value is not None
             else value

@@ -1,0 +1,83 @@
+"""Feeding a step to an engine: streaming, step-wide statistics, and rows that turn out unusable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from relax_actors.config import Config
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.messages import Advantage, Dropped, Trajectory
+from relax_actors.training.step_feed import StepFeed
+from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
+from tests.support.models import QWEN3, config_of
+
+ROWS = 3
+
+
+class Rows:
+    """Rows of a step by index; row 2 is lost when it is read."""
+
+    def columns(self, index: int) -> dict[str, Any]:
+        trajectory = Trajectory(
+            np.array([1, 2, 3], np.int32),
+            np.array([2, 3], np.int32),
+            np.array([index, 2, 3, 4, 5], np.int32),
+            np.full(5, -1.0, np.float32),
+            np.zeros(5, np.int32),
+            ["a", "b"],
+            ["stop", "stop"],
+            "",
+        )
+        size = 10.0 * (index + 1)
+        return {"trajectory": trajectory, "advantage": Advantage(np.array([size, -size], np.float32), 0.0)}
+
+    def empty(self) -> StepRows:
+        return StepRows([], [], [])
+
+    def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, UnusableRows]:  # noqa: ARG002 the signature of StepReader
+        rows, unusable = self.empty(), {}
+        for index in indices:
+            if index == 2:
+                unusable[index] = Dropped("lost_segment", "x")
+            else:
+                rows.add(index, self.columns(index))
+        return rows, unusable
+
+    def read_again(self, step: int, indices: Sequence[int]) -> StepRows:
+        return self.read(step, indices)[0]
+
+
+def feed_of(config: Config) -> tuple[StepFeed, TorchEngine]:
+    engine = TorchEngine(config)
+    engine.initialise(5)
+    engine.finish_warm_start()
+    context = SimpleNamespace(config=config, device_lock=nullcontext, progress=lambda: None)
+    return StepFeed(cast("Any", context), engine, cast("StepReader", Rows())), engine
+
+
+@pytest.mark.parametrize("kind", ["none", "std", "whiten"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_replay_of_a_step_with_a_replaced_row_gives_the_same_weights(tmp_path: Path, kind: str, stream: bool) -> None:  # noqa: FBT001
+    trainer = {"max_tokens_per_microbatch": 12, "prompts_per_step": ROWS, "stream": stream, "learning_rate": 1e-2}
+    config = config_of(tmp_path, QWEN3, algorithm={"step_normalisation": kind}, trainer=trainer)
+    feed, engine = feed_of(config)
+    unusable = feed.take(0, {0: 0, 1: 1, 2: 2}, lambda _: True, ROWS)
+    assert set(unusable) == {2}
+    assert feed.complete(ROWS) is None
+    assert feed.take(0, {0: 0, 1: 1, 2: 3}, lambda _: True, ROWS) == {}
+    rows = feed.complete(ROWS)
+    assert rows is not None
+    assert rows.ids == [0, 1, 3]
+    live = feed.finish(lambda: None).metrics
+    other, again = feed_of(config)
+    other.replay(0, [0, 1, 3])
+    replayed = other.finish(lambda: None).metrics
+    assert replayed["loss"] == live["loss"]
+    assert again.fingerprint() == engine.fingerprint()
