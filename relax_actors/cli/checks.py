@@ -108,6 +108,7 @@ def check_roles(config: Config) -> Iterator[str]:
     built_in = {name: built_in_spec(name) for name in role_names(config) if name not in config.roles}
     numbered = {kind: name for name, spec in built_in.items() for kind in spec.numbered}
     roles: dict[str, Role] = {}
+    built_in |= {name: spec_of(config, name) for name in ("rollout", "reward")}
     for name in config.roles:
         roles[name], spec = make_role(config, name), spec_of(config, name)
         for column in (column for column in spec.writes if column not in FAILURES):

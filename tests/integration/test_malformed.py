@@ -105,7 +105,7 @@ def test_sizes_are_bounded_by_the_server_and_by_the_writer(table: Table) -> None
 
     with pytest.raises(nats.errors.Error, match="size"):
         table.connection.call(publish(MAX_CELL_BYTES + 8192), 10)
-    with pytest.raises(CodecError, match="a cell holds at most"):
+    with pytest.raises(CodecError, match="a cell at most"):
         table.put(table.subject(ROW, "prompt"), "x" * (MAX_CELL_BYTES + 1))
 
 

@@ -96,7 +96,7 @@ def test_monitor_shows_a_run_and_feeds_prometheus_and_tensorboard(watched: Guard
     port = free_port()
     with publishing(watched) as end:
         process = monitor(watched, "--sink", f"prometheus={port}", "--sink", f"tensorboard={tmp_path / 'board'}")
-        page = wait_until(lambda: "relax_step_reward" in (found := page_of(port)) and found, "metrics of steps", 30)
+        page = wait_until(lambda: "relax_events_total" in (found := page_of(port)) and found, "metrics of steps", 30)
         end()
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 0, said

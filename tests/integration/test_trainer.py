@@ -163,7 +163,7 @@ def test_step_starts_before_its_last_row_arrives(
     for index in (2, 3, 0, 1):
         put_rows(table, 0, [index])
         read_all(table, trainer)
-        computed.append(len(trainer._engine._parts))
+        computed.append(len(trainer._engine._measured))
     assert batches(table) == {0: order}
     assert computed == [0, 0, 0 if deterministic == "true" else 1, 0]
     metrics = trainer._metrics
@@ -177,7 +177,7 @@ def test_step_starts_before_its_last_row_arrives(
 def test_step_without_streaming_computes_the_same_weights(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer(TWO_ROWS, "trainer.stream=false")
     for index in range(ROWS):
-        assert not trainer._engine._parts
+        assert not trainer._engine._measured
         put_rows(table, 0, [index])
         read_all(table, trainer)
     assert trainer._metrics["early_seconds"] == 0
@@ -189,7 +189,7 @@ def test_row_that_ends_after_it_was_computed_on_is_not_trained(make_trainer: Mak
     trainer = make_trainer(TWO_ROWS)
     put_rows(table, 0, [0, 1, 2])
     read_all(table, trainer)
-    assert len(trainer._engine._parts) == 1
+    assert len(trainer._engine._measured) == 1
     table.put(table.subject(RowId(0, 0), "quarantined"), Quarantined("test", 1, "on purpose", ""))
     put_rows(table, 0, [3, ROWS])
     read_all(table, trainer)

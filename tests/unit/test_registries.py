@@ -20,10 +20,11 @@ from relax_actors.messages import Prompt
 from relax_actors.registry import Registry
 from relax_actors.registry.catalog import ALL, INFERENCE_ENGINES, ROLES
 from relax_actors.rewards import load_reward
-from relax_actors.roles import built_in_spec, make_role, role_names, spec_of
+from relax_actors.roles import built_in_spec, make_role, role_class, role_names, spec_of
 from relax_actors.roles.permissions import permissions
 from relax_actors.runtime import StatefulRole
 from relax_actors.supervision.assignment import parse, whole
+from tests.support.running import TINY
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 Install = Callable[..., None]
@@ -282,3 +283,55 @@ def test_reward_components_are_the_keys_of_the_table_or_as_declared(
 def test_reward_components_are_distinct() -> None:
     with pytest.raises(ConfigError, match=r"reward.components must be distinct"):
         load_config(DEMO, ["reward.components=['style', 'style']"])
+
+
+OWN_ROLES = """
+from relax_actors import Role, StatefulRole
+
+class Training(Role):
+    reads = ("prompt", "trajectory")
+    writes = "reward"
+    def handle(self, row): return [0.0]
+
+class Everything(Training):
+    kinds = ("group", "eval")
+
+class Unread(Everything):
+    reads = ("trajectory",)
+
+class Nobody(Everything):
+    reads = ("prompt", "trajectory", "nobody_writes_this")
+
+class Cycle(Everything):
+    reads = ("prompt", "trajectory", "advantage")
+
+class Other(Everything):
+    writes = "other"
+
+class Owner(StatefulRole):
+    writes = "reward"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Training", r"has kinds \('group',\); with \[eval\] they must be"),
+        ("Unread", r"must read \['prompt', 'trajectory'\]"),
+        ("Nobody", "only columns that roles of"),
+        ("Cycle", "only columns that roles of"),
+        ("Other", "writes column 'reward', not 'other'"),
+        ("Owner", "must be a pool role"),
+    ],
+)
+def test_role_that_cannot_replace_a_built_in_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    (tmp_path / "own_rewards.py").write_text(OWN_ROLES)
+    monkeypatch.syspath_prepend(tmp_path)
+    evaluated = ["eval.data.kind=python", "eval.data.function=tiny_tasks.make"]
+    config = load_config(TINY, [f"reward.actor=own_rewards.{name}", *evaluated])
+    with pytest.raises(ConfigError, match=why):
+        role_class(config, "reward")
+    good = load_config(TINY, ["reward.actor=own_rewards.Everything", *evaluated])
+    assert role_class(good, "reward").__name__ == "Everything"

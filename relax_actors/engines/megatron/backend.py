@@ -34,19 +34,19 @@ class MegatronTrainingBackend:
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
         refuse_options(config, "trainer")
+        if config.trainer.megatron.ranks > 1 and config.weights.transport != "store":
+            msg = (
+                f'weights.transport = "{config.weights.transport}" sends from the memory of the trainer\'s process, '
+                "but with trainer.megatron.ranks above 1 the weights are in the processes of the ranks; set "
+                'weights.transport = "store"'
+            )
+            raise ConfigError(msg)
         installation.require()
         fields = _fields(model)
         architecture.check(fields)
         found = layout.Layout.of(config.trainer.megatron)
         layout.check(found, fields)
         if found.ranks > 1:
-            if config.weights.transport != "store":
-                msg = (
-                    f'weights.transport = "{config.weights.transport}" sends from the memory of the trainer\'s '
-                    "process, but with trainer.megatron.ranks above 1 the weights are in the processes of the ranks; "
-                    'set weights.transport = "store"'
-                )
-                raise ConfigError(msg)
             sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
             yield f"the trainer has {found.ranks} ranks: {sizes}"
 
