@@ -67,3 +67,65 @@ def invalid_reason(chosen: Array, experts: int) -> str:
     if lowest < 0 and ((ordered[..., 0] < 0) != (ordered[..., -1] < 0)).any():
         return "a token has only some of its experts"
     return ""
+
+
+def store_experts(
+    recorded: Sequence[tuple[Array | None, int]], prompt_tokens: int
+) -> tuple[Array | None, Array | None]:
+    """Encode the experts of sequences that share leading tokens of a prompt; equal prompt parts are stored once.
+
+    Args:
+        recorded: experts of each sequence, `[len - 1, layers, experts_per_token]`, and its leading prompt tokens.
+        prompt_tokens: number of tokens of the prompt.
+
+    Returns:
+        `[1 or sequences, prompt_tokens - 1, layers, experts_per_token]` of the prompt, and `[total, layers,
+        experts_per_token]` for the token before each own token; None and None where a sequence has no experts.
+    """
+    arrays = [(experts, shared) for experts, shared in recorded if experts is not None]
+    if len(arrays) < len(recorded) or not arrays:
+        return None, None
+    shape = arrays[0][0].shape[1:]
+    heads = np.full((len(arrays), max(0, prompt_tokens - 1), *shape), MISSING, np.int16)
+    tails = []
+    for i, (experts, shared) in enumerate(arrays):
+        known = max(0, shared - 1)
+        heads[i, :known] = experts[:known]
+        tails += [np.full((1, *shape), MISSING, np.int16)] * (shared == 0) + [experts[known:]]
+    alike = all(np.array_equal(head, heads[0]) for head in heads[1:])
+    return compact(heads[:1] if alike else heads), compact(np.concatenate(tails))
+
+
+def join_experts(experts: tuple[Array, Array], i: int, shared: int, part: slice) -> Array:
+    """Join prompt and own experts of sequence `i`, `[len - 1, layers, experts_per_token] int16`.
+
+    Args:
+        experts: of the prompt and of all own tokens, as `store_experts` lays them out, expanded.
+        i: number of the sequence.
+        shared: leading prompt tokens of the sequence.
+        part: place of its own tokens.
+    """
+    prompts, routed = experts
+    own = routed[part] if shared else routed[part][1:]
+    return np.concatenate([prompts[min(i, len(prompts) - 1)][: max(0, shared - 1)], own])
+
+
+def check_experts(prompt: Array | None, routed: Array | None, sizes: tuple[int, int, int]) -> None:
+    """Raise ValueError unless both stored arrays match a trajectory, or both are None.
+
+    Args:
+        prompt: stored experts of the prompt.
+        routed: stored experts of the own tokens.
+        sizes: tokens of the prompt, sequences, and own tokens of the trajectory.
+    """
+    if prompt is None and routed is None:
+        return
+    if prompt is None or routed is None or {prompt.dtype, routed.dtype} - {np.dtype("u1"), np.dtype("i2")}:
+        msg = "prompt_experts and routed_experts of a trajectory must both be uint8 or int16, or both None"
+        raise ValueError(msg)
+    prompt_tokens, sequences, total = sizes
+    shapes = [(rows, max(0, prompt_tokens - 1), *routed.shape[1:]) for rows in (1, sequences)]
+    if routed.ndim != 3 or len(routed) != total or prompt.shape not in shapes:  # noqa: PLR2004
+        shown = f"{list(prompt.shape)} and {list(routed.shape)}"
+        msg = f"experts {shown} do not match {total} tokens of {sequences} sequences"
+        raise ValueError(msg)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.messages.experts import compact, expand
+from relax_actors.messages.experts import check_experts, expand, join_experts, store_experts
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
 
 Array = NDArray[Any]
@@ -76,7 +76,8 @@ class Trajectory:
         self._check_samples()
         self._check_tokens()
         self._check_spans()
-        self._check_experts()
+        sizes = len(self.prompt_tokens), len(self.lengths), len(self.token_ids)
+        check_experts(self.prompt_experts, self.routed_experts, sizes)
 
     @classmethod
     def of(cls, prompt_tokens: Array, samples: Sequence[Sample], fingerprint: str = "") -> Trajectory:
@@ -112,7 +113,7 @@ class Trajectory:
             if lacking := [name for name in names if name not in sample.metrics]:
                 msg = f"sample {i} has no metric {lacking[0]!r}; give all samples of a row the same metrics"
                 raise ValueError(msg)
-        experts = _stored_experts(own, len(prompt_tokens))
+        experts = store_experts([(s.routed_experts, k) for s, k in own], len(prompt_tokens))
         return cls(
             prompt_tokens=_int32(np.asarray(prompt_tokens), "prompt_tokens"),
             lengths=np.array([len(s.token_ids) - k for s, k in own], np.int32),
@@ -217,7 +218,7 @@ class Trajectory:
                 np.concatenate([np.zeros(shared, np.float32), self.logprobs[part]]),
                 np.concatenate([np.full(shared, NOT_SAMPLED, np.int32), self.versions[part]]),
                 inside,
-                None if recorded is None else _joined_experts(recorded, i, shared, part),
+                None if recorded is None else join_experts(recorded, i, shared, part),
             )
 
     def _experts(self) -> tuple[Array, Array] | None:
@@ -313,23 +314,6 @@ class Trajectory:
             msg = "a span of a trajectory is empty, or reaches from one sequence into the next"
             raise ValueError(msg)
 
-    def _check_experts(self) -> None:
-        """Raise ValueError unless both arrays of experts match the tokens, or both are None."""
-        prompt, routed = self.prompt_experts, self.routed_experts
-        if prompt is None and routed is None:
-            return
-        if prompt is None or routed is None or {prompt.dtype, routed.dtype} - {np.dtype("u1"), np.dtype("i2")}:
-            msg = "prompt_experts and routed_experts of a trajectory must both be uint8 or int16, or both None"
-            raise ValueError(msg)
-        before = max(0, len(self.prompt_tokens) - 1)
-        shapes = [(rows, before, *routed.shape[1:]) for rows in (1, len(self.lengths))]
-        if routed.ndim != 3 or len(routed) != len(self.token_ids) or prompt.shape not in shapes:  # noqa: PLR2004
-            msg = (
-                f"experts {list(prompt.shape)} and {list(routed.shape)} do not match {len(self.token_ids)} tokens of "
-                f"{len(self.lengths)} sequences"
-            )
-            raise ValueError(msg)
-
 
 def _count_shared(prompt: Array, sequence: TokenSequence) -> int:
     """Count the leading tokens of a sequence that equal the prompt and were not sampled."""
@@ -363,27 +347,3 @@ def _stored_spans(own: Sequence[tuple[TokenSequence, int]]) -> Array | None:
         found.append(given)
         offset += len(sequence.token_ids) - shared
     return None if is_default else np.concatenate(found).astype(np.int32)
-
-
-def _stored_experts(own: Sequence[tuple[TokenSequence, int]], prompt: int) -> tuple[Array | None, Array | None]:
-    """Encode the experts of all sequences; the prompt's part is stored once if it is the same for all."""
-    recorded = [(s.routed_experts, k) for s, k in own]
-    arrays = [experts for experts, _ in recorded if experts is not None]
-    if len(arrays) < len(recorded) or not arrays:
-        return None, None
-    before, shape = max(0, prompt - 1), arrays[0].shape[1:]
-    heads = np.full((len(arrays), before, *shape), -1, np.int16)
-    tails = []
-    for i, (experts, (_, shared)) in enumerate(zip(arrays, own, strict=True)):
-        known = max(0, shared - 1)
-        heads[i, :known] = experts[:known]
-        tails += [np.full((1, *shape), -1, np.int16)] * (shared == 0) + [experts[known:]]
-    alike = all(np.array_equal(head, heads[0]) for head in heads[1:])
-    return compact(heads[:1] if alike else heads), compact(np.concatenate(tails))
-
-
-def _joined_experts(experts: tuple[Array, Array], i: int, shared: int, part: slice) -> Array:
-    """Join prompt and own experts of sequence `i`, `[len - 1, moe_layers, experts_per_token] int16`."""
-    prompts, routed = experts
-    own = routed[part] if shared else routed[part][1:]
-    return np.concatenate([prompts[min(i, len(prompts) - 1)][: max(0, shared - 1)], own])
