@@ -200,7 +200,7 @@ class Trajectory:
             spans: restore `TokenSequence.spans`.
             experts: restore `TokenSequence.routed_experts` where they were recorded.
         """
-        trained, recorded = self.trained, self._experts() if experts else None
+        trained, recorded = self.trained, self.expanded_experts() if experts else None
         begins = None if self.spans is None else self.spans[:, 0]
         ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
         for i, (end, own, shared) in enumerate(zip(ends, self.lengths.tolist(), self.shared.tolist(), strict=True)):
@@ -221,7 +221,8 @@ class Trajectory:
                 None if recorded is None else join_experts(recorded, i, shared, part),
             )
 
-    def _experts(self) -> tuple[Array, Array] | None:
+    def expanded_experts(self) -> tuple[Array, Array] | None:
+        """Experts of the prompt and of the own tokens as `join_experts` takes them; None if none were recorded."""
         if self.prompt_experts is None or self.routed_experts is None:
             return None
         return expand(self.prompt_experts), expand(self.routed_experts)

@@ -8,7 +8,8 @@ import numpy as np
 
 from broker.codec import Array
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.messages import Advantage, Trajectory
+from relax_actors.messages import NOT_SAMPLED, Advantage, Trajectory
+from relax_actors.messages.experts import join_experts
 
 PROXIMAL, REFERENCE = "actor_fwd", "reference"
 """Columns of log-probs, `[total] float32`: of the proximal policy, and of the reference model of the KL."""
@@ -38,36 +39,38 @@ def samples_of(
         scores: log-probs of the row, `[total] float32`, by column.
         replays: whether engines compute with the recorded experts.
     """
-    flat = {_FIELDS[name]: array for name, array in (scores or {}).items()}
+    flat = {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in (scores or {}).items()}
     if advantage is not None:
         flat["advantages"] = token_advantages(advantage, trajectory)
         if advantage.returns is not None:
             flat["returns"] = advantage.returns
-    bounds = np.concatenate([[0], np.cumsum(trajectory.trained)])
+    mask, recorded = trajectory.trained, trajectory.expanded_experts() if replays else None
+    so_far = np.concatenate([[0], np.cumsum(mask)])
     ends = np.concatenate([[0], np.cumsum(trajectory.sample_lengths)])
-    trained = np.repeat(np.diff(bounds[ends]), trajectory.counts).tolist()
+    sample_tokens = np.repeat(np.diff(so_far[ends]), trajectory.counts).tolist()
     found, start = [], 0
-    sequences = trajectory.iter_sequences(spans=False, experts=replays)
-    for sequence, own, tokens in zip(sequences, trajectory.lengths.tolist(), trained, strict=True):
-        part, prompt_length = slice(start, start + own), len(sequence.token_ids) - own
+    for i, (own, shared) in enumerate(zip(trajectory.lengths.tolist(), trajectory.shared.tolist(), strict=True)):
+        part = slice(start, start + own)
         start += own
-        if not sequence.loss_mask.any():
+        if not mask[part].any():
             continue
         found.append(
             TrainSample(
-                sequence.token_ids,
-                sequence.loss_mask,
-                sequence.logprobs,
-                sequence.versions,
-                **{name: _pad_prompt(prompt_length, array[part]) for name, array in flat.items()},
-                routed_experts=sequence.routed_experts,
+                np.concatenate([trajectory.prompt_tokens[:shared], trajectory.token_ids[part]]),
+                _after_prompt(shared, mask[part]),
+                versions=_after_prompt(shared, trajectory.versions[part], NOT_SAMPLED),
+                **{name: _after_prompt(shared, array[part]) for name, array in flat.items()},
+                routed_experts=None if recorded is None else join_experts(recorded, i, shared, part),
                 row=row,
-                sample_tokens=tokens,
+                sample_tokens=sample_tokens[i],
             )
         )
     return found
 
 
-def _pad_prompt(prompt_length: int, own: Array) -> Array:
-    """Extend an array over a sequence's own tokens to its whole length, with 0 for the prompt."""
-    return np.concatenate([np.zeros(prompt_length, own.dtype), own])
+def _after_prompt(prompt_tokens: int, own: Array, fill: int = 0) -> Array:
+    """Extend an array over a sequence's own tokens to its whole length, with `fill` for the prompt."""
+    whole = np.empty(prompt_tokens + len(own), own.dtype)
+    whole[:prompt_tokens] = fill
+    whole[prompt_tokens:] = own
+    return whole

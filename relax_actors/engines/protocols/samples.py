@@ -53,9 +53,10 @@ class TrainSample:
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
+        shape = (length,)
         for name in ("loss_mask", *PER_TOKEN):
             array = getattr(self, name)
-            if array is not None and array.shape != (length,):
+            if array is not None and array.shape != shape:
                 msg = f"{name} of a sequence has shape {list(array.shape)}; it has {length} tokens"
                 raise ValueError(msg)
         if length and self.loss_mask[0]:
