@@ -143,7 +143,7 @@ class LiveRun:
         return address
 
     async def _subscribe(self) -> None:
-        """Receive every attempt to write a trajectory, including those that the table refuses."""
+        """Receive every attempt to write a trajectory, including refused ones."""
 
         async def take(message: Msg) -> None:
             cell, author = self.subjects.parse(message.subject), open_envelope(message.data).author
@@ -201,7 +201,7 @@ class LiveRun:
             sys.exit(f"the run ended with exit code {code}; its logs are in {self.folder.root / 'logs'}")
 
     def wait_for_steps(self, steps: int, deadline: float = DEADLINE) -> None:
-        """Wait until `steps` steps have begun."""
+        """Wait until `steps` steps have started."""
 
         def look() -> bool:
             self.check()

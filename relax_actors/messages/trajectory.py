@@ -138,11 +138,11 @@ class Trajectory:
         return np.ones(len(self.token_ids), np.bool_) if self.loss_mask is None else self.loss_mask
 
     @property
-    def trained_samples(self) -> Array:
-        """True for samples with a trained token, `[n] bool`."""
+    def trained_lengths(self) -> Array:
+        """Number of trained tokens of each sample, `[n] int64`."""
         so_far = np.concatenate([[0], np.cumsum(self.trained)])
         ends = np.concatenate([[0], np.cumsum(self.sample_lengths)])
-        found: Array = np.diff(so_far[ends]) > 0
+        found: Array = np.diff(so_far[ends])
         return found
 
     @property

@@ -45,9 +45,7 @@ def samples_of(
         if advantage.returns is not None:
             flat["returns"] = advantage.returns
     mask, recorded = trajectory.trained, trajectory.expanded_experts() if replays else None
-    so_far = np.concatenate([[0], np.cumsum(mask)])
-    ends = np.concatenate([[0], np.cumsum(trajectory.sample_lengths)])
-    sample_tokens = np.repeat(np.diff(so_far[ends]), trajectory.counts).tolist()
+    sample_tokens = np.repeat(trajectory.trained_lengths, trajectory.counts).tolist()
     found, start = [], 0
     for i, (own, shared) in enumerate(zip(trajectory.lengths.tolist(), trajectory.shared.tolist(), strict=True)):
         part = slice(start, start + own)

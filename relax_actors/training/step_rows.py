@@ -97,7 +97,7 @@ class StepRows:
         pairs = list(zip(self.advantages, self.trajectories, strict=True))
         if all(len(a.values) == len(t.texts) for a, t in pairs):
             values = [a.values.astype(np.float32) for a in self.advantages]
-            masks = [t.trained_samples for t in self.trajectories]
+            masks = [t.trained_lengths > 0 for t in self.trajectories]
         else:
             values = [token_advantages(a, t).copy() for a, t in pairs]
             masks = [t.trained for t in self.trajectories]

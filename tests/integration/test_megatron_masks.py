@@ -11,12 +11,12 @@ import torch
 
 from relax_actors.config import Config
 from relax_actors.engines.megatron.group import MegatronGroup
-from relax_actors.engines.protocols import TrainingEngine, train
+from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
-from relax_actors.weights import files as weights
 from tests.support.batches import routed
 from tests.support.episodes import episode_batch
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
+from tests.support.trained_engines import max_difference, started, weights_of
 
 skip_if_missing()
 
@@ -60,20 +60,8 @@ def configured(tmp_path: Path, model: dict[str, Any], section: dict[str, Any], *
     return config_of(tmp_path, model, algorithm=ALGORITHM, trainer=settings)
 
 
-def started(engine: TrainingEngine) -> TrainingEngine:
-    engine.initialise(5)
-    engine.finish_warm_start()
-    return engine
-
-
-def weights_of(engine: TrainingEngine, path: Path) -> dict[str, torch.Tensor]:
-    engine.publish(path)
-    return weights.load([path])
-
-
 def assert_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 5e-5
+    assert max_difference(one, other) < 5e-5
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.scorer import TorchScorer
-from relax_actors.weights import files as weights
 from tests.support.batches import routed
 from tests.support.episodes import IGNORED, episode_batch
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
+from tests.support.trained_engines import max_difference, started, weights_of
 
 skip_if_missing()
 
@@ -30,22 +29,6 @@ REJECT = {"reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
 
 def nothing() -> None:
     pass
-
-
-def started(engine: Any) -> Any:
-    engine.initialise(5)
-    engine.finish_warm_start()
-    return engine
-
-
-def weights_of(engine: Any, path: Path) -> dict[str, torch.Tensor]:
-    engine.publish(path)
-    return weights.load([path])
-
-
-def max_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
 def assert_equal_training(tmp_path: Path, batches: list[list[TrainSample]], **sections: Any) -> None:
