@@ -102,7 +102,7 @@ def run_root(root: Root, watcher: Watcher) -> tuple[Failure | None, bool]:
     failure = root.run()
     watcher.halt.set()
     watcher.join(5)
-    return failure, interrupted.is_set()
+    return failure or watcher.failure, interrupted.is_set()
 
 
 def log_to_file(folder: RunFolder) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import json
 import threading
 import time
 
 import structlog
+from nats.aio.msg import Msg
 from rich.console import Console
 from rich.live import Live
 
@@ -20,11 +23,13 @@ from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
-from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.summary import Curves, Summary, summarise
 from relax_actors.roles.permissions import OPERATOR
 from relax_actors.runtime.journal import Journal
 from relax_actors.supervision.root import Root
+from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import publish_run
 
 log = structlog.get_logger()
@@ -54,14 +59,18 @@ class Watcher(threading.Thread):
         self.result: tuple[Summary, Curves] | None = None
         """Result and reward curves; None until the run is finished."""
         self.seconds_to_first_step: float | None = None
+        self.failure: Failure | None = None
+        """Why the run cannot continue, if it cannot for a reason outside this machine."""
         self.halt = threading.Event()
         """Set it to end the thread."""
         self._start_time = self._connected = time.monotonic()
         self._root, self._console, self._live, self._lines = root, console, live, lines
+        # Newest message of the log before this `relax up`; failures up to it were reported by earlier ones.
+        self._history: int | None = None
 
     def run(self) -> None:
         """Watch until the run is finished or `halt` is set; after any error, connect again."""
-        while not self.halt.is_set() and not self.finished:
+        while not self.halt.is_set() and not self.finished and self.failure is None:
             connection: Connection | None = None
             try:
                 connection = Connection(self._root.address.for_user(OPERATOR), "watcher", deadline=WAIT_SECONDS)
@@ -72,7 +81,7 @@ class Watcher(threading.Thread):
             finally:
                 if connection is not None:
                     connection.close()
-        if self.finished:
+        if self.finished or self.failure is not None:
             self._root.tree.stop()
 
     def _watch(self, connection: Connection) -> None:
@@ -82,21 +91,21 @@ class Watcher(threading.Thread):
         connection.call(wait_for_stream(connection, subjects.log_stream, WAIT_SECONDS), WAIT_SECONDS + 1)
         journal = Journal(connection, subjects, "run", 0)
         self.progress = Progress(config.run.name, config.run.steps)
+        if self._history is None:
+            info = connection.call(connection.js.stream_info(subjects.log_stream), WAIT_SECONDS)
+            self._history = info.state.last_seq
         following = connection.submit(self._follow(connection, subjects))
-        display = Live(self.progress, console=self._console, refresh_per_second=4) if self._live else None
+        display = Live(LiveView(self.progress), console=self._console, refresh_per_second=4) if self._live else None
         printed = checked = time.monotonic()
         check: _FinishCheck | None = None
         with display or contextlib.nullcontext():
-            while not self.halt.wait(POLL_SECONDS) and not self.finished:
+            while not self.halt.wait(POLL_SECONDS) and not self.finished and self.failure is None:
                 if following.done():
                     following.result()
                 now = time.monotonic()
                 self._update_notice(connection, now)
-                if display:
-                    display.update(self.progress)
-                elif self._lines and now - printed > LINE_SECONDS:
-                    self._console.print(self.progress.line(), highlight=False)
-                    printed = now
+                if self._lines and not display:
+                    printed = self._print(now, printed)
                 if self.progress.step and self.seconds_to_first_step is None:
                     self.seconds_to_first_step = round(now - self._start_time, 2)
                 # The table decides, not the metrics: a metric may be lost.
@@ -111,10 +120,19 @@ class Watcher(threading.Thread):
                     check = None
         following.cancel()
 
+    def _print(self, now: float, printed: float) -> float:
+        """Print new failures, and a line of progress if the last one is old; return when that was printed."""
+        for line in self.progress.failures.due(now):
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        if now - printed <= LINE_SECONDS:
+            return printed
+        self._console.print(self.progress.line(), highlight=False, markup=False, soft_wrap=True)
+        return now
+
     def _finish(self, connection: Connection, table: Table, seconds: float) -> None:
         """Read the result, and publish that the run is finished, so that other nodes end too."""
         config, subjects = self._root.config, table.subjects
-        self.result = summarise(table, config, seconds=seconds, restarts=self.progress.restarts)
+        self.result = summarise(table, config, seconds=seconds, restarts=self.progress.actor_restarts)
         bucket = connection.call(ensure_bucket(connection, subjects, config.broker.replicas), CHECK_SECONDS)
         publication = publish_run(RunState(connection, bucket), config, self._root.import_path, finished=True)
         connection.call(publication, CHECK_SECONDS)
@@ -133,7 +151,18 @@ class Watcher(threading.Thread):
         follower = OrderedConsumer(connection, subjects.log_stream, subjects.log_subjects())
         async for messages in follower.batches():
             for message in messages:
-                self.progress.take(message.subject, message.data)
+                sequence = message.metadata.sequence
+                recent = sequence is None or sequence.stream > (self._history or 0)
+                self.progress.take(message.subject, message.data, recent=recent)
+                if recent and message.subject.endswith(".all_rows_failed"):
+                    self._stop_for(message)
+
+    def _stop_for(self, message: Msg) -> None:
+        """Stop the run because all first rows failed in an actor, which may belong to another machine's node."""
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            body = json.loads(message.data)
+            actor = f"{body['role']}.{body['n']}"
+            self.failure = Failure(actor, str(body["error"]), str(body["traceback"]))
 
 
 class _FinishCheck(threading.Thread):
@@ -149,7 +178,8 @@ class _FinishCheck(threading.Thread):
 
     def run(self) -> None:
         """Ask once; an error counts as no."""
-        with contextlib.suppress(RelaxError):
+        # The connection may be closed meanwhile, at the end of the run.
+        with contextlib.suppress(RelaxError, concurrent.futures.CancelledError):
             self.finished = _is_finished(self._table, self._config)
 
 

@@ -49,7 +49,7 @@ from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases
 from relax_actors.supervision.pools import SERVER, pools_of, server_launch
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.reporter import Reporter, split_child_id
+from relax_actors.supervision.reporter import Reporter, split_child_id, supervision_metric
 from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp
@@ -122,13 +122,14 @@ class Node:
         state = _run_state(self._connection, config, folder)
         self._leases = NodeLeases(self._connection, state, node, max(2.0, config.supervision.heartbeat))
         self._leases.claim()
-        journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
+        self._journal = journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
         self._reporter = Reporter(folder, self._connection, state, journal)
         self._environment = actor_environment(config)
         # Simulated engines import nothing slow, but there may be thousands of actors.
         self._forked = [role for role in node.roles if config.simulate is not None or _imports_slowly(role)]
         self._zygote = _zygote(config, folder, self._environment, journal)
         self._tree = self._process_tree()
+        self._zygote_name = f"zygote of node {node.number}" if node.number else "zygote"
         self._watcher = ConfigWatcher(folder, fingerprint, self._tree)
 
     def _process_tree(self) -> ProcessTree:
@@ -179,8 +180,11 @@ class Node:
             self._status.failed(f"broker {url} has closed the connection; check whether the credentials have expired")
             os._exit(EXIT_BLAMELESS)
         zygote = self._zygote.state() if self._forked else None
-        lease = {"pid": os.getpid(), "since": self._began, "children": self._tree.states(), "zygote": zygote}
-        self._leases.renew(lease)
+        children = self._tree.states()
+        self._leases.renew({"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote})
+        # `relax tree` reads the lease; monitors, which may not read the bucket, get the same counts as a metric.
+        zygotes = {self._zygote_name: zygote} if zygote is not None else {}
+        self._journal.metric(supervision_metric({**children, **zygotes}))
 
     def _on_sigterm(self, *_: object) -> None:
         self._status.stop_requested()
