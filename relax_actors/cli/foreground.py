@@ -119,7 +119,8 @@ def explain(console: Console, failure: Failure, folder: RunFolder) -> None:
     console.print(failure.reason, highlight=False, markup=False, soft_wrap=True)
     if failure.traceback and failure.traceback != failure.reason:
         console.print(failure.traceback.strip(), highlight=False, markup=False, soft_wrap=True, style="dim")
-    text = f"its log: {folder.log(failure.role)}; fix the cause, then resume the run with `relax up`"
+    log = folder.log(failure.role)
+    text = f"{f'its log: {log}; ' if log.exists() else ''}fix the cause, then resume the run with `relax up`"
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

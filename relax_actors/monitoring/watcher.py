@@ -8,6 +8,7 @@ import json
 import threading
 import time
 
+import nats.errors
 import structlog
 from nats.aio.msg import Msg
 from rich.console import Console
@@ -19,7 +20,7 @@ from broker.ordered_consumer import OrderedConsumer
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import Subjects
-from broker.table import Table
+from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
@@ -28,6 +29,7 @@ from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.summary import Curves, Summary, summarise
 from relax_actors.roles.permissions import OPERATOR
 from relax_actors.runtime.journal import Journal
+from relax_actors.supervision.absence import RoleAbsence, needed_roles, present_roles
 from relax_actors.supervision.root import Root
 from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import publish_run
@@ -67,6 +69,7 @@ class Watcher(threading.Thread):
         self._root, self._console, self._live, self._lines = root, console, live, lines
         # Newest message of the log before this `relax up`; failures up to it were reported by earlier ones.
         self._history: int | None = None
+        self._absence = RoleAbsence(needed_roles(root.config), root.config.supervision.patience)
 
     def run(self) -> None:
         """Watch until the run is finished or `halt` is set; after any error, connect again."""
@@ -97,7 +100,8 @@ class Watcher(threading.Thread):
         following = connection.submit(self._follow(connection, subjects))
         display = Live(LiveView(self.progress), console=self._console, refresh_per_second=4) if self._live else None
         printed = checked = time.monotonic()
-        check: _FinishCheck | None = None
+        bucket = connection.call(ensure_bucket(connection, subjects, config.broker.replicas), WAIT_SECONDS)
+        state, check = RunState(connection, bucket), None
         with display or contextlib.nullcontext():
             while not self.halt.wait(POLL_SECONDS) and not self.finished and self.failure is None:
                 if following.done():
@@ -112,31 +116,43 @@ class Watcher(threading.Thread):
                 if check is None and (self.progress.step >= config.run.steps or now - checked > CHECK_SECONDS):
                     checked = now
                     journal.metric({"kind": "run", "steps": config.run.steps})
-                    check = _FinishCheck(table, config)
+                    check = _Check(table, config, state)
                     check.start()
                 if check is not None and not check.is_alive():
-                    if check.finished:
-                        self._finish(connection, table, now - self._start_time)
+                    self._conclude(check, now)
                     check = None
+        if self._lines and not self._live:
+            self._print_failures(float("inf"))
         following.cancel()
+
+    def _conclude(self, check: _Check, now: float) -> None:
+        """End the run if it is finished, or if a role has had no actor for too long."""
+        if check.finished:
+            self._finish(check.state, check.table, now - self._start_time)
+            return
+        if check.present is not None:
+            self._absence.observe(check.present, now)
+        if (overdue := self._absence.overdue) is not None:
+            self.failure = Failure(*overdue, "")
 
     def _print(self, now: float, printed: float) -> float:
         """Print new failures, and a line of progress if the last one is old; return when that was printed."""
-        for line in self.progress.failures.due(now):
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._print_failures(now)
         if now - printed <= LINE_SECONDS:
             return printed
         self._console.print(self.progress.line(), highlight=False, markup=False, soft_wrap=True)
         return now
 
-    def _finish(self, connection: Connection, table: Table, seconds: float) -> None:
+    def _print_failures(self, now: float) -> None:
+        for line in self.progress.failures.due(now):
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _finish(self, state: RunState, table: Table, seconds: float) -> None:
         """Read the result, and publish that the run is finished, so that other nodes end too."""
-        config, subjects = self._root.config, table.subjects
+        config, connection = self._root.config, table.connection
         self.result = summarise(table, config, seconds=seconds, restarts=self.progress.actor_restarts)
-        bucket = connection.call(ensure_bucket(connection, subjects, config.broker.replicas), CHECK_SECONDS)
-        publication = publish_run(RunState(connection, bucket), config, self._root.import_path, finished=True)
-        connection.call(publication, CHECK_SECONDS)
-        Journal(connection, subjects, "run", 0).event("finished", steps=config.run.steps)
+        connection.call(publish_run(state, config, self._root.import_path, finished=True), CHECK_SECONDS)
+        Journal(connection, table.subjects, "run", 0).event("finished", steps=config.run.steps)
         self.finished = True
 
     def _update_notice(self, connection: Connection, now: float) -> None:
@@ -145,7 +161,7 @@ class Watcher(threading.Thread):
             self._connected = now
         away = now - self._connected
         broker = f"broker {connection.address.url} has not answered for {away:.0f} s" if away > AWAY_SECONDS else ""
-        self.progress.notice = self._root.notice or broker
+        self.progress.notice = self._root.notice or broker or self._absence.notice
 
     async def _follow(self, connection: Connection, subjects: Subjects) -> None:
         follower = OrderedConsumer(connection, subjects.log_stream, subjects.log_subjects())
@@ -165,22 +181,26 @@ class Watcher(threading.Thread):
             self.failure = Failure(actor, str(body["error"]), str(body["traceback"]))
 
 
-class _FinishCheck(threading.Thread):
-    """Thread that asks the table whether the run is finished.
+class _Check(threading.Thread):
+    """Thread that asks whether the run is finished, and which roles have an actor.
 
     The watcher itself must not block while the broker does not answer: it reports that the broker does not answer.
     """
 
-    def __init__(self, table: Table, config: Config) -> None:
-        super().__init__(name="finish check", daemon=True)
+    def __init__(self, table: Table, config: Config, state: RunState) -> None:
+        super().__init__(name="check", daemon=True)
         self.finished = False
-        self._table, self._config = table, config
+        self.present: set[str] | None = None
+        """Roles with an actor; None if the broker did not tell."""
+        self.table, self.state, self._config = table, state, config
 
     def run(self) -> None:
-        """Ask once; an error counts as no."""
+        """Ask once; an error counts as no answer."""
         # The connection may be closed meanwhile, at the end of the run.
-        with contextlib.suppress(RelaxError, concurrent.futures.CancelledError):
-            self.finished = _is_finished(self._table, self._config)
+        with contextlib.suppress(RelaxError, nats.errors.Error, concurrent.futures.CancelledError):
+            self.finished = _is_finished(self.table, self._config)
+            nodes = self.table.connection.call(self.state.leases("node"), CALL_DEADLINE)
+            self.present = present_roles(nodes.values())
 
 
 def _is_finished(table: Table, config: Config) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from broker.errors import StoreError
 from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
-from relax_actors.errors import ConfigError
+from relax_actors.errors import AllRowsFailedError, ConfigError
 from relax_actors.messages import Prompt, Quarantined, Readmitted, Requeued, Trajectory, Weights
 from relax_actors.roles.prompts import PromptSource
 from relax_actors.roles.rollout import Rollout

@@ -69,6 +69,11 @@ def poison_hang(completion: str, prompt: Prompt) -> float:
     return share_of_sevens(completion, prompt)
 
 
+def always_hang(completion: str, prompt: Prompt) -> float:
+    threading.Event().wait()
+    return 0.0
+
+
 def poison_spin(completion: str, prompt: Prompt) -> float:
     """Hang without releasing the interpreter lock for long."""
     while is_poison(prompt):
