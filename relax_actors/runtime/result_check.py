@@ -92,9 +92,9 @@ class ResultCheck:
             found = np.asarray(value, np.float32) if isinstance(value, list | tuple | np.ndarray) else None
         except (ValueError, TypeError, OverflowError):
             found = None
-        if found is not None and found.ndim == 1 and np.isfinite(found).all():
-            return found
-        self._refuse(row, f"{value!r:.100} ({type(value).__name__})", f"{wanted}, finite")
+        if found is None or found.ndim != 1 or not np.isfinite(found).all():
+            self._refuse(row, f"{value!r:.100} ({type(value).__name__})", f"{wanted}, finite")
+        return found
 
     def _refuse(self, row: Row, found: str, expected: str) -> NoReturn:
         msg = f"{self._author} returned {found} for column {self._column} of {row.id}; expected {expected}"
