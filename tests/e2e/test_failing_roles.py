@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import story_of
+from tests.support.faults import box, story_of
 from tests.support.running import TINY, Run, processes_of, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -116,18 +116,25 @@ def line_of(text: str, word: str) -> str:
 
 
 def test_role_that_no_node_has_is_named_and_ends_the_run_after_a_while(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run("alone", "supervision.patience=15")
+    run = make_run("alone")
     run.start("--roles", "prompts,trainer")
-    missing = "reward has no actor on any node: nobody writes column reward, needed by advantages"
-    wait_until(lambda: missing in relax("tree", "alone", cwd=tmp_path).stdout, "missing role in the tree", 60)
-    wait_until(lambda: "rows of step 0" in relax("tree", "alone", cwd=tmp_path).stdout, "waiting trainer in the tree")
-    code, _, said = run.finish(120)
+    waits_for = "rows of step 0: 0 of 4 are ready"
+    ready = partial(is_waiting, run, "trainer.0", waits_for)
+    wait_until(ready, "a waiting trainer", 120)
+    shown = relax("tree", "alone", cwd=tmp_path).stdout
+    assert "reward has no actor on any node: nobody writes column reward, needed by advantages" in shown
+    assert f"waits for {waits_for}, since " in line_of(shown, "trainer.0")
+    run.stop()
+    code, _, said = run.start("--roles", "prompts,trainer", "supervision.patience=2").finish(120)
     assert code == 1
     assert re.search(
         r"supervision gave up: reward\n"
-        r"role reward has had no actor on any node for 1\d s: nobody writes column reward, needed by advantages. "
-        r"Start one with `relax node --role reward=1`, or include reward in `relax up --roles`. After 15 s "
+        r"role reward has had no actor on any node for \d+ s: nobody writes column reward, needed by advantages. "
+        r"Start one with `relax node --role reward=1`, or include reward in `relax up --roles`. After 2 s "
         r"\(supervision\.patience\) the run was ended\nfix the cause, then resume the run with `relax up`\n",
         said,
     ), said
-    assert run.start().finish()[0] == 0
+
+
+def is_waiting(run: Run, actor: str, waits_for: str) -> bool:
+    return run.pid_of(actor) is not None and box(run, actor).waiting_for == waits_for
