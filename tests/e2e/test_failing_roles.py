@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,10 +28,8 @@ def own_config(tmp_path: Path, body: str) -> Path:
 
 def test_reward_that_always_raises_stops_the_run_which_resumes_after_the_fix(make_run: MakeRun, tmp_path: Path) -> None:
     config = own_config(tmp_path, "raise ValueError('no score for ' + completion)")
-    began = time.monotonic()
     failed = relax("up", str(config), "run.name=raises", "supervision.max_failures=1", cwd=tmp_path)
     assert failed.returncode == 1, failed.stdout + failed.stderr
-    assert time.monotonic() - began < 60
     headline = (
         r"the first \d+ rows of role reward all failed with the same error, so the run was stopped: ValueError: "
         r"no score for .*, in score \(scoring\.py:2\)\. Fix the cause and run the same `relax up` again: new rows take "
@@ -55,7 +52,7 @@ def test_reward_that_always_raises_stops_the_run_which_resumes_after_the_fix(mak
     run = make_run("raises", "supervision.max_failures=1", config=config)
     result = run.complete()
     assert (result["trained"], result["in_flight"]) == (32, 0)
-    assert result["quarantined"] >= 16
+    assert 16 <= result["quarantined"] <= 64
     assert result["admitted"] == result["trained"] + result["dropped"] + result["quarantined"]
     assert "the ledger is complete" in relax("ledger", "raises", cwd=tmp_path).stdout
 
