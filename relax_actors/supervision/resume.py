@@ -38,8 +38,8 @@ MOVABLE = ("data.path", "model.path", "eval.data.path")
 """Files that may be moved; their content must stay."""
 EVALUATION = ("eval", "eval.*")
 """Settings of the evaluation, which apply from the next evaluated version on."""
-MAY_CHANGE = "run.steps (constant schedule), data.path, model.path, eval.*, a new [roles.<name>], " + ", ".join(
-    OPERATIONAL
+MAY_CHANGE = ", ".join(
+    ["run.steps with a constant schedule", "eval.*", "an added [roles.<name>]", *MOVABLE[:2], *OPERATIONAL]
 )
 MAX_SHOWN = 100
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from broker.server import Server
 from broker.subjects import RowId
 from relax_actors.messages import Batch, Reward
-from tests.support.faults import is_over, kill_root, wait_for_cell
+from relax_actors.monitoring.connection import connected
+from tests.support.faults import is_over, kill_root, story_of, wait_for_cell
 from tests.support.running import ON_POLICY, TINY, Run, processes_of, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -143,11 +145,10 @@ def test_role_is_added_between_reward_and_advantages_of_rows_in_flight(make_run:
 
 
 def _batches(run: Run) -> dict[int, Batch]:
-    from tests.support.faults import story_of
-
     return story_of(run).values("batch")
 
 
+@pytest.mark.slow
 def test_fresh_starts_from_nothing_and_leaves_foreign_files(make_run: MakeRun, undisturbed: str) -> None:
     run = make_run("fresh", *ON_POLICY)
     run.start("run.seed=4").finish()
@@ -172,6 +173,35 @@ def test_fresh_is_refused_while_the_run_is_up(make_run: MakeRun, tmp_path: Path)
     run.end_in_order()
 
 
+@pytest.mark.slow
+def test_fresh_removes_a_run_from_an_external_broker_and_store_unless_a_node_is_up(
+    make_run: MakeRun, tmp_path: Path, undisturbed: str
+) -> None:
+    server = Server(tmp_path / "elsewhere")
+    address = server.start()
+    store = tmp_path / "store"
+    url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
+    run = make_run("guest", *ON_POLICY, f"broker.url={url}", f"store.path={store}", "supervision.heartbeat=1")
+    try:
+        run.start("run.seed=4").finish()
+        (store / "notes.txt").write_text("mine")
+        with connected(str(run.folder.root)) as at:
+            lease = at.state.renew_lease("node", 1, {"name": "other"}, 60.0)
+            at.table.connection.call(lease, 10)
+        code, _, said = run.start("--fresh").finish()
+        assert (code, said) == (
+            2,
+            f"relax: run guest is up on broker {address.url}: node.1. Stop its nodes first, or set another run.name\n",
+        )
+        with connected(str(run.folder.root)) as at:
+            at.table.connection.call(at.state.release_lease("node", 1), 10)
+        code, result, said = run.start("--fresh").finish()
+        assert (code, result["weights_fingerprint"], result["admitted"]) == (0, undisturbed, 32), said
+        assert (store / "notes.txt").read_text() == "mine"
+    finally:
+        server.stop()
+
+
 def test_kill_during_fresh_leaves_nothing_of_the_old_run_in_the_next(make_run: MakeRun, undisturbed: str) -> None:
     run = make_run("halffresh", *ON_POLICY)
     run.start("run.seed=4").finish()
@@ -192,7 +222,7 @@ def test_kill_during_fresh_leaves_nothing_of_the_old_run_in_the_next(make_run: M
 
 
 def test_stopped_run_names_the_command_that_resumes_it(make_run: MakeRun) -> None:
-    run = make_run("hinted", "run.steps=300", "data.template=<{prompt}> $1").start("--must-finish")
+    run = make_run("hinted", "run.steps=300", "data.template={prompt}>").start("--must-finish")
     wait_for_cell(run, "batch.0")
     run.disconnect()
     assert run.process is not None
@@ -200,7 +230,7 @@ def test_stopped_run_names_the_command_that_resumes_it(make_run: MakeRun) -> Non
     code, _, said = run.finish(60)
     assert (code, is_over(run)) == (1, True), said
     command = (
-        f"-m relax_actors.cli.main up {TINY} run.name=hinted run.steps=300 'data.template=<{{prompt}}> $1' --json "
+        f"-m relax_actors.cli.main up {TINY} run.name=hinted run.steps=300 'data.template={{prompt}}>' --json "
         "--quiet --must-finish` resumes the run"
     )
     assert command in said
