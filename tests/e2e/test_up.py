@@ -239,7 +239,7 @@ def test_check_prints_findings_and_starts_nothing(tmp_path: Path) -> None:
     assert "note: trainer.warmup_steps = 50 is cut to run.steps = 10: " in done.stderr
     assert "128 completions" in done.stderr
     assert "ok: this configuration can be run" in done.stderr
-    refused = relax("check", demo, "rollout.max_tokens=9999", "advantages.reads=nothing", cwd=tmp_path)
+    refused = relax("check", demo, "rollout.stop=['12']", "advantages.reads=nothing", cwd=tmp_path)
     assert refused.returncode == 2
     assert "failed: 2 errors" in refused.stderr
     assert list(tmp_path.iterdir()) == []
