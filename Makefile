@@ -1,5 +1,6 @@
 # Targets:
 #   demo            train a small language model from random weights with GRPO; five minutes on two cores
+#   install         create the virtual environment, or repair it
 #   test            run the default tests
 #   test-all        run all tests, the slow ones included
 #   lint            run ruff, mypy and the import contract
@@ -24,7 +25,7 @@ INSTALL = $(PYTHON) deploy/install.py --venv $(VENV)
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo megatron sglang test test-all chaos fuzz compose-test lint docs bench bench-recovery smollm2 clean
+.PHONY: demo install megatron sglang test test-all chaos fuzz compose-test lint docs bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
 # Written by deploy/install.py, which removes it while it changes the environment.
@@ -40,6 +41,8 @@ $(VENV)/.%: pyproject.toml | $(VENV)/.base
 # SETTINGS="run.seed=2 run.name=demo2" overrides keys of the configuration.
 demo: $(VENV)/.base
 	$(BIN)/relax up examples/demo/demo.toml $(SETTINGS)
+
+install: $(VENV)/.base
 
 # Its tests run where it is installed.
 megatron: $(VENV)/.megatron

@@ -180,13 +180,15 @@ class Installation:
         which make knows a finished environment, is not.
         """
         unfinished = self._unfinished.exists()
-        if self._venv.exists() and not unfinished and not (self._venv / "pyvenv.cfg").exists():
+        if not unfinished and not (self._venv / "pyvenv.cfg").exists() and not is_free(self._venv):
             msg = f"{self._venv} exists and is no virtual environment; remove it, or name another: make VENV=FOLDER"
             raise InstallError(msg)
         damaged = os.path.lexists(self._python) and not self._starts("pass")
         if unfinished or damaged:
             why = "an earlier installation was interrupted" if unfinished else "its python does not start"
             say(f"creating {self._venv} again: {why}")
+        elif not self._venv.exists():
+            say(f"creating {self._venv}")
         self._venv.mkdir(parents=True, exist_ok=True)
         self._unfinished.touch()
         self._finished.unlink(missing_ok=True)
@@ -256,6 +258,11 @@ class Installation:
 
     def _log_lines(self) -> list[str]:
         return [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+
+
+def is_free(path: Path) -> bool:
+    """Return whether a folder is empty or does not exist."""
+    return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
 
 
 def say(text: str) -> None:

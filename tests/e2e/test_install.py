@@ -134,7 +134,7 @@ def test_second_installation_waits_for_an_orphaned_pip(checkout: Checkout) -> No
 
 @pytest.mark.slow
 def test_damaged_environment_is_repaired_without_losing_a_good_one(checkout: Checkout) -> None:
-    assert checkout.install() == [TORCH, PROJECT]
+    assert checkout.install() == ["creating .venv", TORCH, PROJECT]
     kept = checkout.folder / ".venv" / "kept"
     kept.touch()
     site = next((checkout.folder / ".venv" / "lib").glob("python*/site-packages"))

@@ -97,6 +97,17 @@ def test_sizes_are_known_for_every_extra_that_make_installs() -> None:
     assert used <= set(INSTALL["PACKAGES_MB"])
 
 
+def test_only_an_empty_or_missing_folder_is_free(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    assert [INSTALL["is_free"](tmp_path / name) for name in ("empty", "missing", "file", ".")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
 def test_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "thesis.txt").touch()
