@@ -250,7 +250,8 @@ class Installation:
                 now = time.monotonic()
                 if not terminal and now - printed > LINE_SECONDS:
                     printed = now
-                    say(f"{now - start:.0f} s: {(self._log_lines() or ['starting'])[-1][:100]}")
+                    lines = [line for line in self._log_lines() if not line.startswith("WARNING")]
+                    say(f"{now - start:.0f} s: {(lines or ['starting'])[-1][:100]}")
         if process.returncode:
             shown = "" if terminal else "\n".join(["", *self._log_lines()[-15:]])
             msg = f"{' '.join(command)} failed; the same make command tries again{shown}"
