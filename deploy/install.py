@@ -20,11 +20,10 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 DEFAULT_TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -62,7 +61,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     try:
         check_python()
-        with exclusive() as lock:
+        with exclusive(chosen.venv.absolute().parent) as lock:
             Installation(chosen.venv, lock).run(chosen.extra)
     except InstallError as error:
         sys.exit(f"install: {error}")
@@ -92,18 +91,23 @@ def check_python() -> None:
         raise InstallError(msg) from error
 
 
-def exclusive() -> IO[str]:
-    """Wait until no other installation runs in this folder, and lock it.
+@contextmanager
+def exclusive(folder: Path) -> Iterator[int]:
+    """Wait until no other installation runs in a folder, and lock it; gives the lock's file descriptor.
 
     pip inherits the lock: an orphaned pip is waited for, too.
     """
-    lock = Path(__file__).open()  # noqa: SIM115 the caller closes it
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        say("waiting for another installation in this folder")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another installation in {folder}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def gpu_seen(path: str | None = None, device: str = "/dev/nvidia0") -> bool:
@@ -146,10 +150,10 @@ class Installation:
 
     Args:
         venv: its folder.
-        lock: open file that holds the lock of `exclusive`.
+        lock: file descriptor that holds the lock of `exclusive`.
     """
 
-    def __init__(self, venv: Path, lock: IO[str]) -> None:
+    def __init__(self, venv: Path, lock: int) -> None:
         self._venv, self._lock = venv, lock
         self._python = venv / "bin" / "python"
         self._unfinished, self._finished = venv / ".unfinished", venv / ".base"
@@ -242,7 +246,7 @@ class Installation:
                 command,
                 stdout=None if terminal else log,
                 stderr=None if terminal else log,
-                pass_fds=[self._lock.fileno()],
+                pass_fds=[self._lock],
             )
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
