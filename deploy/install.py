@@ -145,6 +145,17 @@ def answers(url: str, seconds: float = ANSWER_SECONDS) -> bool:
     return bool(found)
 
 
+def requirements(extra: str, *, cpu_sglang: bool) -> list[list[str]]:
+    """Return what each call of pip installs: relax-actors with an extra.
+
+    The CPU build of torch gets SGLang with a substitute for its kernels, the CUDA build the kernels themselves.
+    """
+    if not cpu_sglang:
+        return [["--editable", f".[{extra}]" if extra else "."]]
+    others = ["--no-deps", "--requirement", str(SGLANG_CPU / "requirements-no-deps.txt"), f"./{SGLANG_CPU}"]
+    return [["--editable", "."], ["--requirement", str(SGLANG_CPU / "requirements.txt")], others]
+
+
 class Installation:
     """Installation into one virtual environment.
 
@@ -169,7 +180,8 @@ class Installation:
         size = sum(PACKAGES_MB.get(name, 0) for name in missing)
         title = f"relax-actors with its packages{f' and those of {extra!r}' if extra else ''}"
         say(f"{title}: at most {size} MB to download" if size else title)
-        for arguments in self._packages(extra):
+        cpu_sglang = extra == "sglang" and not self._has_cuda()
+        for arguments in requirements(extra, cpu_sglang=cpu_sglang):
             self._pip(*arguments)
         self._unfinished.unlink()
         self._finished.touch()
@@ -217,13 +229,15 @@ class Installation:
         say(f"{torch}: about {source.megabytes} MB to download; {source.reason}")
         self._pip(*(["--extra-index-url", source.index] if source.index else []), torch)
 
-    def _packages(self, extra: str) -> list[list[str]]:
-        """Return the arguments of each call of pip that installs relax-actors with an extra."""
-        if extra != "sglang" or not self._starts("import torch; assert torch.version.cuda is None"):
-            return [["--editable", f".[{extra}]" if extra else "."]]
-        # Torch with CUDA gets SGLang with its own kernels, torch without CUDA a substitute for them.
-        others = ["--no-deps", "--requirement", str(SGLANG_CPU / "requirements-no-deps.txt"), f"./{SGLANG_CPU}"]
-        return [["--editable", "."], ["--requirement", str(SGLANG_CPU / "requirements.txt")], others]
+    def _has_cuda(self) -> bool:
+        code = "import torch; print(torch.version.cuda is not None)"
+        done = subprocess.run([str(self._python), "-c", code], capture_output=True, text=True, check=False)
+        if done.returncode:
+            msg = (
+                f"torch in {self._venv} cannot be imported; remove the folder and run make again\n{done.stderr[-500:]}"
+            )
+            raise InstallError(msg)
+        return done.stdout.strip() == "True"
 
     def _starts(self, code: str) -> bool:
         with suppress(OSError):

@@ -90,6 +90,16 @@ def test_index_in_the_environment_is_used(value: str, index: str | None, megabyt
     assert (source.index, source.megabytes, source.reason) == (index, megabytes, "TORCH_INDEX is set")
 
 
+def test_sglang_without_cuda_gets_the_substitute_for_its_kernels() -> None:
+    requirements = INSTALL["requirements"]
+    assert requirements("sglang", cpu_sglang=False) == [["--editable", ".[sglang]"]]
+    calls = requirements("sglang", cpu_sglang=True)
+    assert calls[0] == ["--editable", "."]
+    files = [argument for call in calls[1:] for argument in call if "/" in argument]
+    assert len(files) == 3
+    assert all((ROOT / file).exists() for file in files)
+
+
 def test_sizes_are_known_for_every_extra_that_make_installs() -> None:
     targets = (ROOT / "Makefile").read_text().split("$(VENV)/.")
     used = {part.split()[0].rstrip(":") for part in targets[1:]} - {"base", "%"}
