@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,10 +118,8 @@ def test_commands_about_a_configuration_work(tmp_path: Path) -> None:
     wanted = ("relax up CONFIG.toml", "relax check CONFIG.toml", "relax keys CONFIG.toml")
     found = [command for command in commands(README) if command.startswith(wanted)]
     assert len(found) == 4
-    start = time.monotonic()
     for command in found:
         run_command(command.replace("[section.key=value ...]", "run.name=other run.steps=4"), tmp_path, variables)
-    assert time.monotonic() - start < 100
     done = relax("monitor", "other", cwd=tmp_path)
     remedy = "so there is nothing to watch; `relax status other` shows its last state"
     assert (done.returncode, done.stderr) == (2, f"relax: run other is not up, {remedy}\n")
