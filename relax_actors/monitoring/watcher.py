@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 import time
+from dataclasses import replace
 
 import nats.errors
 import structlog
@@ -25,6 +26,7 @@ from relax_actors.config import Config
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
 from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.phases import Phases, process_start
 from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.summary import Curves, Summary, summarise
 from relax_actors.roles.permissions import OPERATOR
@@ -60,12 +62,12 @@ class Watcher(threading.Thread):
         self.finished = False
         self.result: tuple[Summary, Curves] | None = None
         """Result and reward curves; None until the run is finished."""
-        self.seconds_to_first_step: float | None = None
         self.failure: Failure | None = None
         """Why the run cannot continue, if it cannot for a reason outside this machine."""
         self.halt = threading.Event()
         """Set it to end the thread."""
-        self._start_time = self._connected = time.monotonic()
+        self._phases = Phases(process_start(), root.actors)
+        self._connected = time.monotonic()
         self._root, self._console, self._live, self._lines = root, console, live, lines
         # Newest message of the log before this `relax up`; failures up to it were reported by earlier ones.
         self._history: int | None = None
@@ -110,8 +112,6 @@ class Watcher(threading.Thread):
                 self._update_notice(connection, now)
                 if self._lines and not display:
                     printed = self._print(now, printed)
-                if self.progress.step and self.seconds_to_first_step is None:
-                    self.seconds_to_first_step = round(now - self._start_time, 2)
                 # The table decides, not the metrics: a metric may be lost.
                 if check is None and (self.progress.step >= config.run.steps or now - checked > CHECK_SECONDS):
                     checked = now
@@ -128,7 +128,7 @@ class Watcher(threading.Thread):
     def _conclude(self, check: _Check, now: float) -> None:
         """End the run if it is finished, or if a role has had no actor for too long."""
         if check.finished:
-            self._finish(check.state, check.table, now - self._start_time)
+            self._finish(check.state, check.table)
             return
         if check.present is not None:
             self._absence.observe(check.present, now)
@@ -147,10 +147,13 @@ class Watcher(threading.Thread):
         for line in self.progress.failures.due(now):
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def _finish(self, state: RunState, table: Table, seconds: float) -> None:
+    def _finish(self, state: RunState, table: Table) -> None:
         """Read the result, and publish that the run is finished, so that other nodes end too."""
         config, connection = self._root.config, table.connection
-        self.result = summarise(table, config, seconds=seconds, restarts=self.progress.actor_restarts)
+        phases, restarts = self._phases, self.progress.actor_restarts
+        summary, curves = summarise(table, config, seconds=phases.seconds, restarts=restarts)
+        ready, first_step = phases.seconds_to_ready, phases.seconds_to_first_step
+        self.result = replace(summary, seconds_to_ready=ready, seconds_to_first_step=first_step), curves
         connection.call(publish_run(state, config, self._root.import_path, finished=True), CHECK_SECONDS)
         Journal(connection, table.subjects, "run", 0).event("finished", steps=config.run.steps)
         self.finished = True
@@ -170,6 +173,7 @@ class Watcher(threading.Thread):
                 sequence = message.metadata.sequence
                 recent = sequence is None or sequence.stream > (self._history or 0)
                 self.progress.take(message.subject, message.data, recent=recent)
+                self._phases.take(message.subject, message.data)
                 if recent and message.subject.endswith(".all_rows_failed"):
                     self._stop_for(message)
 
