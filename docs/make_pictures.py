@@ -25,7 +25,8 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.subjects import Subjects
-from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.progress import Progress
 from relax_actors.roles.permissions import OBSERVER
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
@@ -99,7 +100,7 @@ def wait(holds: Callable[[], object], seconds: float) -> None:
 def draw(progress: Progress, path: Path) -> None:
     """Draw the live view as an SVG picture that loads no font from elsewhere."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(progress)
+    console.print(LiveView(progress))
     picture = console.export_svg(title="relax up examples/demo/demo.toml", unique_id="live-view")
     path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
 

@@ -65,6 +65,8 @@ class SupervisionSection(Section):
     """Seconds without a heartbeat after which an actor's process is killed."""
     start_deadline: PositiveFloat = 180.0
     """Seconds that an actor may take to become ready; the import of its engine before has the same limit."""
+    patience: PositiveFloat = 600.0
+    """Seconds that the run waits for a role that has no actor on any node, e.g. for `relax node`, before it ends."""
     shutdown: PositiveFloat = 5.0
     """Seconds that an actor has to stop in order. A surplus actor after `relax scale` has its role's deadline in
     addition."""

@@ -104,7 +104,7 @@ def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path 
         ca: certificate of the broker's certificate authority.
 
     Raises:
-        ConfigError: neither run nor broker is given, or the name of the run is unknown.
+        ConfigError: neither run nor broker is given, the name of the run is unknown, or its own broker is not up.
     """
     if url is not None:
         address = address_of(url, credentials, ca).for_user(OBSERVER)
@@ -113,7 +113,11 @@ def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path 
         msg = "name the run or its broker: relax monitor RUN, or --broker nats://host:port"
         raise ConfigError(msg)
     folder = find(run)
-    return folder.load_config().run.name, Address.load(folder.address).for_user(OBSERVER)
+    config, address = folder.load_config(), Address.load(folder.address)
+    if config.broker.url is None and not is_listening(address):
+        msg = f"run {config.run.name} is not up and publishes nothing; start it with `relax up`"
+        raise ConfigError(msg)
+    return config.run.name, address.for_user(OBSERVER)
 
 
 def run_of_credentials(address: Address, run: str | None) -> str:

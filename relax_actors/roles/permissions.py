@@ -82,7 +82,8 @@ def _node(subjects: Subjects) -> Permissions:
     """Publish events, count failures, return rows of dead actors; write no cell."""
     table, log, bucket = _streams(subjects)
     keys = tuple(bucket_key(subjects, f"{kind}.>") for kind in ("failure", "lease.node", "lease.root", "lease.owner"))
-    published = (subjects.event("*", "*", "*"), *keys, f"$JS.ACK.{table}.>")
+    metrics = (subjects.metric("node", "*"), subjects.metric("root", "*"))
+    published = (subjects.event("*", "*", "*"), *metrics, *keys, f"$JS.ACK.{table}.>")
     return Permissions(published) | allow_read(table, log, bucket)
 
 

@@ -17,11 +17,12 @@ import numpy as np
 from broker.subjects import CellId, RowId
 from broker.table import Cell
 from relax_actors.engines.backends import training_backend
-from relax_actors.errors import ConfigError, FencedError, RelaxError
+from relax_actors.errors import ConfigError, FencedError, RelaxError, RowError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import StatefulRole, durable_folder
 from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
+from relax_actors.runtime.first_rows import FLUSH_SECONDS, FirstRows, all_rows_failed, first_rows
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import Ledger
@@ -67,6 +68,7 @@ class Trainer(StatefulRole):
         self._malformed: list[Cell] = []
         self._checkpoints = Checkpointer(self.context, self._engine, self._publisher, self._ledger)
         self._metrics: dict[str, float] = {}
+        self._first_rows = FirstRows(first_rows(config.trainer.prompts_per_step))
         self._idle_since = time.monotonic()
         # Unix time when the last required column of a step was stored.
         self._last_arrival: dict[int, float] = {}
@@ -216,9 +218,23 @@ class Trainer(StatefulRole):
         else:
             journal.event("row_quarantined", row=str(row), deliveries=ending.deliveries, error=ending.error)
         self._ledger.observe(CellId("group", row.step, row.index, field))
+        if isinstance(ending, Quarantined):
+            self._stop_if_all_failed(row, RowError(f"{row}: {ending.error}"))
+
+    def _stop_if_all_failed(self, row: RowId, error: RowError) -> None:
+        """Stop the run if all rows since the start of this incarnation were malformed.
+
+        Raises:
+            AllRowsFailedError: they were.
+        """
+        if self._first_rows.failed(row, error, final=True):
+            stop = all_rows_failed(self.context, len(self._first_rows.rows), error)
+            self.context.journal.flush(FLUSH_SECONDS)
+            raise stop
 
     def _train(self, step: int, rows: StepRows) -> None:
         """Write the step's batch cell, then step on its rows; an existing batch takes precedence."""
+        self._first_rows.succeeded()
         waited = time.monotonic() - self._idle_since - self._feed.seconds
         # Time until the last row arrived. The rest of `waited` is the trainer's own: reading rows, publishing.
         starved = min(waited, max(0.0, waited - (time.time() - self._last_arrival.get(step, 0.0))))

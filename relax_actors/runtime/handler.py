@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from nats.aio.msg import Msg
 
@@ -13,6 +13,7 @@ from broker.subjects import RowId
 from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreError, StoreFullError
 from relax_actors.messages import Dropped, DropReason
 from relax_actors.runtime.context import Context
+from relax_actors.runtime.result_check import ResultCheck
 from relax_actors.runtime.role import Drop, Role
 from relax_actors.runtime.row import Row
 
@@ -32,10 +33,15 @@ class Job:
     error: Exception | None = None
 
 
+Encode: TypeAlias = Callable[[Job, Row, Any], None]
+
+
 class _OpenJobs:
     """Jobs given to a role: unfinished ones by row, and finished ones that were not reported yet."""
 
-    def __init__(self, store: Store, encode: Callable[[Job, Any], None], report: Callable[[list[Job]], None]) -> None:
+    def __init__(
+        self, store: Store, encode: Callable[[Job, Row, Any], None], report: Callable[[list[Job]], None]
+    ) -> None:
         self._store, self._encode, self._report = store, encode, report
         self.unfinished: dict[Row, Job] = {}
         self.finished: list[Job] = []
@@ -48,7 +54,7 @@ class _OpenJobs:
     def finish(self, row: Row, value: Any) -> None:
         job = self.unfinished.pop(row)
         try:
-            self._encode(job, value)
+            self._encode(job, row, value)
         except Exception as error:  # noqa: BLE001 classified by the pump
             job.error = error
         self.finished.append(job)
@@ -69,6 +75,7 @@ class Handler:
 
     def __init__(self, role: Role, context: Context) -> None:
         self._role, self._context, self._table = role, context, context.table
+        self._check = ResultCheck(role, context)
 
     def run(self, jobs: list[Job], more: Callable[[int], list[Job]], report: Callable[[list[Job]], None]) -> list[Job]:
         """Handle jobs, and further ones that the role takes in meanwhile.
@@ -118,7 +125,7 @@ class Handler:
             return error
         return found[0] if found else ValueError(f"{type(self._role).__name__} returned no value for {row.id}")
 
-    def _encode(self, job: Job, result: Any) -> None:
+    def _encode(self, job: Job, row: Row, result: Any) -> None:
         if isinstance(result, StoreError) and not isinstance(result, StoreFullError):
             result = Drop(DropReason.LOST_SEGMENT, str(result))
         if isinstance(result, Exception):
@@ -127,6 +134,8 @@ class Handler:
         job.field = self._role.writes
         if isinstance(result, Drop):
             job.field, result = "dropped", Dropped(result.reason, result.detail)
+        elif job.field:
+            self._check(row, result)
         if job.field:
             job.data = self._table.encode(self._table.subject(job.row, job.field), result)
 

@@ -17,7 +17,7 @@ import relax_actors
 from relax_actors.cli.check import examine
 from relax_actors.cli.main import build
 from relax_actors.config import Config, load_config
-from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
