@@ -13,6 +13,7 @@ from rich.live import Live
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.ordered_consumer import OrderedConsumer
+from broker.permissions import OPERATOR
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import Subjects
@@ -22,7 +23,6 @@ from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
 from relax_actors.monitoring.live_view import Progress
 from relax_actors.monitoring.summary import Curves, Summary, summarise
-from relax_actors.roles.permissions import OPERATOR
 from relax_actors.runtime.journal import Journal
 from relax_actors.supervision.root import Root
 from relax_actors.supervision.streams import publish_run

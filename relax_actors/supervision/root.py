@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import sys
 import time
 from functools import partial
-from pathlib import Path
-from urllib.parse import unquote
 
 import structlog
 
-from broker.address import Address
+from broker.address import Address, address_of
 from broker.connection import Connection
+from broker.permissions import OPERATOR
 from broker.server import Server, ServerSettings, is_listening
 from relax_actors.config import Config
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, ConfigError
-from relax_actors.roles.permissions import OPERATOR
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import maintain_root_files, rotate
 from relax_actors.runtime.run_folder import RunFolder
@@ -223,21 +220,6 @@ class Root:
             body = json.loads(self.folder.report.read_text())
             return Failure(body["child"], body["reason"], body["traceback"])
         return Failure(report.child, report.reason, f"see {self.folder.log(report.child)}")
-
-
-def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster."""
-    own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
-    servers, account = [], ""
-    for server in re.split(r",(?=\w+://)", url):
-        scheme, _, rest = server.partition("://")
-        known, at, host = rest.rpartition("@")
-        servers.append(f"{scheme}://{host}" if at else server)
-        account = known or account
-    if not account:
-        return Address(url, credentials=own, ca=authority)
-    user, _, password = account.partition(":")
-    return Address(",".join(servers), unquote(user), unquote(password), own, authority)
 
 
 def _differences(old: object, new: object, at: str = "") -> list[str]:
