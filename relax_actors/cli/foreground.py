@@ -59,7 +59,7 @@ def train(
     if (result := _earlier_result(folder, config)) is not None:
         _show(console, result, folder, as_json=as_json)
         return 0
-    require(config)
+    require(config, roles)
     root = Root(config, str(path.resolve().parent), roles)
     log_to_file(folder)
     watcher = Watcher(root, console, live=console.is_terminal and not quiet, lines=not quiet)
