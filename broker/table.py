@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -136,6 +136,10 @@ class Table:
             return True
 
         return await self.connection.retry(publish, f"write {subject}")
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the connection's loop, within `CALL_DEADLINE`; see `Connection.call`."""
+        return self.connection.call(work, CALL_DEADLINE)
 
     def put(self, subject: str, value: Any) -> bool:
         """Encode and write a cell; False if it was already written."""

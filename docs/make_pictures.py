@@ -24,10 +24,10 @@ from rich.console import Console
 from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.permissions import OBSERVER
 from broker.subjects import Subjects
 from relax_actors.monitoring.live_view import LiveView
 from relax_actors.monitoring.progress import Progress
-from relax_actors.roles.permissions import OBSERVER
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from broker.codec import decode_fields, encode, open_envelope
+from broker.permissions import NODE, OBSERVER, OPERATOR
 from broker.subjects import NUMBERED_KINDS, RowId, Subjects
 from relax_actors import messages
 from relax_actors.config import Config
 from relax_actors.monitoring.render import fields_of
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec
-from relax_actors.roles.permissions import NODE, OBSERVER, OPERATOR, permissions, users
+from relax_actors.roles.permissions import permissions, users
 from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
 

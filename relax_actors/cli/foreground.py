@@ -79,8 +79,8 @@ def train(request: Request) -> int:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
         _show(console, result, folder, as_json=request.as_json)
         return 0
-    require(config)
     roles = None if request.roles is None else list(request.roles)
+    require(config, roles)
     root = Root(config, str(request.path.resolve().parent), roles, fresh=request.fresh)
     for note in [*root.notes, *shortened(config)]:
         console.print(note, highlight=False, markup=False, soft_wrap=True)

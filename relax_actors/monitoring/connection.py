@@ -15,6 +15,7 @@ from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.credentials import read_claims
 from broker.leases import RunState
+from broker.permissions import OBSERVER, OPERATOR
 from broker.server import Server, ServerSettings, is_listening
 from broker.store import Store
 from broker.streams import ensure_bucket
@@ -22,7 +23,6 @@ from broker.subjects import Subjects, check_name
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
-from relax_actors.roles.permissions import OBSERVER, OPERATOR
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
 

@@ -18,6 +18,7 @@ from rich.live import Live
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.ordered_consumer import OrderedConsumer
+from broker.permissions import OPERATOR
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import Subjects
@@ -29,7 +30,6 @@ from relax_actors.monitoring.live_view import LiveView
 from relax_actors.monitoring.phases import Phases, process_start
 from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.summary import Curves, Summary, summarise
-from relax_actors.roles.permissions import OPERATOR
 from relax_actors.runtime.journal import Journal
 from relax_actors.supervision.absence import RoleAbsence, needed_roles, present_roles
 from relax_actors.supervision.root import Root

@@ -6,6 +6,9 @@ This is the only place that grants them. `docs/subjects.md` lists the result.
 from __future__ import annotations
 
 from broker.permissions import (
+    NODE,
+    OBSERVER,
+    OPERATOR,
     Permissions,
     allow_durable_consumer,
     allow_ordered_consumers,
@@ -20,8 +23,6 @@ from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.roles.registry import role_class, role_names, spec_of
-
-OPERATOR, NODE, OBSERVER = "operator", "node", "observer"
 
 
 def users(config: Config) -> list[str]:

@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from broker.subjects import CellId, RowId
-from broker.table import Cell
 from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
@@ -25,6 +25,9 @@ from relax_actors.runtime.cells import observe
 from relax_actors.runtime.first_rows import FLUSH_SECONDS, MAX_ROWS, FirstRows, all_rows_failed
 from relax_actors.runtime.seeds import derive_seed, task_index
 from relax_actors.training.ledger import Ledger
+
+if TYPE_CHECKING:
+    from broker.table import Cell
 
 REQUEUE_COLUMNS = {"requeued": Requeued, "readmitted": Readmitted}
 """Columns of a quarantined row whose task is to be admitted again, and their types."""

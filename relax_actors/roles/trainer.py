@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from broker.subjects import CellId, RowId
-from broker.table import Cell
 from relax_actors.engines.backends import training_backend
 from relax_actors.errors import ConfigError, FencedError, RelaxError, RowError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined
@@ -31,6 +31,9 @@ from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.transports.base import ADDRESS_KEY
+
+if TYPE_CHECKING:
+    from broker.table import Cell
 
 
 class Trainer(StatefulRole):

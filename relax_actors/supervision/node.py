@@ -24,13 +24,13 @@ import nats.errors
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.permissions import NODE
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec
-from relax_actors.roles.permissions import NODE
 from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.exit_codes import (

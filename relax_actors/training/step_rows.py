@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from broker.codec import Array
 from broker.subjects import RowId
-from broker.table import Table
 from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
 from relax_actors.engines.protocols import TrainSample
@@ -19,6 +18,9 @@ from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, T
 from relax_actors.runtime.cells import read_column, read_logprobs
 from relax_actors.training.samples import PROXIMAL, REFERENCE, samples_of, token_advantages
 from relax_actors.training.validation import RowValidator
+
+if TYPE_CHECKING:
+    from broker.table import Table
 
 Columns = dict[str, Any]
 """Values of a row by column; a `RelaxError` in place of a value that cannot be read."""

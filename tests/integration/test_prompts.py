@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,3 +129,21 @@ def test_row_with_a_version_that_is_gone_gets_an_error_and_no_other_version(
     assert str(gone) == "weights 3 are gone"
     assert isinstance(found, Trajectory)
     assert set(found.versions.tolist()) == {0}
+
+
+def test_a_row_with_an_unknown_letter_is_quarantined_with_its_line(
+    make_source: MakeSource, table: Table, tmp_path: Path
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"prompt": "1x2>"}\n{"prompt": "12>"}\n')
+    publish(table, 0)
+    make_source("data.kind=jsonl", f"data.path={tasks}", "data.size=2")
+    ids = [cell.row for cell in table.list_cells(table.subjects.column("quarantined"))]
+    assert ids
+    for row in ids:
+        quarantined = table.fetch(table.subject(row, "quarantined"), Quarantined)
+        assert quarantined is not None
+        assert quarantined.error == (
+            f"{tasks} line 1: prompt: character 'x' at position 2 of '1x2>' is not in the model's alphabet; add it to "
+            "model.tokenizer.alphabet, or correct the row"
+        )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from broker.address import Address
+from broker.server import find_binary
 from relax_actors.cli.check import resolved_settings
 from relax_actors.cli.main import COMMANDS, build, run
 from relax_actors.config import load_config
@@ -177,6 +180,16 @@ def test_every_sink_has_the_constructor_of_the_protocol() -> None:
     for name in SINKS.built_in:
         factory = SINKS.load(name, "--sink")
         assert list(factory.__init__.__annotations__)[:2] == ["target", "run"]  # type: ignore[misc]
+
+
+def test_version_names_relax_and_its_main_parts(tmp_path: Path) -> None:
+    done = relax("--version", path=tmp_path)
+    server = subprocess.run([find_binary(), "--version"], capture_output=True, text=True, timeout=10, check=True)
+    expected = {"relax-actors": version("relax-actors"), "python": platform.python_version()}
+    expected |= {"nats-server": server.stdout.strip().removeprefix("nats-server: v")}
+    expected |= {name: version(name) for name in ("nats-py", "torch", "transformers")}
+    assert done.stdout == "".join(f"{name} {found}\n" for name, found in expected.items())
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_resolved_settings_hide_passwords() -> None:
