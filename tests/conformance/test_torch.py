@@ -25,9 +25,9 @@ class TestTorchEngine(GradientConformance):
     def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> MakeEngine:
         architecture = qwen3_moe(QWEN3) if request.param == "experts" else QWEN3
 
-        def make(**trainer: Any) -> TorchEngine:
+        def make(algorithm: dict[str, Any] | None = None, **trainer: Any) -> TorchEngine:
             settings = {"learning_rate": 1e-2, "max_tokens_per_microbatch": 100} | trainer
-            algorithm = ALGORITHMS.get(request.param, {})
-            return TorchEngine(config_of(tmp_path / "run", architecture, trainer=settings, algorithm=algorithm))
+            section = ALGORITHMS.get(request.param, {}) | (algorithm or {})
+            return TorchEngine(config_of(tmp_path / "run", architecture, trainer=settings, algorithm=section))
 
         return make

@@ -222,7 +222,7 @@ class TorchEngine:
         self._optimizer.step()
         self._encoder.invalidate()
         self.discard()
-        return measured | {"gradient_norm": norm, "micro_batches": count}
+        return measured | {"grad_norm": norm, "micro_batches": count}
 
     def _set_learning_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:

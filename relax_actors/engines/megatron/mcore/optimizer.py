@@ -42,12 +42,8 @@ class Optimizer:
             self.models,
             config_overrides={},  # one learning rate and weight decay for all parameters, as in the torch engine
         )
-        chunks.config.finalize_model_grads_func = self._finalize
-
-    @staticmethod
-    def _finalize(models: Sequence[Any], _: Any = None, **settings: Any) -> None:
-        """Sum gradients over ranks; `step` normalises them by the tokens of the whole step."""
-        finalize_model_grads(models, None, **settings)
+        # A step may take several calls of the schedule; `step` sums their gradients over ranks once.
+        chunks.config.finalize_model_grads_func = None
 
     def reset(self) -> None:
         """Clear the optimizer state and copy the models' current weights."""
@@ -68,7 +64,7 @@ class Optimizer:
         self.inner.zero_grad()
 
     def step(self, rate: float, factor: float) -> float:
-        """Scale the gradients, clip them, and take a step.
+        """Sum the gradients over ranks, scale them, clip them, and take a step.
 
         Args:
             rate: learning rate.
@@ -77,6 +73,7 @@ class Optimizer:
         Returns:
             Norm of the scaled gradients before clipping.
         """
+        finalize_model_grads(self.models)
         if factor != 1.0:
             for model in self.models:
                 model.scale_gradients(factor)
