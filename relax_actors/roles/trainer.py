@@ -286,6 +286,7 @@ class Trainer(StatefulRole):
         self._metrics = {
             "step": step,
             "reward": round(batch.reward, 5),
+            **{f"reward/{name}": round(mean, 5) for name, mean in rows.reward_components.items()},
             "staleness": batch.staleness,
             "staleness_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
             "span": rows.span,

@@ -108,6 +108,12 @@ class StepRows:
         return replace(self, advantages=advantages)
 
     @property
+    def reward_components(self) -> dict[str, float]:
+        """Mean of each reward component over the rows that have it."""
+        names = sorted({name for advantage in self.advantages for name in advantage.components})
+        return {n: float(np.mean([a.components[n] for a in self.advantages if n in a.components])) for n in names}
+
+    @property
     def oldest(self) -> int:
         """Oldest version that sampled a trained token."""
         return min(self.oldest_of_rows)

@@ -156,8 +156,8 @@ def test_checkpoint_on_full_disk_raises_enospc(tmp_path: Path, monkeypatch: pyte
 
     def make_and_point_at_the_full_device(path: Path, **settings: Any) -> None:
         mkdir(path, **settings)
-        if not (path / "__0_0.distcp").is_symlink():
-            (path / "__0_0.distcp").symlink_to("/dev/full")
+        if not (path / "rank.0.json").is_symlink():
+            (path / "rank.0.json").symlink_to("/dev/full")
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "mkdir", make_and_point_at_the_full_device)

@@ -269,15 +269,21 @@ class GradientConformance(TrainingEngineConformance):
         assert a.metrics == b.metrics
         assert one.fingerprint() == other.fingerprint()
 
-    def test_the_exported_folder_holds_the_published_weights(self, engine: Any, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+    def test_the_exported_folder_holds_the_published_weights(
+        self, make: MakeEngine, tmp_path: Path, precision: str
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
         from relax_actors.engines.torch.model import tensors_of
+        from relax_actors.engines.torch.stored_weights import fingerprint_of
 
+        engine = begun(make(precision=precision))
         train(engine, batch_of(0), 0, silent)
         engine.export(tmp_path / "model")
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
         assert weights.fingerprint(tensors_of(loaded).items()) == engine.fingerprint()
+        assert fingerprint_of(tmp_path / "model") == engine.fingerprint()
 
     def test_a_diverged_loss_is_an_error_and_not_a_step(self, engine: Any) -> None:
         before = engine.fingerprint()

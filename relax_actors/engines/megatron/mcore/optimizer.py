@@ -11,6 +11,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
+from relax_actors.engines.megatron.mcore.process_groups import plain_object_gathering
 
 
 class Optimizer:
@@ -26,22 +27,23 @@ class Optimizer:
         sharded = settings.megatron.distributed_optimizer
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=sharded)
         self.models: Sequence[Any] = [DistributedDataParallel(chunks.config, ddp, model) for model in chunks.wrapped]
-        self.inner: Any = get_megatron_optimizer(
-            OptimizerConfig(
-                optimizer="adam",
-                lr=settings.learning_rate,
-                adam_beta1=settings.betas[0],
-                adam_beta2=settings.betas[1],
-                adam_eps=settings.epsilon,
-                weight_decay=settings.weight_decay,
-                clip_grad=settings.max_grad_norm,
-                use_distributed_optimizer=sharded,
-                params_dtype=chunks.config.params_dtype,
-                bf16=chunks.config.bf16,
-            ),
-            self.models,
-            config_overrides={},  # one learning rate and weight decay for all parameters, as in the torch engine
-        )
+        with plain_object_gathering():
+            self.inner: Any = get_megatron_optimizer(
+                OptimizerConfig(
+                    optimizer="adam",
+                    lr=settings.learning_rate,
+                    adam_beta1=settings.betas[0],
+                    adam_beta2=settings.betas[1],
+                    adam_eps=settings.epsilon,
+                    weight_decay=settings.weight_decay,
+                    clip_grad=settings.max_grad_norm,
+                    use_distributed_optimizer=sharded,
+                    params_dtype=chunks.config.params_dtype,
+                    bf16=chunks.config.bf16,
+                ),
+                self.models,
+                config_overrides={},  # one learning rate and weight decay for all parameters, as in the torch engine
+            )
         # A step may take several calls of the schedule; `step` sums their gradients over ranks once.
         chunks.config.finalize_model_grads_func = None
 
