@@ -58,6 +58,15 @@ def test_mismatch_is_reported_without_a_correction(make_trainer: MakeTrainer, ta
     read_all(table, trainer)
     assert {"abs_delta", "k3", "ratio", "max_ratio", "ratio_p1", "ratio_p50", "ratio_p99"} <= trainer._metrics.keys()
     assert trainer._metrics["stale_rows"] == 0
+    assert trainer._metrics["grad_norm"] > 0
+
+
+def test_step_reports_the_means_of_reward_components(make_trainer: MakeTrainer, table: Table) -> None:
+    trainer = make_trainer()
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    found = {name: value for name, value in trainer._metrics.items() if name.startswith("reward/")}
+    assert found == {"reward/answer": 1.0, "reward/style": 0.375}
 
 
 def test_step_waits_for_the_column_of_the_proximal_policy(make_trainer: MakeTrainer, table: Table) -> None:

@@ -49,7 +49,9 @@ def put_rows(
         table.put(table.subject(row, "trajectory"), trajectory)
         for name, make in columns.items():
             table.put(table.subject(row, name), make(trajectory))
-        table.put(table.subject(row, "advantage"), Advantage(source.normal(size=SAMPLES).astype(np.float32), 0.5))
+        values = source.normal(size=SAMPLES).astype(np.float32)
+        advantage = Advantage(values, 0.5, components={"style": index / 4, "answer": 1.0})
+        table.put(table.subject(row, "advantage"), advantage)
 
 
 def read_all(table: Table, trainer: Trainer) -> None:

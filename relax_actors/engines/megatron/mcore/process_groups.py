@@ -49,9 +49,9 @@ def all_gather_messages(message: Any) -> list[Any]:
 def plain_object_gathering() -> Iterator[None]:
     """Let megatron-core gather keys of parameter groups as plain data: torch's `all_gather_object` pickles them."""
 
-    def all_gather_object(found: list[Any], value: Any, group: Any = None) -> None:
+    def all_gather_object(object_list: Any, obj: Any, group: Any = None) -> None:
         del group  # megatron-core gathers from all ranks
-        found[:] = [_with_tuples(message) for message in all_gather_messages(value)]
+        object_list[:] = [_with_tuples(message) for message in all_gather_messages(obj)]
 
     original = distributed.all_gather_object
     distributed.all_gather_object = all_gather_object

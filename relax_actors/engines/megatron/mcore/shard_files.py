@@ -104,7 +104,7 @@ def _whole_axes(part: ShardedTensor) -> Tensor:
 
 
 def _shape(part: ShardedTensor) -> tuple[int, ...]:
-    return (1,) * part.prepend_axis_num + tuple(part.local_shape)
+    return (*[1] * part.prepend_axis_num, *part.local_shape)
 
 
 def _stored(folder: Path, stack: ExitStack) -> dict[str, list[_Part]]:
