@@ -87,8 +87,8 @@ class TrainerSection(PoolSection):
     max_tokens_per_microbatch: Positive = 8192
     """Maximum tokens of a micro-batch, prompts included; a longer sequence is refused."""
     stream: bool = True
-    """Whether forward and backward of a step start when its first rows fill a micro-batch; else when all rows are
-    there."""
+    """Whether forward and backward of a step start when its first rows fill a micro-batch (of each data-parallel rank
+    of Megatron-Core); else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of forward and backward, and of the published weights; the optimizer always works in float32."""
     device: str = "auto"
