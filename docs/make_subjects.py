@@ -31,7 +31,7 @@ FINGERPRINT = "5f0c1a7d93b24e68a1d0c7f2e9b84d36"
 EXAMPLES: dict[str, Any] = {
     "prompt": messages.Prompt("53>", INTS, "35", {}, 77, 11),
     "trajectory": messages.Trajectory(
-        INTS, np.array([2], np.int32), INTS, FLOATS, np.array([11, 11], np.int32), ["35"], ["stop"], FINGERPRINT
+        INTS, np.array([2], np.int32), INTS, FLOATS, np.array([11, 11], np.int32), ["35"], ["stop"], [FINGERPRINT]
     ),
     "reward": messages.Reward(np.array([1.0], np.float32)),
     "advantage": messages.Advantage(np.array([0.7], np.float32), 0.5),

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from relax_actors.algorithms.estimators import load_estimator
+from relax_actors.algorithms.notes import notes as algorithm_notes
 from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
@@ -151,7 +152,7 @@ def check_roles(config: Config) -> Iterator[str]:
 
 
 def check_rewards(config: Config) -> Iterator[str]:
-    """Check that the reward functions and the advantage estimator import."""
+    """Check that the reward functions and the advantage estimator import; note unusual algorithm settings."""
     load_estimator(config.advantages.estimator)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
     if config.eval is not None:
@@ -161,7 +162,7 @@ def check_rewards(config: Config) -> Iterator[str]:
             load_rewards(setting, where)
         else:
             load_reward(setting, where)
-    yield from ()
+    yield from algorithm_notes(config)
 
 
 def check_steps(config: Config) -> Iterator[str]:

@@ -16,7 +16,7 @@ WIDTH = 100
 MAX_SHOWN = 5
 LABELS = {
     "loss": "loss",
-    "gradient_norm": "gradient norm",
+    "grad_norm": "gradient norm",
     "kl": "KL to the first weights",
     "k3": "KL to the sampling weights",
     "clipped": "clipped tokens",

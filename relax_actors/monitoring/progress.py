@@ -15,7 +15,7 @@ from relax_actors.monitoring.render import printable
 SILENT_SECONDS = 5.0
 MAX_ACTORS = 4096
 MAX_STEPS = 10**9
-TRAINING = ("loss", "gradient_norm", "kl", "k3", "clipped")
+TRAINING = ("loss", "grad_norm", "kl", "k3", "clipped")
 """Figures of a step that are kept; an engine reports those that its settings have."""
 ROWS = ("in_flight", "trained", "dropped", "quarantined")
 

@@ -18,7 +18,7 @@ import numpy as np
 from broker.subjects import CellId, RowId
 from relax_actors.engines.backends import training_backend
 from relax_actors.errors import ConfigError, FencedError, RelaxError, RowError
-from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined
+from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import StatefulRole, durable_folder
 from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
@@ -63,7 +63,9 @@ class Trainer(StatefulRole):
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
-        reader = StepReader(self.context.table, config)
+        # Fingerprints of the published weights by version.
+        self._published: dict[int, str] = {}
+        reader = StepReader(self.context.table, config, self._published)
         self._feed = StepFeed(self.context, self._engine, reader)
         self._required_columns = ("advantage", *reader.columns)
         # Indices of the rows that have a required column, by step and column.
@@ -170,6 +172,8 @@ class Trainer(StatefulRole):
         value = observe(self._ledger, self.context, cell_id, cell)
         if value is None and cell_id.kind in KINDS:
             self._malformed.append(cell)
+        if isinstance(value, Weights):
+            self._published[value.version] = value.fingerprint
         remaining_steps = range(max(self._version, 0), self.context.config.run.steps)
         if cell_id.field in self._required_columns and cell_id.step in remaining_steps:
             self._arrived.setdefault(cell_id.step, {}).setdefault(cell_id.field, set()).add(cell_id.index)
@@ -301,6 +305,7 @@ class Trainer(StatefulRole):
         self._metrics = {
             "step": step,
             "reward": round(batch.reward, 5),
+            **{f"reward/{name}": round(mean, 5) for name, mean in rows.reward_components.items()},
             "staleness": batch.staleness,
             "staleness_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
             "span": rows.span,

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from relax_actors.algorithms.notes import notes
 from relax_actors.cli.check import examine
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import EXAMPLES
@@ -482,6 +483,42 @@ def test_the_check_notes_which_role_computes_log_probs(overrides: list[str], not
     findings = examine(load_config(DEMO, overrides))
     assert findings.errors == ()
     assert any(note in found for found in findings.notes)
+
+
+NOTES = {
+    "rloo": 'advantages.estimator = "rloo" with advantages.normalise = "std" divides by the standard deviation of the '
+    'group, which RLOO (arXiv 2402.14740) does not; set advantages.normalise = "none" for RLOO',
+    "length": "the loss of a step is the sum over its tokens, divided by its samples x algorithm.loss_length = 48",
+    "half": 'algorithm.loss = "constant" with advantages.normalise = "std" is half of Dr. GRPO (arXiv 2503.20783), '
+    'whose advantages are not divided by the standard deviation; set advantages.normalise = "none" for it',
+    "twice": 'algorithm.step_normalisation = "std" with advantages.normalise = "std" normalises twice, over the group '
+    'and over the step; set advantages.normalise = "none" for the step alone',
+}
+CONSTANT = ("algorithm.loss=constant", "rollout.max_tokens=48")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), []),
+        (("advantages.estimator=rloo",), ["rloo"]),
+        (("advantages.estimator=rloo", "advantages.normalise=none"), []),
+        (CONSTANT, ["length", "half"]),
+        ((*CONSTANT, "advantages.normalise=none"), ["length"]),
+        (("algorithm.step_normalisation=std",), ["twice"]),
+    ],
+)
+def test_unusual_algorithm_settings_are_noted(overrides: tuple[str, ...], expected: list[str]) -> None:
+    assert list(notes(load_config(DEMO, list(overrides)))) == [NOTES[name] for name in expected]
+
+
+def test_the_length_of_the_constant_loss_is_that_of_a_completion_by_default() -> None:
+    assert load_config(DEMO, list(CONSTANT)).algorithm.loss_length == 48
+    assert load_config(DEMO, [*CONSTANT, "algorithm.loss_length=100"]).algorithm.loss_length == 100
+    with pytest.raises(
+        ConfigError, match=r'algorithm\.loss_length = 9 has no effect with algorithm\.loss = "token"; set'
+    ):
+        load_config(DEMO, ["algorithm.loss_length=9"])
 
 
 def test_a_scoring_role_with_megatron_needs_it_installed() -> None:

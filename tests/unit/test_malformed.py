@@ -133,7 +133,6 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         versions=np.abs(integers(total)),
         texts=["x"] * len(lengths),
         finish_reasons=["stop"] * len(lengths),
-        fingerprint="",
     )
 
 
@@ -164,7 +163,7 @@ def test_valid_row_has_numbers_that_engines_accept(
         ({"logprobs": np.array([-1, np.nan, -1, -1, -1], np.float32)}, "a log-prob is positive or not finite"),
         ({"logprobs": np.array([-1, -np.inf, -1, -1, -1], np.float32)}, "a log-prob is positive or not finite"),
         ({"logprobs": np.full(5, -1e300)}, "a log-prob is positive or not finite"),
-        ({"versions": np.array([0, 0, 0, 0, 6], np.int32)}, "not from 0 to 5"),
+        ({"versions": np.array([0, 0, 0, 0, 6], np.int32), "fingerprints": []}, "not from 0 to 5"),
     ],
 )
 def test_invalid_row_has_a_reason(limits: RowValidator, change: dict[str, Any], why: str) -> None:

@@ -51,7 +51,7 @@ def trajectory() -> Trajectory:
         versions=np.array([1, 1, 2, 2, 3], np.int32),
         texts=["a", "b", "c"],
         finish_reasons=["stop", "abort", "length"],
-        fingerprint="f",
+        fingerprints=["f", "g", "h"],
     )
 
 
