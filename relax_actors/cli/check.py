@@ -90,6 +90,7 @@ def examine(config: Config) -> Findings:
         attempt(lambda: checks.check_roles(config))
         attempt(lambda: checks.check_rewards(config))
         attempt(lambda: checks.check_steps(config))
+        attempt(lambda: checks.check_folder(config))
         attempt(lambda: placement.check_devices(config))
         if facts is not None:
             for part in _checks_of_model(config, folder, facts):

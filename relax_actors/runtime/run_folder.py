@@ -98,8 +98,8 @@ class RunFolder:
             file = (self.root / "lock").open("a+")
         except OSError as error:
             msg = (
-                f"run folder {self.root} cannot be written by user {os.getuid()}: {error}; give that user the folder "
-                "above it (with docker compose: set RELAX_UID and RELAX_GID to the owner of ./runs), or set run.folder"
+                f"run folder {self.root} cannot be written by user {os.getuid()}: {error}; give that user the folder, "
+                "or set another run.name or run.folder"
             )
             raise ConfigError(msg) from error
         try:
@@ -162,7 +162,11 @@ class RunFolder:
         """
         if not self.config.exists():
             return None
-        body: dict[str, Any] = json.loads(self.config.read_text())
+        try:
+            body: dict[str, Any] = json.loads(self.config.read_text())
+        except (OSError, ValueError) as error:
+            msg = f"{self.config} cannot be read by user {os.getuid()}: {error}; use the user who started the run"
+            raise ConfigError(msg) from error
         if (found := body.get("schema", 1)) != SCHEMA:
             msg = (
                 f"run folder {self.root} was written with cell schema {found}; this version reads schema {SCHEMA}. "

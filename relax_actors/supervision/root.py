@@ -9,7 +9,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import structlog
 
@@ -226,11 +226,16 @@ class Root:
 
 
 def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster."""
+    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster.
+
+    Raises:
+        ConfigError: it is no such address.
+    """
     own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     servers, account = [], ""
     for server in re.split(r",(?=\w+://)", url):
         scheme, _, rest = server.partition("://")
+        _check_server(scheme, rest.rpartition("@")[2])
         known, at, host = rest.rpartition("@")
         servers.append(f"{scheme}://{host}" if at else server)
         account = known or account
@@ -238,6 +243,17 @@ def address_of(url: str, credentials: Path | None = None, ca: Path | None = None
         return Address(url, credentials=own, ca=authority)
     user, _, password = account.partition(":")
     return Address(",".join(servers), unquote(user), unquote(password), own, authority)
+
+
+def _check_server(scheme: str, host: str) -> None:
+    try:
+        parts = urlsplit(f"//{host}")
+        valid = scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or too large
+        valid = False
+    if not valid:
+        msg = f"broker address {f'{scheme}://{host}' if host else scheme!r} is invalid; write nats://host:port"
+        raise ConfigError(msg)
 
 
 def _differences(old: object, new: object, at: str = "") -> list[str]:
