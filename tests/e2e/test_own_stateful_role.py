@@ -72,7 +72,7 @@ def test_it_writes_its_cells_before_and_after_a_kill(
 @pytest.mark.timeout(200)
 def test_rejected_write_names_the_permission(audited: tuple[Guarded, Run]) -> None:
     guarded, run = audited
-    code, _, said = run.start("roles.auditor.column=Secret", "supervision.intensity=0").finish()
+    code, _, said = run.start("run.steps=100000", "roles.auditor.column=Secret", "supervision.intensity=0").finish()
     assert code == 1, said
     assert (
         f"broker nats://127.0.0.1:{guarded.port} refuses to write relax.{NAME}.group.0.0.Secret: user "
