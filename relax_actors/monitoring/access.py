@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.address import Address
+from broker.address import Address, address_of
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.roles.permissions import OBSERVER, OPERATOR
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.root import address_of
 
 _SERVICES = {OPERATOR: "prompts", OBSERVER: "monitor"}
 """Service of docker-compose.yml that has the credentials of a user."""
@@ -49,7 +48,7 @@ def address_for(folder: RunFolder, config: Config, user: str, access: Access) ->
 
     Raises:
         ConfigError: the broker's name or its credentials are unknown on this machine.
-        BrokerError: the run has no recorded address.
+        BrokerError: the run has no recorded address, or `access.broker` is no address.
     """
     found = Address.load(folder.address)
     if access.broker is not None:

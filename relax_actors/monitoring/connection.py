@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nats.js.errors import NotFoundError
 
-from broker.address import Address
+from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.credentials import read_claims
 from broker.leases import RunState
@@ -28,7 +28,6 @@ from relax_actors.monitoring.access import Access, address_for
 from relax_actors.roles.permissions import OBSERVER, OPERATOR
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.root import address_of
 
 REACH_SECONDS = 5.0
 
