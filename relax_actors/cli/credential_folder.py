@@ -64,7 +64,8 @@ def _check_content(folder: Path, subfolders: list[str]) -> None:
 
 
 def _is_ignored(path: Path) -> bool:
-    return path.name.startswith(".") or path.name == "lost+found"
+    """Whether a path is nothing of anybody: hidden, or an empty folder, as the volume of a role that the run lacks."""
+    return path.name.startswith(".") or path.name == "lost+found" or (path.is_dir() and not any(path.iterdir()))
 
 
 def _check_run(folder: Path, run: str) -> None:

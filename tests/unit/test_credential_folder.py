@@ -36,6 +36,12 @@ def test_folder_with_other_content_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_empty_folders_of_roles_that_the_run_lacks_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "reference").mkdir()
+    make_keys(str(TINY), tmp_path, [], Settings())
+    assert not any((tmp_path / "reference").iterdir())
+
+
 def test_credentials_of_another_run_are_replaced_on_request_only(tmp_path: Path) -> None:
     first = ["run.name=first"]
     make_keys(str(TINY), tmp_path, first, Settings())
