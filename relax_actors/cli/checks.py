@@ -5,6 +5,7 @@ Each yields notes, and raises ConfigError for what cannot work.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,15 +300,32 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
     yield text
 
 
+def check_folder(config: Config) -> Iterator[str]:
+    """Check that the run's folder can be written, or created."""
+    folder = config.folder.absolute()
+    existing = _existing(folder)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        msg = (
+            f"run.folder {config.folder} cannot be written by user {os.geteuid()}: {existing} belongs to user "
+            f"{existing.stat().st_uid}; change its owner, or set another run.name or run.folder"
+        )
+        raise ConfigError(msg)
+    yield from ()
+
+
+def _existing(path: Path) -> Path:
+    """Return the path itself, or the nearest folder above it that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
 def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
     """Compare the estimated size of checkpoints and weights with the free disk space."""
     checkpoints = facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
     weights = facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
     need = checkpoints + weights
-    existing = config.folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(_existing(config.folder.absolute())).free
     if need > free:
         msg = (
             f"run.folder {config.folder} needs about {need >> 20} MiB, {free >> 20} MiB are free; free space, or "
