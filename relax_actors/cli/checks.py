@@ -25,7 +25,7 @@ from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
-from relax_actors.roles.rollout import stop_id
+from relax_actors.roles.rollout import stops_of
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
 
@@ -58,8 +58,7 @@ def check_model(config: Config, folder: Path) -> ModelFacts:
             "use the tokenizer of this model"
         )
         raise ConfigError(msg)
-    for text in config.rollout.stop:
-        stop_id(tokenizer, text)
+    stops_of(tokenizer, config.rollout.stop)
     return facts
 
 

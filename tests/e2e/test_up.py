@@ -172,7 +172,7 @@ def test_role_that_cannot_start_ends_the_run_with_one_report(make_run: MakeRun) 
         (["advantages.reads=nothing"], "advantages.reads"),
         (["trainer.warmup_steps=99"], "trainer.warmup_steps"),
         (["run.name=a.b"], "run name 'a.b'"),
-        (["rollout.stop=['12']"], "not a single token"),
+        (["rollout.stop=['1x']"], "rollout.stop '1x' cannot be written with the tokens of this model; choose a string"),
     ],
 )
 def test_invalid_setting_is_refused_before_anything_starts(settings: list[str], message: str, tmp_path: Path) -> None:
