@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from broker.address import Address
 from broker.server import Server
+from relax_actors.messages import Trajectory
 from relax_actors.monitoring.connection import connected
 from tests.support.faults import story_of
 from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, wait_until
@@ -100,6 +102,27 @@ def test_live_run_is_readable_by_status_tail_and_any_nats_client(make_run: MakeR
     import asyncio
 
     assert asyncio.run(listen())["role"] == "trainer"
+
+
+def test_samples_end_at_stop_strings_of_several_tokens(make_run: MakeRun) -> None:
+    strings = ["7", "12", "30", "345", "98"]
+    run = make_run("stopping", "run.steps=300", f"rollout.stop={strings}", "rollout.max_tokens=12").start()
+    ended = []
+    for index in range(4):
+        subject = f"relax.{run.name}.group.0.{index}.trajectory"
+        found = wait_until(lambda subject=subject: run.table.fetch(subject, Trajectory), subject, 120)
+        assert len(found.logprobs) == len(found.token_ids) == found.lengths.sum()
+        samples = np.split(found.token_ids, np.cumsum(found.lengths)[:-1])
+        for tokens, text, reason in zip(samples, found.texts, found.finish_reasons, strict=True):
+            written = "".join([*"0123456789>#", "<pad>"][token] for token in tokens)
+            assert not any(string in written[:-1] for string in strings), written
+            completed = written.endswith(tuple(strings))
+            ended.append(completed)
+            assert reason == ("stop" if completed or written.endswith("#") else "length")
+            assert reason == "stop" or len(tokens) == 12
+            assert text == written.replace("<pad>", "").removesuffix("#")
+    assert len(ended) == 16
+    assert any(ended)
 
 
 @pytest.mark.slow
