@@ -29,6 +29,8 @@ from relax_actors.roles.rollout import stops_of
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
 
+CACHED_BYTES = 4
+"""Bytes of a number in the key-value cache of a rollout that generates in its own process."""
 SAMPLED_ROWS = 200
 """Rows of a data source that are read."""
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
@@ -221,6 +223,10 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
         msg = f"model: {text}, this machine has {have >> 20} MiB; use a smaller model or fewer replicas"
         raise ConfigError(msg)
     yield text
+    if config.simulate is None and not starts_servers and facts.cached:
+        samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
+        size = samples * facts.cached * CACHED_BYTES / (1 << 20)
+        yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
 
 
 def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:

@@ -20,7 +20,7 @@ class ReservedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values `[batch, heads, tokens, head_dim]`, as views of tensors with room for further tokens.
 
     Args:
-        limit: largest number of tokens.
+        limit: number of tokens expected at most.
     """
 
     def __init__(self, limit: int) -> None:
@@ -37,7 +37,7 @@ class ReservedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             return found
         length = used + key_states.shape[-2]
         if self._rooms is None or self._rooms[0].shape[-2] < length:
-            reserved = min(self._limit, length + max(MIN_RESERVE, length // 4))
+            reserved = max(length, min(self._limit, length + max(MIN_RESERVE, length // 4)))
             self._rooms = [_with_room(tensor, reserved) for tensor in (self.keys, self.values) if tensor is not None]
         for room, new in zip(self._rooms, (key_states, value_states), strict=True):
             room[..., used:length, :] = new
