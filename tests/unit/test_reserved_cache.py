@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 from relax_actors.engines.transformers.reserved_cache import MIN_RESERVE, ReservedLayer, reserved_cache
 
-LIMIT = 400
+LIMIT = 100
 steps = st.lists(
     st.tuples(st.just("update"), st.integers(1, 90))
     | st.tuples(st.sampled_from(["repeat", "select"]), st.integers(1, 3)),
