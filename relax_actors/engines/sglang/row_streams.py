@@ -27,7 +27,8 @@ class RowStreams:
     Args:
         record: address and key of the server.
         row_limit: limits the rows that are requested at once.
-        keep_partial: whether samples keep their tokens when their request breaks off.
+        keep_partial: whether samples keep their tokens when their request breaks off, and are aborted at a stop string.
+            Log-probs then depend on time, by rounding.
     """
 
     def __init__(self, record: ServerRecord, row_limit: RowLimit, *, keep_partial: bool) -> None:
