@@ -28,10 +28,12 @@ from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
-from relax_actors.roles.rollout import stop_id
+from relax_actors.roles.rollout import stops_of
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
 
+CACHED_BYTES = 4
+"""Bytes of a number in the key-value cache of a rollout that generates in its own process."""
 SAMPLED_ROWS = 200
 """Rows of a data source that are read."""
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
@@ -61,8 +63,7 @@ def check_model(config: Config, folder: Path) -> ModelFacts:
             "use the tokenizer of this model"
         )
         raise ConfigError(msg)
-    for text in config.rollout.stop:
-        stop_id(tokenizer, text)
+    stops_of(tokenizer, config.rollout.stop)
     return facts
 
 
@@ -298,6 +299,10 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
         msg = f"model: {text}, this machine has {have >> 20} MiB; use a smaller model or fewer replicas"
         raise ConfigError(msg)
     yield text
+    if config.simulate is None and not starts_servers and facts.cached:
+        samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
+        size = samples * facts.cached * CACHED_BYTES / (1 << 20)
+        yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
 
 
 def check_folder(config: Config) -> Iterator[str]:
