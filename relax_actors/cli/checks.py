@@ -5,7 +5,6 @@ Each yields notes, and raises ConfigError for what cannot work.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -303,19 +302,6 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
         samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
         size = samples * facts.cached * CACHED_BYTES / (1 << 20)
         yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
-
-
-def check_folder(config: Config) -> Iterator[str]:
-    """Check that the run's folder can be written, or created."""
-    folder = config.folder.absolute()
-    existing = _existing(folder)
-    if not os.access(existing, os.W_OK | os.X_OK):
-        msg = (
-            f"run.folder {config.folder} cannot be written by user {os.geteuid()}: {existing} belongs to user "
-            f"{existing.stat().st_uid}; change its owner, or set another run.name or run.folder"
-        )
-        raise ConfigError(msg)
-    yield from ()
 
 
 def _existing(path: Path) -> Path:

@@ -146,7 +146,7 @@ def _folder_problem(folder: Path) -> str:
         with tempfile.TemporaryFile(dir=existing):
             return ""
     except OSError as error:
-        return f"{existing}: {error.strerror}"
+        return f"{existing}, which belongs to user {existing.stat().st_uid}: {error.strerror}"
 
 
 def check_addresses(config: Config, roles: Collection[str]) -> Iterator[str]:

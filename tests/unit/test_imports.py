@@ -147,7 +147,7 @@ def test_check_imports_neither_an_engine_nor_the_broker_client(tmp_path: Path) -
 def test_nothing_of_ours_reads_a_pickle() -> None:
     """Pickles run what they hold; among others torch's collectives of objects and its own files are pickles.
 
-    One is written: SGLang takes tensors in a request in no other way.
+    One is written: SGLang takes tensors in a request in no other way. One collective is named, to replace it.
     """
     folders = [Path(__file__).parents[2] / name for name in ("relax_actors", "broker")]
     for path in (path for folder in folders for path in folder.rglob("*.py")):
@@ -155,7 +155,10 @@ def test_nothing_of_ours_reads_a_pickle() -> None:
             names = [node.attr] if isinstance(node, ast.Attribute) else []
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names += [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-            allowed = {"pickle"} if path.parts[-2:] == ("sglang", "server.py") else set()
+            allowed = {
+                ("sglang", "server.py"): {"pickle"},
+                ("mcore", "process_groups.py"): {"all_gather_object"},
+            }.get(path.parts[-2:], set())
             assert not (PICKLING & set(names)) - allowed, f"{path}:{node.lineno}"
             if isinstance(node, ast.Attribute) and node.attr in ("load", "loads", "save", "Unpickler"):
                 assert ast.unparse(node.value) not in ("torch", "pickle"), f"{path}:{node.lineno}"

@@ -28,7 +28,7 @@ TRAJECTORY = Trajectory(
     np.zeros(6, np.int32),
     ["a", "", "b"],
     ["stop", "abort", "length"],
-    "fingerprint",
+    ["fingerprint"],
 )
 REWARD = Reward(np.array([1.0, 0.0, 0.0], np.float32))
 
