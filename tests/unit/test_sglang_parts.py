@@ -159,6 +159,13 @@ def test_stop_string_is_completed_after_a_broken_request() -> None:
     assert (sample.finish_reason, sample.result().tokens.tolist()) == (FinishReason.STOP, [5, 8, 9])
 
 
+def test_sample_that_has_ended_starts_again_with_its_row() -> None:
+    sample = stopping()
+    assert sample.add_chunk(chunk([5, 8, 9], 3, {"type": "length"}, [("3:a", 0, 3)]), 3, NAMED)
+    sample.request_broken(keep=False)
+    assert (sample.finish_reason, sample.is_stopped, sample.prompt) == (None, False, [1, 2])
+
+
 def test_stop_string_with_a_token_of_uncertain_version_is_generated_again() -> None:
     for keep, prompt in ((True, [1, 2, 5, 8]), (False, [1, 2])):
         sample = stopping()

@@ -190,7 +190,8 @@ class PartialSample:
                 self._versions[position] = named[span["version"]]
 
     def request_broken(self, *, keep: bool) -> None:
-        """Drop tokens of uncertain version after a broken request; all tokens unless `keep`."""
+        """Drop tokens of uncertain version after a broken request; unless `keep`, start again."""
+        self.finish_reason = None
         kept = (len(self._tokens) if self._certain is None else self._certain) if keep else 0
         self._truncate(kept)
         if self.is_stopped:

@@ -62,6 +62,12 @@ class RowStreams:
         try:
             while unfinished := [sample for sample in group if sample.finish_reason is None]:
                 await self._request(unfinished, versions)
+        except BaseException:
+            if not self._keep_partial:
+                # The whole row starts again: log-probs depend by rounding on the samples of a request.
+                for sample in group:
+                    sample.request_broken(keep=False)
+            raise
         finally:
             async with self._slot_free:
                 self._running -= 1
