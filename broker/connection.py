@@ -14,39 +14,72 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import nats.aio.client
 import nats.errors
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from broker.address import Address
 from broker.errors import BrokerError, BrokerUnreachableError
+from broker.publisher import ACK_TIMEOUT, Publisher
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
-ACK_TIMEOUT = 2.0
 DEADLINE_SLACK = 10.0
 """Seconds after a deadline within which a loaded machine must report that it has passed."""
 RETRY_SECONDS = 0.05
 _NOT_READY = 503
-_TRANSIENT = (
+TRANSIENT = (
     nats.errors.TimeoutError,
     nats.errors.NoRespondersError,
     nats.errors.OutboundBufferLimitError,
     NoStreamResponseError,
     ServiceUnavailableError,
 )
+"""Errors of a request that may be repeated."""
 
 
-class _Client(Client):
+class Client(nats.aio.client.Client):
     """NATS client that survives subjects and headers that are not UTF-8.
 
     Any publisher can send them, and nats-py would close the connection.
     If TLS is configured, it refuses a server without TLS.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._direct: dict[int, Callable[[Msg], None]] = {}
+
+    async def subscribe_direct(self, subject: str, handle: Callable[[Msg], None]) -> Subscription:
+        """Subscribe with a function that is called as soon as a message is parsed, without a queue and a task."""
+
+        async def never(message: Msg) -> None:
+            handle(message)
+
+        subscription = await self.subscribe(subject, cb=never)
+        self._direct[subscription._id] = handle  # noqa: SLF001
+        return subscription
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._direct.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        handle = self._direct.get(sid)
+        if handle is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        found = await self._process_headers(headers) if headers else None
+        try:
+            handle(self._build_message(sid, subject, reply, data, found))
+        except Exception as error:  # noqa: BLE001 a malformed message must not end the connection
+            log.warning("malformed_message", subject=repr(subject)[:200], error=str(error))
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 signature of nats-py
         if initial_connection and "tls" in self.options and not info.get("tls_required"):
@@ -57,10 +90,18 @@ class _Client(Client):
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:
-        plain = subject.decode(errors="backslashreplace").encode()
-        return super()._build_message(sid, plain, reply, data, headers)  # type: ignore[no-any-return]
+        return Msg(
+            _client=self,
+            subject=subject.decode(errors="backslashreplace"),
+            reply=reply.decode(),
+            data=data,
+            headers=headers,
+            _sid=sid,
+        )
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        if not headers:
+            return None
         try:
             return await super()._process_headers(headers)
         except ValueError:
@@ -97,6 +138,7 @@ class Connection:
         self._thread.start()
         self.nc: Client
         self.js: JetStreamContext
+        self.publisher: Publisher
         try:
             self.call(self._connect(deadline), deadline + DEADLINE_SLACK)
         except BaseException:
@@ -132,7 +174,7 @@ class Connection:
                 await hook()
 
         # nats-py retries the first connection forever, so the deadline is enforced here.
-        self.nc = _Client()
+        self.nc = Client()
         connecting = asyncio.ensure_future(
             self.nc.connect(
                 self.address.url.split(","),
@@ -158,6 +200,7 @@ class Connection:
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
             raise self._connect_error(last_error or f"{type(error).__name__}: {error}", deadline) from error
         self.js = self.nc.jetstream(timeout=ACK_TIMEOUT)
+        self.publisher = Publisher(self.nc)
 
     def _connect_error(self, text: str, deadline: float) -> BrokerError:
         url = self.address.url
@@ -208,7 +251,7 @@ class Connection:
         while True:
             try:
                 return await attempt()
-            except (*_TRANSIENT, APIError) as error:
+            except (*TRANSIENT, APIError) as error:
                 # Code 503: JetStream is not ready yet, e.g. right after a restart.
                 if isinstance(error, APIError) and error.code != _NOT_READY:
                     raise

@@ -8,12 +8,13 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from broker.store import Store
+from broker.encoder import CellEncoder
 from broker.subjects import RowId
+from broker.table import Table
 from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreError, StoreFullError
 from relax_actors.messages import Dropped, DropReason
 from relax_actors.runtime.context import Context
-from relax_actors.runtime.role import Drop, Role
+from relax_actors.runtime.role import Drop, Results, Role
 from relax_actors.runtime.row import Row
 
 BLAMELESS_ERRORS = (ActorError, BrokerError, ConfigError, StoreFullError)
@@ -35,23 +36,33 @@ class Job:
 class _OpenJobs:
     """Jobs given to a role: unfinished ones by row, and finished ones that were not reported yet."""
 
-    def __init__(self, store: Store, encode: Callable[[Job, Any], None], report: Callable[[list[Job]], None]) -> None:
-        self._store, self._encode, self._report = store, encode, report
+    def __init__(
+        self, table: Table, encode: Callable[[Job, Any, CellEncoder], None], report: Callable[[list[Job]], None]
+    ) -> None:
+        self._table, self._encode, self._report = table, encode, report
         self.unfinished: dict[Row, Job] = {}
         self.finished: list[Job] = []
 
     def add(self, jobs: list[Job]) -> list[Row]:
-        rows = {Row(job.row, job.cells, self._store): job for job in jobs}
+        rows = {Row(job.row, job.cells, self._table.store): job for job in jobs}
         self.unfinished |= rows
         return list(rows)
 
-    def finish(self, row: Row, value: Any) -> None:
-        job = self.unfinished.pop(row)
+    def finish(self, results: Results) -> None:
+        """Encode results that came together; their large arrays share a segment."""
+        jobs = [(self.unfinished[row], value) for row, value in results]
+        encoder = self._table.encoder()
+        for job, value in jobs:
+            try:
+                self._encode(job, value, encoder)
+            except Exception as error:  # noqa: BLE001 classified by the pump
+                job.error = error
         try:
-            self._encode(job, value)
+            encoder.close()
         except Exception as error:  # noqa: BLE001 classified by the pump
-            job.error = error
-        self.finished.append(job)
+            for job, _ in jobs:
+                job.error = job.error or error
+        self.finished += [self.unfinished.pop(row) for row in dict(results)]
 
     def flush(self) -> None:
         if self.finished:
@@ -81,7 +92,7 @@ class Handler:
         Returns:
             Finished jobs that were not passed to `report`.
         """
-        open_jobs = _OpenJobs(self._table.store, self._encode, report)
+        open_jobs = _OpenJobs(self._table, self._encode, report)
 
         def take_more(most: int) -> list[Row]:
             open_jobs.flush()
@@ -91,8 +102,7 @@ class Handler:
             first = open_jobs.add(jobs)
             with self._context.device_lock():
                 for results in self._role.stream(first, take_more):
-                    for row, value in results:
-                        open_jobs.finish(row, value)
+                    open_jobs.finish(results)
                     if open_jobs.unfinished:
                         open_jobs.flush()
             if rows := open_jobs.unfinished:
@@ -107,7 +117,7 @@ class Handler:
             same_error = len(open_jobs.unfinished) == 1 or isinstance(error, BLAMELESS_ERRORS)
             for row in list(open_jobs.unfinished):
                 open_jobs.flush()
-                open_jobs.finish(row, error if same_error else self._handle_alone(row))
+                open_jobs.finish([(row, error if same_error else self._handle_alone(row))])
         return open_jobs.finished
 
     def _handle_alone(self, row: Row) -> Any:
@@ -118,7 +128,7 @@ class Handler:
             return error
         return found[0] if found else ValueError(f"{type(self._role).__name__} returned no value for {row.id}")
 
-    def _encode(self, job: Job, result: Any) -> None:
+    def _encode(self, job: Job, result: Any, encoder: CellEncoder) -> None:
         if isinstance(result, StoreError) and not isinstance(result, StoreFullError):
             result = Drop(DropReason.LOST_SEGMENT, str(result))
         if isinstance(result, Exception):
@@ -128,7 +138,7 @@ class Handler:
         if isinstance(result, Drop):
             job.field, result = "dropped", Dropped(result.reason, result.detail)
         if job.field:
-            job.data = self._table.encode(self._table.subject(job.row, job.field), result)
+            job.data = encoder.encode(self._table.subject(job.row, job.field), result)
 
 
 def _no_more(most: int) -> Sequence[Row]:
