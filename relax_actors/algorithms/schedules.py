@@ -60,12 +60,15 @@ def learning_rate(
 
 
 def scheduled_learning_rate(config: Config, step: int) -> float:
-    """Compute the learning rate of a step from the configuration of the run; see `learning_rate`."""
+    """Compute the learning rate of a step from the configuration of the run; see `learning_rate`.
+
+    A warm-up that is longer than the run is cut to the run.
+    """
     settings = config.trainer
     return learning_rate(
         step,
         base=settings.learning_rate,
-        warmup_steps=settings.warmup_steps,
+        warmup_steps=min(settings.warmup_steps, config.run.steps),
         total_steps=config.run.steps,
         kind=settings.schedule,
         final_fraction=settings.final_fraction,

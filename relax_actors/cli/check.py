@@ -127,14 +127,8 @@ def require(config: Config) -> Findings:
 
 
 def resolved_settings(config: Config) -> dict[str, Any]:
-    """Return all settings of a run as plain data, defaults included, with passwords as ***."""
-    settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True)
-    if config.broker.url:
-        settings["broker"]["url"] = ",".join(_without_password(url) for url in config.broker.url.split(","))
+    """Return all settings of a run as plain data, defaults included, with secrets as ***."""
+    from relax_actors.config.masking import masked
+
+    settings: dict[str, Any] = masked(config.model_dump(mode="json", exclude_none=True))
     return settings
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.rpartition("://")
-    account, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}{account and '***'}{at}{host}"

@@ -153,17 +153,39 @@ def check_rewards(config: Config) -> Iterator[str]:
 
 
 def check_steps(config: Config) -> Iterator[str]:
-    """Check the warm-up; note the size of a step and the number of rows in flight."""
+    """Note the size of a step, the number of rows in flight, and settings that are longer than the run."""
     trainer, rollout = config.trainer, config.rollout
-    if trainer.warmup_steps > config.run.steps:
-        msg = f"trainer.warmup_steps = {trainer.warmup_steps} is more than run.steps = {config.run.steps}; lower it"
-        raise ConfigError(msg)
     samples = trainer.prompts_per_step * rollout.group_size
     yield f"a step trains {trainer.prompts_per_step} rows x {rollout.group_size} samples = {samples} completions"
     window = trainer.prompts_per_step * (config.staleness.max + 1)
     yield f"at most {window} rows are in flight (staleness.max = {config.staleness.max})"
     if config.staleness.max > 0 and config.run.deterministic:
         yield "run.deterministic with staleness.max > 0: rows still depend on the time at which weights arrive"
+    yield from shortened(config)
+
+
+def shortened(config: Config) -> Iterator[str]:
+    """Note the settings that `run.steps` cuts short, so that any run can be shortened by this setting alone."""
+    trainer, steps = config.trainer, config.run.steps
+    if trainer.warmup_steps > steps:
+        yield (
+            f"trainer.warmup_steps = {trainer.warmup_steps} is cut to run.steps = {steps}: the learning rate reaches "
+            "its peak at the last step"
+        )
+    if trainer.checkpoint_every > steps:
+        yield (
+            f"trainer.checkpoint_every = {trainer.checkpoint_every} is more than run.steps = {steps}: checkpoints are "
+            "written before the first and after the last step only"
+        )
+    if config.eval is not None and config.eval.every > steps:
+        yield (
+            f"eval.every = {config.eval.every} is more than run.steps = {steps}: versions 0 and {steps} are evaluated"
+        )
+    if trainer.warm_start is not None and trainer.warm_start.steps > steps:
+        yield (
+            f"trainer.warm_start.steps = {trainer.warm_start.steps} is more than run.steps = {steps}: these supervised "
+            "steps come before version 0 and are not cut"
+        )
 
 
 def check_data(config: Config, data: DataSection, where: str, folder: Path, facts: ModelFacts) -> Iterator[str]:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,71 +18,100 @@ from rich.table import Table
 
 from broker.files import write_private
 from relax_actors.cli.check import require
-from relax_actors.config import Config, load_config
+from relax_actors.cli.checks import shortened
+from relax_actors.cli.command_line import command_line
+from relax_actors.config import Config, load_config, validate
+from relax_actors.errors import ConfigError
 from relax_actors.monitoring.summary import Curves, Summary
 from relax_actors.monitoring.watcher import Watcher
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.resume import Effect, compare, continues, listed
 from relax_actors.supervision.root import Root
 from relax_actors.supervision.spec import Failure
 
+SHOW_CURSOR = "\x1b[?25h"
 
-def train(
-    path: Path,
-    settings: list[str],
-    *,
-    as_json: bool,
-    quiet: bool,
-    roles: list[str] | None = None,
-    must_finish: bool = False,
-) -> int:
-    """Start or resume a run, and wait for its end.
 
-    Args:
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Arguments and options of one `relax up`.
+
+    Attributes:
         path: TOML file.
         settings: `section.key=value` each.
+        roles: roles whose actors are started here; all if None.
         as_json: print the result as one line of JSON; all other output goes to stderr.
         quiet: print no progress.
-        roles: roles whose actors are started here; all if None.
         must_finish: exit code 1 if stopped before the last step.
+        fresh: remove the run that the folder holds.
+    """
 
-    Returns:
-        The exit code.
+    path: Path
+    settings: tuple[str, ...] = ()
+    roles: tuple[str, ...] | None = None
+    as_json: bool = False
+    quiet: bool = False
+    must_finish: bool = False
+    fresh: bool = False
+
+    @property
+    def resume_command(self) -> str:
+        """Command line that resumes the run."""
+        options = [] if self.roles is None else ["--roles", ",".join(self.roles)]
+        flags = {"--json": self.as_json, "--quiet": self.quiet, "--must-finish": self.must_finish}
+        options += [name for name, is_set in flags.items() if is_set]
+        return command_line("up", str(self.path), *self.settings, *options)
+
+
+def train(request: Request) -> int:
+    """Start or resume a run, wait for its end, and return the exit code.
 
     Raises:
-        ConfigError: the configuration cannot work.
+        ConfigError: the configuration cannot work, or the folder holds a run with other settings.
     """
     logs.configure()
-    console = Console(stderr=as_json)
-    config = load_config(path, settings)
+    console = Console(stderr=request.as_json)
+    config = load_config(request.path, list(request.settings))
     folder = RunFolder(config.folder)
-    if (result := _earlier_result(folder, config)) is not None:
-        _show(console, result, folder, as_json=as_json)
+    if not request.fresh and (earlier := _finished_before(folder, config)) is not None:
+        result, note = earlier
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+        _show(console, result, folder, as_json=request.as_json)
         return 0
     require(config)
-    root = Root(config, str(path.resolve().parent), roles)
+    roles = None if request.roles is None else list(request.roles)
+    root = Root(config, str(request.path.resolve().parent), roles, fresh=request.fresh)
+    for note in [*root.notes, *shortened(config)]:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     log_to_file(folder)
-    watcher = Watcher(root, console, live=console.is_terminal and not quiet, lines=not quiet)
-    failure, interrupted = run_root(root, watcher)
+    watcher = Watcher(root, console, live=console.is_terminal and not request.quiet, lines=not request.quiet)
+    resume = f"`{request.resume_command}` resumes the run"
+    failure, interrupted = run_root(root, watcher, console, resume)
     if failure is not None:
-        explain(console, failure, folder)
+        explain(console, failure, folder, f"fix the cause; then {resume}")
         return 1
     if watcher.result is None:
         step = f"step {watcher.progress.step} of {config.run.steps}"
-        console.print(f"stopped at {step}; `relax up {path}` resumes the run", highlight=False, soft_wrap=True)
-        return 0 if interrupted and not must_finish else 1
+        console.print(f"stopped at {step}; {resume}", highlight=False, markup=False, soft_wrap=True)
+        return 0 if interrupted and not request.must_finish else 1
     summary, curves = watcher.result
-    summary = replace(summary, seconds_to_first_step=watcher.seconds_to_first_step)
     _plot(curves, folder.reward_plot, f"{config.run.name}: reward by step")
     write_private(folder.summary, json.dumps(summary.json(), indent=1))
-    _show(console, summary, folder, as_json=as_json)
+    _show(console, summary, folder, as_json=request.as_json)
     return 0
 
 
-def run_root(root: Root, watcher: Watcher) -> tuple[Failure | None, bool]:
+def run_root(root: Root, watcher: Watcher, console: Console, resume: str) -> tuple[Failure | None, bool]:
     """Run a root in this thread until it is finished, gives up, or is stopped by a signal.
 
     The first SIGINT, SIGTERM or SIGHUP stops the run in order, the second ends this process and all actors at once.
+
+    Args:
+        root: root of the run.
+        watcher: its watcher, not started yet.
+        console: terminal that the watcher writes to.
+        resume: how to resume the run, for the message of the second signal.
 
     Returns:
         The failure if supervision gave up, else None; and whether a signal stopped the run.
@@ -92,9 +121,10 @@ def run_root(root: Root, watcher: Watcher) -> tuple[Failure | None, bool]:
     def on_signal(number: int, _frame: Any) -> None:
         if interrupted.is_set():
             # Children die with this process.
+            _end_at_once(root, console, resume)
             os._exit(128 + number)
         interrupted.set()
-        root.tree.stop()
+        root.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
@@ -105,6 +135,15 @@ def run_root(root: Root, watcher: Watcher) -> tuple[Failure | None, bool]:
     return failure, interrupted.is_set()
 
 
+def _end_at_once(root: Root, console: Console, resume: str) -> None:
+    """Show the cursor, which the live view hides, and say what is left undone; safe in a signal handler."""
+    saved = root.folder.last_checkpoint
+    undone = "no checkpoint was written yet" if saved is None else f"steps after checkpoint {saved} will be replayed"
+    text = f"killed {len(root.actors)} actors at once; {undone}; {resume}\n"
+    with contextlib.suppress(OSError):
+        os.write(console.file.fileno(), (f"{SHOW_CURSOR}\n{text}" if console.is_terminal else text).encode())
+
+
 def log_to_file(folder: RunFolder) -> None:
     """Write the log of this process to the run's folder: the terminal shows the run."""
     path = folder.log("root")
@@ -113,22 +152,41 @@ def log_to_file(folder: RunFolder) -> None:
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)))
 
 
-def explain(console: Console, failure: Failure, folder: RunFolder) -> None:
+def explain(console: Console, failure: Failure, folder: RunFolder, remedy: str) -> None:
     """Print why supervision gave up, and how to continue."""
     console.print(f"[bold red]supervision gave up: {failure.role}[/]", highlight=False)
     console.print(failure.reason, highlight=False, markup=False, soft_wrap=True)
     if failure.traceback and failure.traceback != failure.reason:
         console.print(failure.traceback.strip(), highlight=False, markup=False, soft_wrap=True, style="dim")
-    text = f"its log: {folder.log(failure.role)}; fix the cause, then resume the run with `relax up`"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"its log: {folder.log(failure.role)}; {remedy}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _earlier_result(folder: RunFolder, config: Config) -> Summary | None:
-    """Return the result of a run that was finished before; None if it has further steps to do."""
-    if not folder.summary.exists():
+def _finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] | None:
+    """Return the result of a run that is finished and a note about it; None if steps remain to be trained.
+
+    Raises:
+        ConfigError: it is finished with other settings.
+    """
+    saved = folder.saved_config()
+    if saved is None or not folder.summary.exists():
         return None
+    old = validate(saved["config"], str(folder.config))
     summary = Summary(**json.loads(folder.summary.read_text()))
-    return summary if summary.steps >= config.run.steps else None
+    changes = compare(old, config)
+    if summary.steps < old.run.steps or continues(changes):
+        return None
+    shown = [change for change in changes if change.key != "run.folder"]
+    if any(change.effect is not Effect.NONE for change in changes):
+        msg = (
+            f"run {config.run.name} is finished, with other settings:\n{listed(shown)}\nAdd run.name=NAME to train "
+            f"with these settings in another folder, or --fresh to remove the finished run in {folder.root} and start "
+            "from nothing"
+        )
+        raise ConfigError(msg)
+    note = f"run {config.run.name} is finished already; nothing was started"
+    if shown:
+        note += f"; its result does not depend on the changed settings\n{listed(shown)}"
+    return summary, note
 
 
 def _plot(curves: Curves, path: Path, title: str) -> None:
@@ -164,9 +222,23 @@ def _show(console: Console, summary: Summary, folder: RunFolder, *, as_json: boo
     table.add_row("reward curve", _relative(folder.reward_plot))
     table.add_row("model", _relative(folder.model))
     console.print(table)
+    for line in _next_commands(summary.run, folder):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if as_json:
         sys.stdout.write(json.dumps(summary.json()) + "\n")
         sys.stdout.flush()
+
+
+def _next_commands(run: str, folder: RunFolder) -> list[str]:
+    """Return command lines that show more of a finished run."""
+    usual = folder.root == (Path("runs") / run).resolve()
+    name = run if usual else _relative(folder.root)
+    commands = {command_line("status", name): "step, reward, rows by state"}
+    commands[command_line("ledger", name)] = "what became of every row"
+    if usual:
+        commands[command_line("tail", f"relax.{run}.event.>", "--history")] = "all events of the run"
+    width = max(map(len, commands))
+    return ["look further:", *(f"  {line:<{width}}  # {what}" for line, what in commands.items())]
 
 
 def _relative(path: Path) -> str:

@@ -40,10 +40,10 @@ def node(
     Exit code 0 when the run is over or the node was asked to leave, 1 when an actor cannot be kept up, 2 for a
     configuration error.
     """
+    from broker.address import address_of
     from relax_actors.monitoring.connection import run_of_credentials
     from relax_actors.roles.permissions import NODE
     from relax_actors.supervision.remote_node import NodeRequest
-    from relax_actors.supervision.root import address_of
 
     address = address_of(broker, credentials, ca)
     found = run_of_credentials(address.for_user(NODE), run)

@@ -135,9 +135,10 @@ def predict(config: Config, mode: Mode, import_path: str, console: Console) -> P
     watcher = Watcher(root, console, live=False, lines=False)
     sampler = _Sampler(derived)
     sampler.start()
-    failure, _ = run_root(root, watcher)
+    again = "run `relax simulate` again"
+    failure, _ = run_root(root, watcher, console, again)
     if failure is not None:
-        explain(console, failure, root.folder)
+        explain(console, failure, root.folder, f"fix the cause; then {again}")
     if failure is not None or watcher.result is None:
         msg = f"the run of {mode.name} ended before its last step; see the logs in {scratch}/logs"
         raise RelaxError(msg)

@@ -20,14 +20,19 @@ def up(
     must_finish: Annotated[
         bool, typer.Option("--must-finish", help="Exit with code 1 if stopped before the last step.")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Remove the run that the folder holds, and start from nothing.")
+    ] = False,
 ) -> None:
     """Train: start a run, or resume it from its last checkpoint.
 
     Exit code 0 when the run is finished or was stopped by a signal, 1 when supervision gave up, 2 for a configuration
     error.
     """
-    from relax_actors.cli.foreground import train
+    from relax_actors.cli.foreground import Request, train
 
-    chosen = None if roles is None else [role for role in roles.split(",") if role]
-    code = train(config, settings or [], as_json=json, quiet=quiet, roles=chosen, must_finish=must_finish)
-    raise typer.Exit(code)
+    chosen = None if roles is None else tuple(role for role in roles.split(",") if role)
+    request = Request(
+        config, tuple(settings or []), roles=chosen, as_json=json, quiet=quiet, must_finish=must_finish, fresh=fresh
+    )
+    raise typer.Exit(train(request))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.address import Address
+from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.credentials import read_claims
 from broker.leases import RunState
@@ -25,7 +25,6 @@ from relax_actors.errors import ConfigError
 from relax_actors.roles.permissions import OBSERVER, OPERATOR
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.root import address_of
 
 REACH_SECONDS = 5.0
 

@@ -26,7 +26,7 @@ class Summary:
         steps: optimizer steps done.
         reward_first: mean reward of the first ten steps.
         reward_last: mean reward of the last ten steps.
-        seconds: duration of this `relax up`.
+        seconds: duration of this `relax up`, imports and checks included.
         restarts: number of restarts of all actors.
         admitted: rows admitted; trained + dropped + quarantined + in_flight.
         trained: rows trained.
@@ -36,7 +36,8 @@ class Summary:
         in_flight: rows without an end.
         eval_first: mean reward over held-out prompts of the first evaluated version.
         eval_last: mean reward over held-out prompts of the last evaluated version.
-        seconds_to_first_step: time from the start to the first optimizer step.
+        seconds_to_ready: time from the start of this `relax up` until all of its actors were ready.
+        seconds_to_first_step: time from the start of this `relax up` to its first optimizer step.
     """
 
     run: str
@@ -53,6 +54,7 @@ class Summary:
     in_flight: int = 0
     eval_first: float | None = None
     eval_last: float | None = None
+    seconds_to_ready: float | None = None
     seconds_to_first_step: float | None = None
 
     def json(self) -> dict[str, Any]:

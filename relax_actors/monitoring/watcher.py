@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 
 import structlog
 from rich.console import Console
@@ -21,6 +22,7 @@ from relax_actors.config import Config
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
 from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.phases import Phases, process_start
 from relax_actors.monitoring.summary import Curves, Summary, summarise
 from relax_actors.roles.permissions import OPERATOR
 from relax_actors.runtime.journal import Journal
@@ -53,10 +55,10 @@ class Watcher(threading.Thread):
         self.finished = False
         self.result: tuple[Summary, Curves] | None = None
         """Result and reward curves; None until the run is finished."""
-        self.seconds_to_first_step: float | None = None
         self.halt = threading.Event()
         """Set it to end the thread."""
-        self._start_time = self._connected = time.monotonic()
+        self._phases = Phases(process_start(), root.actors)
+        self._connected = time.monotonic()
         self._root, self._console, self._live, self._lines = root, console, live, lines
 
     def run(self) -> None:
@@ -97,8 +99,6 @@ class Watcher(threading.Thread):
                 elif self._lines and now - printed > LINE_SECONDS:
                     self._console.print(self.progress.line(), highlight=False)
                     printed = now
-                if self.progress.step and self.seconds_to_first_step is None:
-                    self.seconds_to_first_step = round(now - self._start_time, 2)
                 # The table decides, not the metrics: a metric may be lost.
                 if check is None and (self.progress.step >= config.run.steps or now - checked > CHECK_SECONDS):
                     checked = now
@@ -107,14 +107,17 @@ class Watcher(threading.Thread):
                     check.start()
                 if check is not None and not check.is_alive():
                     if check.finished:
-                        self._finish(connection, table, now - self._start_time)
+                        self._finish(connection, table)
                     check = None
         following.cancel()
 
-    def _finish(self, connection: Connection, table: Table, seconds: float) -> None:
+    def _finish(self, connection: Connection, table: Table) -> None:
         """Read the result, and publish that the run is finished, so that other nodes end too."""
         config, subjects = self._root.config, table.subjects
-        self.result = summarise(table, config, seconds=seconds, restarts=self.progress.restarts)
+        phases, restarts = self._phases, self.progress.restarts
+        summary, curves = summarise(table, config, seconds=phases.seconds, restarts=restarts)
+        ready, first_step = phases.seconds_to_ready, phases.seconds_to_first_step
+        self.result = replace(summary, seconds_to_ready=ready, seconds_to_first_step=first_step), curves
         bucket = connection.call(ensure_bucket(connection, subjects, config.broker.replicas), CHECK_SECONDS)
         publication = publish_run(RunState(connection, bucket), config, self._root.import_path, finished=True)
         connection.call(publication, CHECK_SECONDS)
@@ -134,6 +137,7 @@ class Watcher(threading.Thread):
         async for messages in follower.batches():
             for message in messages:
                 self.progress.take(message.subject, message.data)
+                self._phases.take(message.subject, message.data)
 
 
 class _FinishCheck(threading.Thread):

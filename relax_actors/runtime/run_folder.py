@@ -37,6 +37,11 @@ class RunFolder:
         return self.root / "config.json"
 
     @property
+    def discarded(self) -> Path:
+        """Configuration of a run that is being removed, see `supervision/discard.py`."""
+        return self.root / "discarded.json"
+
+    @property
     def node(self) -> Path:
         """Assignment of the node that works in this folder."""
         return self.root / "node.json"
@@ -70,6 +75,20 @@ class RunFolder:
     def reference(self) -> Path:
         """Copy of weights version 0, for actors that compute reference log-probs."""
         return self.root / "reference"
+
+    @property
+    def contents(self) -> list[Path]:
+        """Everything that a run leaves in its folder, besides the lock and the configuration."""
+        files = [self.address, self.node, self.report, self.summary, self.reward_plot]
+        names = ("actors", "devices", "logs", "model-config", "servers", "simulated", "store")
+        return [*files, self.broker, self.checkpoints, self.reference, self.model, *(self.root / n for n in names)]
+
+    @property
+    def last_checkpoint(self) -> int | None:
+        """Version of the newest checkpoint; None if there is none."""
+        names = [path.name for path in self.checkpoints.iterdir()] if self.checkpoints.is_dir() else []
+        versions = [int(name.partition(".")[0]) for name in names if name[0].isdigit()]
+        return max(versions, default=None)
 
     def device_lock(self, number: int) -> Path:
         """Lock file of a device that several roles share."""

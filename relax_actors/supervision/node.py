@@ -117,17 +117,20 @@ class Node:
         self._config = config = folder.load_config()
         self._heartbeat = HeartbeatThread(BlackBox(folder.black_box("node")))
         self._heartbeat.start()
-        self._connection = Connection(Address.load(folder.address).for_user(NODE), "node", deadline=30.0)
         self._assignment = node = Assignment.load(folder, config)
-        state = _run_state(self._connection, config, folder)
-        self._leases = NodeLeases(self._connection, state, node, max(2.0, config.supervision.heartbeat))
-        self._leases.claim()
-        journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
-        self._reporter = Reporter(folder, self._connection, state, journal)
         self._environment = actor_environment(config)
         # Simulated engines import nothing slow, but there may be thousands of actors.
         self._forked = [role for role in node.roles if config.simulate is not None or _imports_slowly(role)]
-        self._zygote = _zygote(config, folder, self._environment, journal)
+        self._zygote = _zygote(config, folder, self._environment, self._on_importing)
+        if self._forked:
+            # Its import takes longest of all at a start, so it begins before the broker is there.
+            self._zygote.start()
+        self._connection = Connection(Address.load(folder.address).for_user(NODE), "node", deadline=30.0)
+        state = _run_state(self._connection, config, folder)
+        self._leases = NodeLeases(self._connection, state, node, max(2.0, config.supervision.heartbeat))
+        self._leases.claim()
+        self._journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
+        self._reporter = Reporter(folder, self._connection, state, self._journal)
         self._tree = self._process_tree()
         self._watcher = ConfigWatcher(folder, fingerprint, self._tree)
 
@@ -141,8 +144,6 @@ class Node:
 
     def run(self) -> int:
         """Supervise until stopped; return the process's exit code."""
-        if self._forked:
-            self._zygote.start()
         self._leases.on_lost = self._tree.stop
         self._heartbeat.last_loop = lambda: self._tree.last_loop
         self._heartbeat.renew_leases = self._renew_leases
@@ -157,6 +158,10 @@ class Node:
         self._zygote.close()
         self._connection.close()
         return 0 if report is None else self._gave_up(report)
+
+    def _on_importing(self, seconds: float) -> None:
+        """Report that actors wait for the zygote's import; called by the loop of the tree."""
+        self._journal.event("waiting_for_import", role="zygote", seconds=seconds)
 
     def _launch(self, child: str) -> Launch:
         role, n = split_child_id(child)
@@ -206,7 +211,9 @@ def _run_state(connection: Connection, config: Config, folder: RunFolder) -> Run
     return RunState(connection, bucket)
 
 
-def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], journal: Journal) -> Zygote:
+def _zygote(
+    config: Config, folder: RunFolder, environment: dict[str, str], on_importing: Callable[[float], None]
+) -> Zygote:
     """Create the client of the zygote, without starting it."""
     return Zygote(
         folder.log("zygote"),
@@ -215,7 +222,7 @@ def _zygote(config: Config, folder: RunFolder, environment: dict[str, str], jour
         start_deadline=config.supervision.start_deadline,
         heartbeat=config.supervision.heartbeat,
         modules=PRELOADED if config.simulate is None else PRELOADED_SIMULATED,
-        on_importing=lambda seconds: journal.event("waiting_for_import", role="zygote", seconds=seconds),
+        on_importing=on_importing,
     )
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import sys
 import time
 from functools import partial
-from pathlib import Path
-from urllib.parse import unquote
 
 import structlog
 
-from broker.address import Address
+from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.server import Server, ServerSettings, is_listening
-from relax_actors.config import Config
+from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, ConfigError
 from relax_actors.roles.permissions import OPERATOR
@@ -25,27 +22,19 @@ from relax_actors.runtime.logs import maintain_root_files, rotate
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.broker_health import BrokerHealth
+from relax_actors.supervision.discard import discard, finish_discarding, has_trained
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.pools import children_of
 from relax_actors.supervision.processes import ProcessTree
+from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
 from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
-CHANGEABLE = (
-    "run.steps",
-    "run.folder",
-    "data.path",
-    "model.path",
-    "broker",
-    "supervision",
-    "eval",
-    "prompts",
-    "store.path",
-)
 REACH_SECONDS = 5.0
+STOPPING = "actors finish what they do and stop; a second Ctrl-C ends them at once"
 
 
 class SupervisionLog:
@@ -93,25 +82,31 @@ class Root:
         config: the run's configuration.
         import_path: folder in which dotted paths are imported.
         roles: roles whose actors run here; None for all, otherwise `relax node` provides the others.
+        fresh: remove the run that the folder holds.
+
+    Attributes:
+        actors: names of the actors that are started here.
+        notes: what the start did to an earlier run in the folder, a line each.
 
     Raises:
         ConfigError: the folder is in use, holds a run with other settings, or the broker cannot be used.
     """
 
-    def __init__(self, config: Config, import_path: str, roles: list[str] | None = None) -> None:
-        # Other processes read the path from other working directories, so make it absolute.
-        section = config.run.model_copy(update={"folder": config.folder.resolve()})
-        self.config = config = config.model_copy(update={"run": section})
+    def __init__(
+        self, config: Config, import_path: str, roles: list[str] | None = None, *, fresh: bool = False
+    ) -> None:
+        self.config = config = absolute(config)
         self.import_path = import_path
         node = whole(config, roles)
-        self._actors = children_of(config, node)
+        self.actors = children_of(config, node)
         self.folder = RunFolder(config.folder)
+        self.notes: list[str] = []
         self._lock = self.folder.lock()
         self._server: Server | None = None
-        self.notice = ""
-        """What the whole run waits for, if anything."""
+        self._waiting = ""
+        self._stopping = False
         try:
-            self._check_same_run()
+            self._settle_earlier_run(fresh=fresh)
             self.address = self._prepare_broker()
             prepare(config, config.model_path)
             self.folder.save_config(config, import_path)
@@ -124,25 +119,44 @@ class Root:
         pools, periodic = {"run": self._supervisor()}, partial(maintain_root_files, self.folder)
         self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, periodic)
 
-    def _check_same_run(self) -> None:
-        """Check that a run already in the folder has the same settings."""
-        saved = self.folder.saved_config()
-        if saved is not None:
-            changed = sorted(_differences(saved["config"], self.config.model_dump(mode="json")))
-            if "run.steps" in changed and self.config.trainer.schedule != "constant":
-                msg = (
-                    f"run.steps cannot change in run folder {self.folder.root}: trainer.schedule = "
-                    f"{self.config.trainer.schedule!r} depends on it, so steps could not be replayed. "
-                    "Set another run.name"
-                )
-                raise ConfigError(msg)
-            changed = [key for key in changed if not key.startswith(CHANGEABLE) and not key.endswith(".replicas")]
-            if changed:
-                msg = (
-                    f"run folder {self.folder.root} holds a run with other settings: {', '.join(changed)}. "
-                    "Restore them, set another run.name, or remove the folder"
-                )
-                raise ConfigError(msg)
+    def _settle_earlier_run(self, *, fresh: bool) -> None:
+        """Resume the run in the folder with these settings, or remove it; see `supervision/resume.py`.
+
+        Raises:
+            ConfigError: it has trained with other settings, or it cannot be removed.
+        """
+        folder = self.folder
+        try:
+            finish_discarding(folder)
+            if fresh:
+                discard(folder)
+            elif (saved := folder.saved_config()) is not None:
+                self._compare(validate(saved["config"], str(folder.config)))
+        except BrokerError as error:
+            raise ConfigError(str(error)) from error
+
+    def _compare(self, old: Config) -> None:
+        """Accept changed settings, or start from nothing if no step was trained with the saved ones.
+
+        Raises:
+            ConfigError: a step was trained, and a setting differs that must stay.
+        """
+        changes = compare(old, self.config)
+        run, root = self.config.run.name, self.folder.root
+        if needs_new_start(changes) and not has_trained(self.folder, old):
+            discard(self.folder)
+            text = f"run {run} has trained no step yet: it starts from nothing with the new settings\n{listed(changes)}"
+            self.notes.append(text)
+            return
+        if refused := [change for change in changes if change.effect is Effect.REFUSED]:
+            msg = (
+                f"run folder {root} holds a run with other settings:\n{listed(refused)}\nRestore them, set another "
+                f"run.name, or start from nothing with --fresh, which removes this run. A run that has trained can be "
+                f"resumed with changes of: {MAY_CHANGE}"
+            )
+            raise ConfigError(msg)
+        if others := [change for change in changes if change.key != "run.folder"]:
+            self.notes.append(f"run {run} resumes with changed settings\n{listed(others)}")
 
     def _prepare_broker(self) -> Address:
         broker = self.config.broker
@@ -177,7 +191,7 @@ class Root:
 
     def _supervisor(self) -> Supervisor:
         settings = self.config.supervision
-        specs = [ChildSpec("node", shutdown=len(self._actors) * (settings.shutdown + 1), start_deadline=60)]
+        specs = [ChildSpec("node", shutdown=len(self.actors) * (settings.shutdown + 1), start_deadline=60)]
         if self._server is not None:
             specs.insert(0, ChildSpec("broker", shutdown=10, start_deadline=60))
         limits = Limits(settings.intensity, settings.period)
@@ -200,9 +214,19 @@ class Root:
         return Launch(command, self.folder.log("node"), self.folder.black_box("node"))
 
     def _notice(self, text: str) -> None:
-        if text and not self.notice:
+        if text and not self._waiting:
             log.warning("waiting", what=text)
-        self.notice = text
+        self._waiting = text
+
+    @property
+    def notice(self) -> str:
+        """What the whole run waits for; empty if nothing."""
+        return STOPPING if self._stopping else self._waiting
+
+    def stop(self) -> None:
+        """Stop the run in order; callable from a signal handler."""
+        self._stopping = True
+        self.tree.stop()
 
     def run(self) -> Failure | None:
         """Keep the run up until `tree.stop()`; return the failure if a supervisor gave up."""
@@ -223,27 +247,3 @@ class Root:
             body = json.loads(self.folder.report.read_text())
             return Failure(body["child"], body["reason"], body["traceback"])
         return Failure(report.child, report.reason, f"see {self.folder.log(report.child)}")
-
-
-def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster."""
-    own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
-    servers, account = [], ""
-    for server in re.split(r",(?=\w+://)", url):
-        scheme, _, rest = server.partition("://")
-        known, at, host = rest.rpartition("@")
-        servers.append(f"{scheme}://{host}" if at else server)
-        account = known or account
-    if not account:
-        return Address(url, credentials=own, ca=authority)
-    user, _, password = account.partition(":")
-    return Address(",".join(servers), unquote(user), unquote(password), own, authority)
-
-
-def _differences(old: object, new: object, at: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for key in {**old, **new}:
-            found += _differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
-        return found
-    return [] if old == new else [at]

@@ -151,10 +151,10 @@ def test_monitor_logs_to_weights_and_biases(watched: Guarded, tmp_path: Path, mo
 
 
 def test_python_example_prints_steps(watched: Guarded) -> None:
-    command = [sys.executable, str(EXAMPLE / "watch.py"), f"nats://127.0.0.1:{watched.port}"]
-    assert first_line([*command, str(watched.keys / "observer"), RUN], watched) == "step"
+    command = [sys.executable, str(EXAMPLE / "watch.py"), RUN, f"nats://127.0.0.1:{watched.port}"]
+    assert first_line([*command, str(watched.keys / "observer" / "nats.creds")], watched) == "step"
     code = (EXAMPLE / "watch.py").read_text()
-    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    assert len([line for line in code.splitlines() if line.strip()]) <= 22
 
 
 def test_javascript_example_prints_steps(watched: Guarded, tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_javascript_example_prints_steps(watched: Guarded, tmp_path: Path) -> No
     for name in ("watch.mjs", "package.json"):
         shutil.copy(EXAMPLE / name, tmp_path)
     subprocess.run([npm, "install", "--silent", "--no-audit", "--no-fund"], cwd=tmp_path, check=True, timeout=120)
-    command = ["node", str(tmp_path / "watch.mjs"), f"ws://127.0.0.1:{watched.websocket}"]
-    assert first_line([*command, str(watched.keys / "observer"), RUN], watched) == "step"
+    command = ["node", str(tmp_path / "watch.mjs"), RUN, f"ws://127.0.0.1:{watched.websocket}"]
+    assert first_line([*command, str(watched.keys / "observer" / "nats.creds")], watched) == "step"
 
 
 def first_line(command: list[str], watched: Guarded) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.address import Address
+from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
@@ -30,7 +30,6 @@ from relax_actors.supervision.pools import pools_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.remote_node import NodeRequest, RemoteNode
 from relax_actors.supervision.reporter import Reporter
-from relax_actors.supervision.root import address_of
 from relax_actors.supervision.spec import Exit, Failure
 from relax_actors.supervision.streams import fetch_run_record, publish_run, publish_scale, store_mark
 from relax_actors.supervision.supervisor import GiveUp

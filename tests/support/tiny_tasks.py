@@ -134,3 +134,28 @@ class Shaped(Role):
 
     def handle(self, row: Row) -> list[float]:
         return [value / 2 for value in row.reward]
+
+
+class FailsAfterWeights(Role):
+    """Observing role that fails to start once version 0 is published, unless it `works`."""
+
+    reads = ("trajectory",)
+    writes = "late"
+    works: bool = False
+
+    def setup(self) -> None:
+        subject = self.context.table.subjects.numbered("checkpoint", 0)
+        while not self.works:
+            if self.context.table.get(subject) is not None:
+                msg = "cannot start"
+                raise RuntimeError(msg)
+            threading.Event().wait(0.05)
+
+    def handle(self, row: Row) -> int:
+        return len(row.trajectory.tokens)
+
+
+def hang(completion: str, prompt: Prompt) -> float:
+    """Hang on every row."""
+    threading.Event().wait()
+    return share_of_sevens(completion, prompt)

@@ -17,6 +17,7 @@ import relax_actors
 from relax_actors.cli.check import examine
 from relax_actors.cli.main import build
 from relax_actors.config import Config, load_config
+from relax_actors.monitoring.live_view import Progress
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
@@ -130,6 +131,26 @@ def test_pages_of_the_site_are_in_its_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n", 1)[1]
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert set(re.findall(r": (\S+\.md)", navigation)) == pages
+
+
+def test_picture_of_the_live_view_loads_no_font(tmp_path: Path) -> None:
+    progress = Progress("demo", 10)
+    progress.take("relax.demo.metric.trainer.0", b'{"kind": "step", "step": 3, "reward": 0.5, "time": 1}')
+    draw = runpy.run_path(str(ROOT / "docs" / "make_pictures.py"))["draw"]
+    draw(progress, tmp_path / "picture.svg")
+    text = (tmp_path / "picture.svg").read_text().replace("&#160;", " ")
+    assert "4 of 10" in text
+    assert "@font-face" not in text
+
+
+def test_lines_of_the_pictured_live_view_are_explained() -> None:
+    picture = (ROOT / "docs" / "live-view.svg").read_text().replace("&#160;", " ")
+    page = (ROOT / "docs" / "first-run.md").read_text()
+    shown = page.split("| line | shows |", 1)[1].split("\n\n", 1)[0]
+    lines = re.findall(r"^\| (\w+) \|", shown, re.MULTILINE)
+    assert len(lines) > 5
+    for line in lines:
+        assert re.search(rf">{line} *<", picture), line
 
 
 def test_package_and_project_have_the_same_version() -> None:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.algorithms.schedules import ScheduleKind, learning_rate
+from relax_actors.algorithms.schedules import ScheduleKind, learning_rate, scheduled_learning_rate
+from relax_actors.config import load_config
+from tests.support.running import TINY
 
 KINDS = st.sampled_from(["constant", "linear", "cosine"])
 RUNS = st.integers(1, 60).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
@@ -56,3 +58,9 @@ def test_run_of_one_step_uses_the_base_rate() -> None:
 def test_invalid_schedule_is_refused(step: int, warmup: int, total: int, fraction: float) -> None:
     with pytest.raises(ValueError, match="need step >= 0"):
         learning_rate(step, base=1.0, warmup_steps=warmup, total_steps=total, kind="linear", final_fraction=fraction)
+
+
+def test_warm_up_longer_than_the_run_is_cut_to_the_run() -> None:
+    config = load_config(TINY, ["run.steps=4", "trainer.warmup_steps=50", "trainer.schedule=linear"])
+    base = config.trainer.learning_rate
+    assert [scheduled_learning_rate(config, step) / base for step in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])

@@ -1,0 +1,25 @@
+"""Settings without their secrets, for output."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_SECRET = re.compile(r"(^|_)(password|passwd|secret|token|api_key|access_key|private_key)$")
+_ACCOUNT = re.compile(r"(?<=://)[^/@,\s]*@")
+
+
+def masked(value: Any, name: str = "") -> Any:
+    """Return settings as plain data with passwords, tokens and keys as `***`.
+
+    Args:
+        value: a setting, or a tree of settings.
+        name: name of the setting, which tells whether it is a secret.
+    """
+    if isinstance(value, dict):
+        return {key: masked(inner, str(key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(inner, name) for inner in value]
+    if value is not None and _SECRET.search(name):
+        return "***"
+    return _ACCOUNT.sub("***@", value) if isinstance(value, str) else value

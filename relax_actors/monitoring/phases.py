@@ -1,0 +1,66 @@
+"""Phases of one `relax up`: how long until its actors were ready, and until its first optimizer step."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+
+def process_start() -> float:
+    """Return the Unix time at which this process was started, which is before its imports and checks."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+class Phases:
+    """Times of the phases, from the events and metrics of the run.
+
+    Args:
+        began: Unix time of the start; the log may hold messages of earlier starts.
+        actors: names of the actors that are started.
+    """
+
+    def __init__(self, began: float, actors: Collection[str]) -> None:
+        self._began, self._starting = began, set(actors)
+        self._ready = 0.0
+        self._first_step: float | None = None
+
+    def take(self, subject: str, data: bytes) -> None:
+        """Record an event `ready` or a metric of the trainer; ignore other, earlier and malformed messages."""
+        kind, role, n, event = [*subject.split(".")[2:6], "", "", "", ""][:4]
+        is_event = kind == "event" and event == "ready" and bool(self._starting)
+        is_metric = kind == "metric" and role == "trainer" and self._first_step is None
+        if not (is_event or is_metric):
+            return
+        try:
+            body = json.loads(data)
+            at = float(body["time"])
+            is_step = is_metric and body.get("kind") == "step"
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return
+        if at < self._began:
+            return
+        if is_step:
+            self._first_step = at
+        elif is_event and f"{role}.{n}" in self._starting:
+            self._starting.remove(f"{role}.{n}")
+            self._ready = max(self._ready, at)
+
+    @property
+    def seconds_to_ready(self) -> float | None:
+        """Seconds until all actors were ready; None if one of them was not."""
+        return None if self._starting else round(self._ready - self._began, 2)
+
+    @property
+    def seconds_to_first_step(self) -> float | None:
+        """Seconds until the first optimizer step; None if there was none."""
+        return None if self._first_step is None else round(self._first_step - self._began, 2)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until now."""
+        return time.time() - self._began

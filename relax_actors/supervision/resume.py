@@ -1,0 +1,165 @@
+"""Changed settings at the resumption of a run: which may change, which are refused, and why.
+
+Pure functions of the saved and the new configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from relax_actors.config import Config
+from relax_actors.config.masking import masked
+from relax_actors.roles import role_class
+
+OPERATIONAL = (
+    "run.folder",
+    "broker.*",
+    "store.*",
+    "supervision.*",
+    "prompts.*",
+    "*.replicas",
+    "*.deadline",
+    "*.memory_limit_mib",
+    "placement.patience",
+    "trainer.checkpoint_every",
+    "trainer.keep_checkpoints",
+    "trainer.async_checkpoints",
+    "weights.transport",
+    "weights.listen",
+    "weights.patience",
+)
+"""Settings that do not change what is trained."""
+MOVABLE = ("data.path", "model.path", "eval.data.path")
+"""Files that may be moved; their content must stay."""
+EVALUATION = ("eval", "eval.*")
+"""Settings of the evaluation, which apply from the next evaluated version on."""
+MAY_CHANGE = ", ".join(
+    ["run.steps with a constant schedule", "eval.*", "an added [roles.<name>]", *MOVABLE[:2], *OPERATIONAL]
+)
+MAX_SHOWN = 100
+
+
+class Effect(StrEnum):
+    """Effect of a changed setting on a run that has trained."""
+
+    NONE = "none"
+    """What is trained stays the same."""
+    CONTENT = "content"
+    """Allowed if the files are the same."""
+    RESULT = "result"
+    """Allowed; the run continues with the new setting."""
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that differs from the saved one.
+
+    Attributes:
+        key: dotted name of the setting.
+        old: saved value; None if it was not set.
+        new: new value; None if it is not set.
+        effect: what the change means for a run that has trained.
+        reason: why it is refused, if that needs an explanation.
+    """
+
+    key: str
+    old: Any
+    new: Any
+    effect: Effect = Effect.REFUSED
+    reason: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.key}: {_shown(self.key, self.old)} -> {_shown(self.key, self.new)}"
+        return f"{text} ({self.reason})" if self.reason else text
+
+
+def absolute(config: Config) -> Config:
+    """Return a configuration whose run folder is absolute, as it is saved: other processes have other directories."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"folder": config.folder.resolve()})})
+
+
+def compare(old: Config, new: Config) -> list[Change]:
+    """Return the settings that differ, by name, each with its effect.
+
+    Raises:
+        ConfigError: the class of an added role does not import.
+    """
+    found = _differences(old.model_dump(mode="json"), absolute(new).model_dump(mode="json"))
+    added = [name for name in new.roles if name not in old.roles]
+    columns = {role_class(new, name).writes for name in added}
+    return [_judged(change, old, new, columns) for change in sorted(found, key=lambda change: change.key)]
+
+
+def needs_new_start(changes: Iterable[Change]) -> bool:
+    """Whether a run that has not trained must start from nothing, because its first weights or rows may differ."""
+    return any(change.effect in (Effect.REFUSED, Effect.CONTENT) for change in changes)
+
+
+def continues(changes: Sequence[Change]) -> bool:
+    """Whether a finished run goes on: `run.steps` was raised, and nothing else speaks against it."""
+    raised = any(change.key == "run.steps" and change.new > change.old for change in changes)
+    return raised and all(change.effect is not Effect.REFUSED for change in changes)
+
+
+def listed(changes: Iterable[Change]) -> str:
+    """Format changes, one on a line."""
+    return "\n".join(f"  {change}" for change in changes)
+
+
+def _judged(change: Change, old: Config, new: Config, added_columns: set[str]) -> Change:
+    effect, reason = Effect.REFUSED, ""
+    section, _, name = change.key.partition(".")
+    if any(fnmatchcase(change.key, pattern) for pattern in OPERATIONAL):
+        effect = Effect.NONE
+    elif change.key in MOVABLE:
+        effect = Effect.CONTENT
+    elif any(fnmatchcase(change.key, pattern) for pattern in EVALUATION):
+        effect = Effect.RESULT
+    elif change.key == "run.steps":
+        reason = _bound_to_steps(old, new)
+        effect = Effect.REFUSED if reason else Effect.RESULT
+    elif section == "roles" and name in new.roles and name not in old.roles:
+        reason = _needs_old_weights(name)
+        effect = Effect.REFUSED if reason else Effect.RESULT
+    elif change.key == "advantages.reads":
+        effect = Effect.RESULT if change.new in added_columns else Effect.REFUSED
+        reason = "" if effect is Effect.RESULT else "only to the column of a role that is added with it"
+    return Change(change.key, change.old, change.new, effect, reason)
+
+
+def _bound_to_steps(old: Config, new: Config) -> str:
+    """Why the learning rate of a step depends on `run.steps`; empty if it does not."""
+    trainer = new.trainer
+    if trainer.schedule != "constant":
+        return f'trainer.schedule = "{trainer.schedule}" decays over run.steps'
+    if trainer.warmup_steps > min(old.run.steps, new.run.steps):
+        return f"trainer.warmup_steps = {trainer.warmup_steps} is cut to run.steps"
+    return ""
+
+
+def _needs_old_weights(role: str) -> str:
+    """Why a role cannot be added to a run that has trained, which keeps its last weights only; empty if it can."""
+    return {"reference": "it needs weights 0", "actor_fwd": "it needs old weights"}.get(role, "")
+
+
+def _differences(old: Any, new: Any, at: str = "") -> list[Change]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in {**old, **new}:
+            found += _differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
+        return found
+    return [] if old == new else [Change(at, old, new)]
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return "not set"
+    set_ones = {name: inner for name, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+    text = json.dumps(masked(set_ones, key.rpartition(".")[2]))
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
