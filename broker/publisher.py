@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nats.errors
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError
 
-if TYPE_CHECKING:
-    from broker.connection import Client
+from broker.client import Client
 
 ACK_TIMEOUT = 2.0
 _NO_RESPONDERS = "503"
