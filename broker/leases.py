@@ -245,10 +245,10 @@ class RunState:
         """Delete a lease before it expires."""
         await self._kv.delete(f"lease.{role}.{n}")
 
-    async def leases(self) -> dict[str, dict[str, Any]]:
-        """Return the state of all current leases by `<role>.<n>`."""
+    async def leases(self, role: str = "") -> dict[str, dict[str, Any]]:
+        """Return the state of all current leases, or of those of one role, by `<role>.<n>`."""
         found = {}
-        for key in await self._keys("lease"):
+        for key in await self._keys(f"lease.{role}" if role else "lease"):
             with suppress(InvalidKeyError):
                 value, _ = await self._entry(key)
                 if isinstance(value, dict):

@@ -84,9 +84,9 @@ class Server:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         address = self._address()
-        if not _is_free(_port(address)):
+        if problem := port_problem(_port(address)):
             if self.settings.port:
-                msg = f"port {self.settings.port} is in use; set broker.port to another, or to 0 for a free one"
+                msg = f"{problem}; set broker.port to another, or to 0 for a free one"
                 raise BrokerError(msg)
             address = self._address(renew_port=True)
         self.config.touch(mode=0o600)
@@ -193,14 +193,17 @@ def _port(address: Address) -> int:
     return int(address.url.rsplit(":", 1)[1])
 
 
-def _is_free(port: int) -> bool:
+def port_problem(port: int) -> str:
+    """Reason why a port of the loopback address cannot be opened; empty if it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
+        except PermissionError:
+            return f"this user may not open port {port}"
         except OSError:
-            return False
-    return True
+            return f"port {port} is in use"
+    return ""
 
 
 def _free_port() -> int:

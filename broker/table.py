@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -144,6 +144,10 @@ class Table:
             raise BrokerError(msg)
         return True
 
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the connection's loop, within `CALL_DEADLINE`; see `Connection.call`."""
+        return self.connection.call(work, CALL_DEADLINE)
+
     def put(self, subject: str, value: Any) -> bool:
         """Encode and write a cell; False if it was already written."""
         return self.connection.call(self.put_async(subject, self.encode(subject, value)), CALL_DEADLINE)
@@ -156,7 +160,7 @@ class Table:
 
     def put_encoded(self, cells: list[tuple[str, bytes]]) -> list[bool]:
         """Write encoded cells concurrently, in no particular order; see `put` for the results."""
-        return self.connection.call(self.put_encoded_async(cells), CALL_DEADLINE)
+        return self.call(self.put_encoded_async(cells))
 
     async def put_encoded_async(self, cells: list[tuple[str, bytes]]) -> list[bool]:
         """Async variant of `put_encoded`: all cells leave in one write, before any acknowledgement is awaited."""

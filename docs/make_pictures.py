@@ -24,9 +24,10 @@ from rich.console import Console
 from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.permissions import OBSERVER
 from broker.subjects import Subjects
-from relax_actors.monitoring.live_view import Progress
-from relax_actors.roles.permissions import OBSERVER
+from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.progress import Progress
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
 
@@ -52,7 +53,7 @@ def main(settings: list[str]) -> None:
             with closing(follow(folder, progress)):
                 wait(lambda: progress.step > KILLED * progress.steps, RUN_SECONDS)
                 subprocess.run([*command, "chaos", str(folder.root), "--kill", "trainer"], check=True)
-                wait(lambda: progress.step > SHOWN * progress.steps and progress.restarts, RUN_SECONDS)
+                wait(lambda: progress.step > SHOWN * progress.steps and progress.actor_restarts, RUN_SECONDS)
                 draw(progress, HERE / "live-view.svg")
             run.wait(RUN_SECONDS)
             shutil.copy(folder.reward_plot, HERE / "reward.png")
@@ -99,7 +100,7 @@ def wait(holds: Callable[[], object], seconds: float) -> None:
 def draw(progress: Progress, path: Path) -> None:
     """Draw the live view as an SVG picture that loads no font from elsewhere."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(progress)
+    console.print(LiveView(progress))
     picture = console.export_svg(title="relax up examples/demo/demo.toml", unique_id="live-view")
     path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from broker.codec import decode_fields, encode, open_envelope
+from broker.permissions import NODE, OBSERVER, OPERATOR
 from broker.subjects import NUMBERED_KINDS, RowId, Subjects
 from relax_actors import messages
 from relax_actors.config import Config
 from relax_actors.monitoring.render import fields_of
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec
-from relax_actors.roles.permissions import NODE, OBSERVER, OPERATOR, permissions, users
+from relax_actors.roles.permissions import permissions, users
 from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
 
@@ -30,7 +31,7 @@ FINGERPRINT = "5f0c1a7d93b24e68a1d0c7f2e9b84d36"
 EXAMPLES: dict[str, Any] = {
     "prompt": messages.Prompt("53>", INTS, "35", {}, 77, 11),
     "trajectory": messages.Trajectory(
-        INTS, np.array([2], np.int32), INTS, FLOATS, np.array([11, 11], np.int32), ["35"], ["stop"], FINGERPRINT
+        INTS, np.array([2], np.int32), INTS, FLOATS, np.array([11, 11], np.int32), ["35"], ["stop"], [FINGERPRINT]
     ),
     "reward": messages.Reward(np.array([1.0], np.float32)),
     "advantage": messages.Advantage(np.array([0.7], np.float32), 0.5),

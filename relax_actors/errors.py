@@ -15,6 +15,7 @@ from broker.errors import (
 
 __all__ = [
     "ActorError",
+    "AllRowsFailedError",
     "BrokerError",
     "BrokerFullError",
     "BrokerUnreachableError",
@@ -40,6 +41,10 @@ class RowError(RelaxError):
 
 class ActorError(RelaxError):
     """Failure of the actor, whatever the row: the process ends, and no row is blamed."""
+
+
+class AllRowsFailedError(RelaxError):
+    """The first rows of a role all failed with one error: the run stops, since further rows would fail too."""
 
 
 class EngineError(RelaxError):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 KLKind = Literal["k1", "k2", "k3"]
-LossMode = Literal["token", "sequence"]
+LossMode = Literal["token", "sequence", "constant"]
 
 # exp(20) = 4.9e8. Without a bound, float32 overflows to inf and 0 * inf makes the gradient nan.
 MAX_LOG_RATIO = 20.0
@@ -153,15 +153,18 @@ def reduce_loss(
     """Reduce the losses of a micro-batch to its part of the step's loss, scalar float32.
 
     - "token" sums over tokens. With the number of tokens of the step as `normaliser`, all tokens have equal weight
-      (DAPO, arXiv 2503.14476); with samples times the maximum length it is the constant of Dr. GRPO (arXiv 2503.20783).
+      (DAPO, arXiv 2503.14476).
+    - "constant" also sums over tokens. With the number of samples of the step times a constant length as `normaliser`,
+      the weight of a token depends neither on the length of its sample nor on the lengths of the others (Dr. GRPO,
+      arXiv 2503.20783).
     - "sequence" sums the means over the tokens of each sample. With the number of samples of the step as `normaliser`,
       all samples have equal weight (GRPO, arXiv 2402.03300). A sequence without tokens adds 0.
 
     Args:
         per_token: `[batch, seq] float32`.
         mask: `[batch, seq] bool`, tokens that count.
-        mode: "token" or "sequence".
-        normaliser: divisor, a count of the whole step.
+        mode: "token", "sequence" or "constant".
+        normaliser: divisor, from counts of the whole step.
         sample_tokens: `[batch] int64`, tokens of the whole sample of each sequence; None if every sample has one
             sequence. Read by "sequence" only.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,9 @@ Check = Callable[[], Iterator[str]]
 def check(
     config: ConfigPath,
     settings: Overrides = None,
+    roles: Annotated[
+        str | None, typer.Option(help="Check this machine for these roles only, as `relax up --roles` starts them.")
+    ] = None,
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Also print the resolved configuration as JSON, without passwords.")
     ] = False,
@@ -35,13 +39,15 @@ def check(
     from relax_actors.config import load_config
 
     loaded = load_config(config, settings or [])
-    findings = examine(loaded)
+    findings = examine(loaded, None if roles is None else [role for role in roles.split(",") if role])
     for error in findings.errors:
         typer.echo(f"error: {error}", err=True)
     for note in findings.notes:
         typer.echo(f"note: {note}", err=True)
     if findings.errors:
-        typer.echo(f"failed: {len(findings.errors)} errors; fix them before `relax up`", err=True)
+        count = len(findings.errors)
+        them = "1 error; fix it" if count == 1 else f"{count} errors; fix them"
+        typer.echo(f"failed: {them} before `relax up`", err=True)
     else:
         typer.echo("ok: this configuration can be run", err=True)
     if resolved:
@@ -64,11 +70,16 @@ class Findings:
     facts: ModelFacts | None = None
 
 
-def examine(config: Config) -> Findings:
-    """Run all checks of a configuration; write to a temporary folder only."""
+def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
+    """Run all checks of a configuration; write to temporary files only.
+
+    Args:
+        config: configuration of the run.
+        roles: roles whose actors start on this machine; all if None.
+    """
     import tempfile
 
-    from relax_actors.cli import checks, placement
+    from relax_actors.cli import checks, machine, placement
 
     errors: list[str] = []
     notes: list[str] = []
@@ -86,15 +97,27 @@ def examine(config: Config) -> Findings:
             facts = checks.check_model(config, folder)
         except ConfigError as error:
             errors.append(str(error))
+        here = machine.roles_here(config, roles)
         attempt(checks.check_installed)
         attempt(lambda: checks.check_roles(config))
         attempt(lambda: checks.check_rewards(config))
         attempt(lambda: checks.check_steps(config))
         attempt(lambda: placement.check_devices(config))
-        if facts is not None:
-            for part in _checks_of_model(config, folder, facts):
-                attempt(part)
-    return Findings(tuple(errors), tuple(notes), facts)
+        attempt(lambda: machine.check_devices(config, here))
+        attempt(lambda: machine.check_folders(config))
+        attempt(lambda: machine.check_addresses(config, here))
+        for part in _checks_of_model(config, folder, facts) if facts is not None else _checks_without_model(config):
+            attempt(part)
+    # Several checks may meet the same cause, such as a role that does not import.
+    return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), facts)
+
+
+def _checks_without_model(config: Config) -> list[Check]:
+    """Return checks in place of those that need the model, where it cannot be read."""
+    from relax_actors.cli import checks
+
+    sections = [config.data, *([config.eval.data] if config.eval is not None else [])]
+    return [partial(checks.check_source, section) for section in sections]
 
 
 def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Check]:
@@ -107,6 +130,8 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
         lambda: inference_backend(config).check(config, folder),
         lambda: checks.check_scoring(config, folder),
         lambda: checks.check_router_replay(config, facts),
+        lambda: checks.check_weight_files(config),
+        lambda: checks.check_lengths(config, facts),
         lambda: checks.check_data(config, config.data, "data", folder, facts),
     ]
     if (held_out := config.eval) is not None:
@@ -114,13 +139,13 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
     return [*found, lambda: checks.check_memory(config, facts), lambda: checks.check_disk(config, facts)]
 
 
-def require(config: Config) -> Findings:
-    """Run all checks, and refuse a configuration that cannot work.
+def require(config: Config, roles: Collection[str] | None = None) -> Findings:
+    """Run all checks, and refuse a configuration that cannot work; arguments as `examine`.
 
     Raises:
         ConfigError: one line an error.
     """
-    findings = examine(config)
+    findings = examine(config, roles)
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))
     return findings

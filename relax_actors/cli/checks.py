@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from relax_actors.algorithms.estimators import load_estimator
+from relax_actors.algorithms.notes import notes as algorithm_notes
 from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.prompt_maker import PromptMaker, open_data
+from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend, scoring_backend
 from relax_actors.engines.sglang.backend import SERVER_BYTES
@@ -50,7 +52,7 @@ def check_model(config: Config, folder: Path) -> ModelFacts:
         ConfigError: the model cannot be read, or contradicts its tokenizer or `rollout.stop`.
     """
     prepare(config, folder)
-    facts = measure(folder)
+    facts = measure(folder, "model.architecture" if config.model.path is None else "")
     tokenizer = Tokenizer(folder)
     if tokenizer.size > facts.vocabulary:
         msg = (
@@ -61,6 +63,17 @@ def check_model(config: Config, folder: Path) -> ModelFacts:
     for text in config.rollout.stop:
         stop_id(tokenizer, text)
     return facts
+
+
+def check_weight_files(config: Config) -> Iterator[str]:
+    """Check that a model folder with weights has them in the format that is read."""
+    path = config.model.path
+    if path is None or any(path.glob("*.safetensors")):
+        return
+    if others := sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in path.glob(pattern)):
+        msg = f"model.path {path} has no *.safetensors, only {', '.join(others)}; convert the weights to safetensors"
+        raise ConfigError(msg)
+    yield f"model.path {path} has no *.safetensors: weights are drawn at random from run.seed"
 
 
 def check_installed() -> Iterator[str]:
@@ -139,7 +152,7 @@ def check_roles(config: Config) -> Iterator[str]:
 
 
 def check_rewards(config: Config) -> Iterator[str]:
-    """Check that the reward functions and the advantage estimator import."""
+    """Check that the reward functions and the advantage estimator import; note unusual algorithm settings."""
     load_estimator(config.advantages.estimator)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
     if config.eval is not None:
@@ -149,7 +162,7 @@ def check_rewards(config: Config) -> Iterator[str]:
             load_rewards(setting, where)
         else:
             load_reward(setting, where)
-    yield from ()
+    yield from algorithm_notes(config)
 
 
 def check_steps(config: Config) -> Iterator[str]:
@@ -188,6 +201,26 @@ def shortened(config: Config) -> Iterator[str]:
         )
 
 
+def check_lengths(config: Config, facts: ModelFacts) -> Iterator[str]:
+    """Check that a completion leaves room for a prompt in the model's context and in a micro-batch."""
+    completion = config.rollout.max_tokens
+    limits = {
+        "the model's context (max_position_embeddings)": facts.context_length,
+        "trainer.max_tokens_per_microbatch": config.trainer.max_tokens_per_microbatch,
+    }
+    for name, limit in limits.items():
+        if completion >= limit:
+            msg = f"rollout.max_tokens = {completion} leaves no room for a prompt in {name} = {limit}; lower it"
+            raise ConfigError(msg)
+    yield from ()
+
+
+def check_source(data: DataSection) -> Iterator[str]:
+    """Check that a data source opens, without a model."""
+    open_data(data)
+    yield from ()
+
+
 def check_data(config: Config, data: DataSection, where: str, folder: Path, facts: ModelFacts) -> Iterator[str]:
     """Check that a data source opens and that prompts fit the model and a micro-batch.
 
@@ -199,20 +232,29 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
         facts: size and shape of the model.
     """
     source = open_data(data)
+    if config.rollout.max_tokens >= min(facts.context_length, config.trainer.max_tokens_per_microbatch):
+        return  # `check_lengths` reports it once, for all data
     tokenizer = Tokenizer(folder)
     maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens)
-    longest, bad, first = 0, 0, ""
     sampled = min(SAMPLED_ROWS, len(source))
+    warm_start = config.trainer.warm_start is not None and data is config.data
+    longest, bad, bad_answers = 0, [], []
     for i in range(sampled):
         try:
-            longest = max(longest, len(maker.make(source[i], seed=0, min_version=0).tokens))
+            task = source[i]
+            longest = max(longest, len(maker.make(task, seed=0, min_version=0).tokens))
         except RowError as error:
-            bad, first = bad + 1, first or str(error)
-    if bad == sampled:
-        msg = f"{where}: none of the first {sampled} rows can be used: {first}"
+            bad.append(str(error))
+            continue
+        if warm_start and (problem := _answer_problem(tokenizer, task)):
+            bad_answers.append(problem)
+    if len(bad) == sampled:
+        msg = f"{where}: none of the first {sampled} rows can be used; the first: {bad[0]}"
         raise ConfigError(msg)
     if bad:
-        yield f"{where}: {bad} of the first {sampled} rows will be quarantined, e.g. {first}"
+        yield f"{where}: {len(bad)} of the first {sampled} rows will be quarantined; the first: {bad[0]}"
+    if bad_answers:
+        yield f"trainer.warm_start skips {len(bad_answers)} of the first {sampled} rows; the first: {bad_answers[0]}"
     whole = longest + config.rollout.max_tokens
     if whole > (limit := config.trainer.max_tokens_per_microbatch):
         msg = (
@@ -221,6 +263,17 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
         )
         raise ConfigError(msg)
     yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {sampled}"
+    if config.eval is not None and data is config.eval.data and config.eval.rows > len(source):
+        yield f"eval.rows = {config.eval.rows}, but eval.data has {len(source)} rows: {len(source)} are evaluated"
+
+
+def _answer_problem(tokenizer: Tokenizer, task: Task) -> str:
+    """Reason why an answer cannot be trained on; empty if it can."""
+    try:
+        tokens = tokenizer.encode(task.answer, special=False)
+    except RowError as error:
+        return f"{task.origin}: answer: {error}"
+    return "" if len(tokens) else f"{task.origin}: it has no answer"
 
 
 def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:

@@ -79,8 +79,8 @@ def train(request: Request) -> int:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
         _show(console, result, folder, as_json=request.as_json)
         return 0
-    require(config)
     roles = None if request.roles is None else list(request.roles)
+    require(config, roles)
     root = Root(config, str(request.path.resolve().parent), roles, fresh=request.fresh)
     for note in [*root.notes, *shortened(config)]:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
@@ -132,7 +132,7 @@ def run_root(root: Root, watcher: Watcher, console: Console, resume: str) -> tup
     failure = root.run()
     watcher.halt.set()
     watcher.join(5)
-    return failure, interrupted.is_set()
+    return failure or watcher.failure, interrupted.is_set()
 
 
 def _end_at_once(root: Root, console: Console, resume: str) -> None:
@@ -158,7 +158,9 @@ def explain(console: Console, failure: Failure, folder: RunFolder, remedy: str) 
     console.print(failure.reason, highlight=False, markup=False, soft_wrap=True)
     if failure.traceback and failure.traceback != failure.reason:
         console.print(failure.traceback.strip(), highlight=False, markup=False, soft_wrap=True, style="dim")
-    console.print(f"its log: {folder.log(failure.role)}; {remedy}", highlight=False, markup=False, soft_wrap=True)
+    log = folder.log(failure.role)
+    text = f"its log: {log}; {remedy}" if log.exists() else remedy
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] | None:

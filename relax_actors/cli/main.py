@@ -11,7 +11,7 @@ name of the command:
 from __future__ import annotations
 
 import sys
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -52,6 +52,7 @@ def build(arguments: list[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    app.callback(help=app.info.help)(_main_options)
     for name in COMMANDS.built_in:
         _add(app, name, COMMANDS.load(name, "command"))
     if not arguments or arguments[0] not in COMMANDS.built_in:
@@ -63,6 +64,25 @@ def build(arguments: list[str]) -> typer.Typer:
             if name not in COMMANDS.built_in:
                 _add_installed(app, name)
     return app
+
+
+def _print_versions(wanted: bool) -> None:  # noqa: FBT001 signature of typer
+    if wanted:
+        from relax_actors.cli.version import versions
+
+        typer.echo(versions())
+        raise typer.Exit
+
+
+def _main_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_versions, help="Print the versions of relax and its main parts."
+        ),
+    ] = False,
+) -> None:
+    """Options of `relax` itself."""
 
 
 def _add(app: typer.Typer, name: str, command: Any) -> None:

@@ -41,8 +41,8 @@ def node(
     configuration error.
     """
     from broker.address import address_of
+    from broker.permissions import NODE
     from relax_actors.monitoring.connection import run_of_credentials
-    from relax_actors.roles.permissions import NODE
     from relax_actors.supervision.remote_node import NodeRequest
 
     address = address_of(broker, credentials, ca)

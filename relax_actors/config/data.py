@@ -10,6 +10,21 @@ from pydantic import Field, field_validator, model_validator
 from relax_actors.config.sections import Named, NonNegativeInt, Positive, Section
 from relax_actors.registry.catalog import DATA_SOURCES
 
+PATH_EXAMPLE = """\
+  [model]
+  path = "Qwen3-0.6B"        # folder with config.json, tokenizer.json and *.safetensors"""
+ARCHITECTURE_EXAMPLE = """\
+  [model.architecture]
+  model_type = "qwen3"
+  hidden_size = 64
+  intermediate_size = 176
+  num_hidden_layers = 3
+  num_attention_heads = 4
+  max_position_embeddings = 64
+
+  [model.tokenizer]
+  alphabet = "0123456789>#\""""
+
 
 class TokenizerSection(Section):
     """[model.tokenizer]: a tokenizer of single characters, for a model that starts from random weights."""
@@ -33,10 +48,14 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
         if (self.path is None) == (self.architecture is None):
-            msg = "set either model.path (a Hugging Face folder) or model.architecture (train from random weights)"
+            msg = (
+                "set either model.path (a Hugging Face folder) or model.architecture (train from random weights), for "
+                f"example:\n{PATH_EXAMPLE}\nor\n{ARCHITECTURE_EXAMPLE}"
+            )
             raise ValueError(msg)
         if self.architecture is not None and (self.tokenizer is None or "model_type" not in self.architecture):
-            msg = "model.architecture needs a `model_type`, and a [model.tokenizer] beside it"
+            lacks = "a [model.tokenizer] beside it" if "model_type" in self.architecture else "a `model_type`"
+            msg = f"model.architecture needs {lacks}, for example:\n{ARCHITECTURE_EXAMPLE}"
             raise ValueError(msg)
         if self.path is not None and self.tokenizer is not None:
             msg = "model.path has its own tokenizer; remove [model.tokenizer]"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from relax_actors.config.sections import NonNegativeInt, Positive, PositiveFloat, Section
+
+_SERVER = re.compile(r"(nats|tls)://(.*@)?[^@/,\s]+(:\d+)?/?")
+_DURATION = re.compile(r"always|(\d+(\.\d+)?(ns|us|ms|s|m|h))+")
 
 
 class BrokerSection(Section):
@@ -31,6 +35,22 @@ class BrokerSection(Section):
     loses nothing; a crash of the machine may lose this much."""
     replicas: Literal[1, 3, 5] = 1
     """Copies of each stream in a cluster of servers."""
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not all(_SERVER.fullmatch(server) for server in re.split(r",(?=\w+://)", value)):
+            msg = "write nats://[user:password@]host:port, or tls://..., several separated by commas"
+            raise ValueError(msg)
+        return value
+
+    @field_validator("sync_interval")
+    @classmethod
+    def _sync_interval(cls, value: str) -> str:
+        if not _DURATION.fullmatch(value):
+            msg = 'write a duration such as "10s", "500ms" or "2m", or "always"'
+            raise ValueError(msg)
+        return value
 
 
 class StoreSection(Section):
@@ -65,6 +85,8 @@ class SupervisionSection(Section):
     """Seconds without a heartbeat after which an actor's process is killed."""
     start_deadline: PositiveFloat = 180.0
     """Seconds that an actor may take to become ready; the import of its engine before has the same limit."""
+    patience: PositiveFloat = 600.0
+    """Seconds that the run waits for a role that has no actor on any node, e.g. for `relax node`, before it ends."""
     shutdown: PositiveFloat = 5.0
     """Seconds that an actor has to stop in order. A surplus actor after `relax scale` has its role's deadline in
     addition."""

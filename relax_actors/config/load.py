@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from relax_actors.config.data import PATH_EXAMPLE
 from relax_actors.config.schema import Config
 from relax_actors.config.simulate import DEFAULTS
 from relax_actors.errors import ConfigError
@@ -101,6 +102,22 @@ RENAMED = {
 RENAMED_ANYWHERE = {"memory_mib": "memory_limit_mib", "rows_together": "max_concurrent_rows"}
 """Former names of keys that several sections have."""
 
+EXAMPLES = {
+    "model": PATH_EXAMPLE,
+    "data": """\
+  [data]
+  kind = "jsonl"
+  path = "tasks.jsonl"       # a row: {"prompt": "2 + 3 =", "answer": "5"}""",
+    "data.kind": '  kind = "jsonl"',
+    "eval.data": """\
+  [eval.data]
+  kind = "jsonl"
+  path = "held_out.jsonl\"""",
+    "model.tokenizer.alphabet": '  alphabet = "0123456789>#"',
+    "trainer.warm_start.steps": "  steps = 12",
+}
+"""What to write for each key that has no default, as a part of a TOML file."""
+
 _PATHS = (
     ("model", "path"),
     ("data", "path"),
@@ -152,10 +169,12 @@ def _explain(source: str, error: Any) -> str:
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(names))}"
         return f"{source}: {where}: unknown key; {hint}"
     if error["type"] == "missing":
-        return f"{source}: {where}: is missing; add it"
+        example = EXAMPLES.get(where, "")
+        return f"{source}: {where}: is missing; add it" + (f", for example:\n{example}" if example else "")
     text = error["msg"].removeprefix("Value error, ")
     given = error["input"]
-    shown = "" if isinstance(given, dict) or error["loc"] == () else f", got {given!r}"
+    secret = error["loc"] == ("broker", "url")  # may hold a password
+    shown = "" if secret or isinstance(given, dict) or error["loc"] == () else f", got {given!r}"
     return f"{source}: {where}: {text}{shown}" if where else f"{source}: {text}"
 
 

@@ -129,6 +129,9 @@ class Config(Section):
             raise ValueError(msg)
         if self.run.deterministic and self.rollout.max_concurrent_prompts != 1:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"max_concurrent_prompts": 1}))
+        if self.algorithm.loss == "constant" and self.algorithm.loss_length is None:
+            update = {"loss_length": self.rollout.max_tokens}
+            object.__setattr__(self, "algorithm", self.algorithm.model_copy(update=update))
         return self
 
     @property

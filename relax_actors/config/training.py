@@ -87,8 +87,8 @@ class TrainerSection(PoolSection):
     max_tokens_per_microbatch: Positive = 8192
     """Maximum tokens of a micro-batch, prompts included; a longer sequence is refused."""
     stream: bool = True
-    """Whether forward and backward of a step start when its first rows fill a micro-batch; else when all rows are
-    there."""
+    """Whether forward and backward of a step start when its first rows fill a micro-batch (of each data-parallel rank
+    of Megatron-Core); else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of forward and backward, and of the published weights; the optimizer always works in float32."""
     device: str = "auto"
@@ -127,8 +127,12 @@ class AlgorithmSection(Section):
     step_normalisation: Literal["none", "std", "whiten"] = "none"
     """Normalise advantages over all rows of a step: divide by their standard deviation, or whiten them (subtract the
     mean, then divide). A step then trains when all of its rows are there (no streaming)."""
-    loss: Literal["token", "sequence"] = "token"
-    """Aggregation of the loss: mean over all tokens of the step, or over sequences of their means."""
+    loss: Literal["token", "sequence", "constant"] = "token"
+    """Aggregation of the loss: `token`, mean over all tokens of the step (DAPO, arXiv 2503.14476); `sequence`, mean
+    over samples of the means over their tokens (GRPO, arXiv 2402.03300); `constant`, sum over all tokens divided by the
+    samples of the step times `loss_length` (Dr. GRPO, arXiv 2503.20783)."""
+    loss_length: Positive | None = None
+    """Length in tokens that `loss = "constant"` divides by; `rollout.max_tokens` if not set."""
     kl_coefficient: NonNegative = 0.0
     """Coefficient of the KL penalty to the model at the start of the run."""
     kl: Literal["k1", "k2", "k3"] = "k3"
@@ -151,6 +155,16 @@ class AlgorithmSection(Section):
     """Lower bound of w for `reject`."""
     reject_high: Annotated[float, Field(ge=1)] = 2.0
     """Upper bound of w for `reject`."""
+
+    @model_validator(mode="after")
+    def _length_is_of_a_constant(self) -> AlgorithmSection:
+        if self.loss_length is not None and self.loss != "constant":
+            msg = (
+                f'algorithm.loss_length = {self.loss_length} has no effect with algorithm.loss = "{self.loss}"; set '
+                'algorithm.loss = "constant", or remove it'
+            )
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _correction_has_a_ratio(self) -> AlgorithmSection:

@@ -61,7 +61,7 @@ def task_of(row: object, where: str, prompt_field: str, answer_field: str) -> Ta
         msg = f"{where}: nested too deeply; flatten the row"
         raise RowError(msg) from None
     prompt = checked_prompt(row[prompt_field], f"{where}, field {prompt_field!r}")
-    return Task(prompt, _text(answer), metadata)
+    return Task(prompt, _text(answer), metadata, where)
 
 
 def checked_prompt(prompt: object, where: str) -> str | list[dict[str, str]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,32 +52,42 @@ def prepare(config: Config, folder: Path) -> None:
     architecture, tokenizer = config.model.architecture, config.model.tokenizer
     if architecture is None or tokenizer is None:
         return
+    _check_sizes(architecture, "model.architecture")
     folder.mkdir(parents=True, exist_ok=True)
     ids = make_character_tokenizer(tokenizer.alphabet, tokenizer.end, folder)
     wanted = architecture.get("vocab_size", ids["vocab_size"])
     if wanted < ids["vocab_size"]:
         msg = f"model.architecture.vocab_size is {wanted}, the tokenizer has {ids['vocab_size']} ids; leave it out"
         raise ConfigError(msg)
-    heads = architecture.get("num_attention_heads", 0)
     # Written out because the defaults of engines differ.
-    own = {"num_key_value_heads": heads, "head_dim": architecture.get("hidden_size", 0) // max(1, heads)}
-    body = ids | {"bos_token_id": None} | (own if heads else {}) | architecture
+    heads, hidden = architecture.get("num_attention_heads"), architecture.get("hidden_size")
+    own = {"num_key_value_heads": heads} if heads else {}
+    if heads and hidden and hidden % heads == 0:
+        own["head_dim"] = hidden // heads
+    body = ids | {"bos_token_id": None} | own | architecture
     (folder / "config.json").write_text(json.dumps(body, indent=1, sort_keys=True))
 
 
-def measure(folder: Path) -> ModelFacts:
+def measure(folder: Path, where: str = "") -> ModelFacts:
     """Read the facts of a model folder.
 
+    Args:
+        folder: the model folder.
+        where: origin of config.json, for errors; its path by default.
+
     Raises:
-        ConfigError: it is not a model folder, or its config.json lacks a field that every decoder has.
+        ConfigError: it is not a model folder, its config.json lacks a field that every decoder has, or a file of its
+            weights is missing or damaged.
     """
     path = folder / "config.json"
+    where = where or f"{path}"
     try:
         body: dict[str, Any] = json.loads(path.read_text())
         if not isinstance(body, dict):
             msg = "it is not an object"
             raise TypeError(msg)  # noqa: TRY301 reported below with the other errors
         body = body | body.get("text_config", {})
+        _check_sizes(body, where)
         facts = ModelFacts(
             parameters=_stored_parameters(folder) or _decoder_parameters(body),
             context_length=int(body["max_position_embeddings"]),
@@ -86,10 +98,45 @@ def measure(folder: Path) -> ModelFacts:
     except FileNotFoundError as error:
         msg = f"model.path {folder} is not a model folder: it has no config.json"
         raise ConfigError(msg) from error
-    except (KeyError, ValueError, TypeError) as error:
-        msg = f"{path} is not the config of a language model: {type(error).__name__} {error}"
+    except KeyError as error:
+        name = str(error.args[0])
+        close = difflib.get_close_matches(name, [key for key in body if key not in KNOWN_FIELDS], 1, 0.8)
+        hint = f"rename {close[0]!r}" if close else "add it"
+        msg = f"{where} is not the config of a language model: it has no {name!r}; {hint}"
+        raise ConfigError(msg) from None
+    except (OSError, ValueError, TypeError) as error:
+        msg = f"{where} is not the config of a language model: {type(error).__name__} {error}"
         raise ConfigError(msg) from error
     return facts
+
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+KNOWN_FIELDS = (*SIZES, "model_type", "tie_word_embeddings")
+
+
+def _check_sizes(fields: dict[str, Any], where: str) -> None:
+    """Check that sizes of a model are positive integers.
+
+    Raises:
+        ConfigError: one line for each that is not.
+    """
+    wrong = {
+        name: value
+        for name in SIZES
+        if (value := fields.get(name)) is not None and (type(value) is not int or value < 1)
+    }
+    if wrong:
+        lines = [f"{where}: {name} = {value!r} must be a whole number above 0" for name, value in wrong.items()]
+        raise ConfigError("\n".join(lines))
 
 
 def _moe(body: dict[str, Any]) -> MoeFacts | None:
@@ -104,19 +151,38 @@ def _moe(body: dict[str, Any]) -> MoeFacts | None:
 
 
 def _stored_parameters(folder: Path) -> int:
-    """Number of elements of all tensors in the folder's shards, from their headers."""
+    """Number of elements of all tensors in the folder's shards, from their headers.
+
+    Raises:
+        ConfigError: a shard that the index names is missing, or is no safetensors file.
+    """
+    _check_index(folder / "model.safetensors.index.json")
     total = 0
     for shard in folder.glob("*.safetensors"):
-        with shard.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                count = 1
-                for size in entry["shape"]:
-                    count *= size
-                total += count
+        try:
+            with shard.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(length))
+            shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        except (struct.error, ValueError, KeyError, AttributeError, TypeError, OverflowError, MemoryError) as error:
+            msg = f"{shard} is no safetensors file ({type(error).__name__}); download it again"
+            raise ConfigError(msg) from error
+        total += sum(math.prod(shape) for shape in shapes)
     return total
+
+
+def _check_index(index: Path) -> None:
+    """Check that all shards that an index names are there."""
+    if not index.exists():
+        return
+    try:
+        named = set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        msg = f"{index} is no index of weights ({type(error).__name__}); download it again"
+        raise ConfigError(msg) from error
+    if missing := sorted(name for name in named if not (index.parent / name).is_file()):
+        msg = f"model.path {index.parent} lacks {', '.join(missing)}, which {index.name} names; download it again"
+        raise ConfigError(msg)
 
 
 def _decoder_parameters(body: dict[str, Any]) -> int:

@@ -53,16 +53,24 @@ class PromptMaker:
             fields: further fields of the cell, such as seed and min_version.
 
         Raises:
-            RowError: it is too long, or has no tokens.
+            RowError: it is too long, has no tokens, or has a character that the tokenizer does not know; names the row
+                of the data.
         """
         text = self.text(task)
         chat = not isinstance(task.prompt, str) or self._chats
-        tokens = self._tokenizer.encode(text, special=not chat)
-        if len(tokens) > self._room or not len(tokens):
+        try:
+            tokens = self._tokenizer.encode(text, special=not chat)
+        except RowError as error:
+            msg = f"{_origin(task)}prompt: {error}"
+            raise RowError(msg) from error
+        if not len(tokens):
+            msg = f"{_origin(task)}prompt {text[:60]!r} has no tokens; write a prompt or remove the row"
+            raise RowError(msg)
+        if len(tokens) > self._room:
             msg = (
-                f"prompt {text[:60]!r} has {len(tokens)} tokens; sequences of up to {self._whole} (the "
-                f"context, or trainer.max_tokens_per_microbatch) leave 1 to {self._room} beside "
-                f"rollout.max_tokens = {self._max_tokens}"
+                f"{_origin(task)}prompt {text[:60]!r} has {len(tokens)} tokens, more than the {self._room} that "
+                f"rollout.max_tokens = {self._max_tokens} leaves of {self._whole} (the model's context, or "
+                "trainer.max_tokens_per_microbatch if that is smaller); shorten the prompt or lower rollout.max_tokens"
             )
             raise RowError(msg)
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
@@ -82,3 +90,7 @@ class PromptMaker:
         if self._data.system is not None:
             messages = [{"role": "system", "content": self._data.system}, *messages]
         return self._tokenizer.chat(messages)
+
+
+def _origin(task: Task) -> str:
+    return f"{task.origin}: " if task.origin else ""

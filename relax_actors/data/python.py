@@ -59,9 +59,9 @@ class FunctionTasks:
         where = f"{self._function} item {i + 1}"
         match self._items[i]:
             case Task(prompt, str(answer), dict(metadata)):
-                return Task(checked_prompt(prompt, where), plain(answer), plain(metadata))
+                return Task(checked_prompt(prompt, where), plain(answer), plain(metadata), where)
             case (prompt, str(answer)):
-                return Task(checked_prompt(prompt, where), plain(answer))
+                return Task(checked_prompt(prompt, where), plain(answer), {}, where)
             case other:
                 msg = f"{where}: {other!r:.200} is neither a Task nor a (prompt, answer) with a text as the answer"
                 raise RowError(msg)

@@ -58,7 +58,10 @@ class Tokenizer:
         whole = self._inner.token_to_id(text)
         if whole is not None:
             return int(whole)
-        ids = self._inner.encode(text, add_special_tokens=False).ids
+        try:
+            ids = self._inner.encode(text, add_special_tokens=False).ids
+        except Exception:  # noqa: BLE001 the Rust library raises bare Exception for text outside of the alphabet
+            return None
         return int(ids[0]) if len(ids) == 1 else None
 
     def encode(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
@@ -70,9 +73,22 @@ class Tokenizer:
         try:
             ids = self._inner.encode(text, add_special_tokens=special).ids
         except Exception as error:  # the Rust library raises bare Exception
-            msg = f"prompt {text[:80]!r} cannot be tokenized: {error}"
-            raise RowError(msg) from error
+            raise RowError(self._unknown_character(text) or f"{text[:80]!r} cannot be tokenized: {error}") from error
         return np.asarray(ids, np.int32)
+
+    def _unknown_character(self, text: str) -> str:
+        """Name the first character of a text that a tokenizer of single characters does not know; empty if none."""
+        known = self._inner.get_vocab()
+        if any(len(token) > 1 and token != PAD for token in known):
+            return ""
+        at = next((at for at, character in enumerate(text) if character not in known), None)
+        if at is None:
+            return ""
+        start = max(0, at - 20)
+        return (
+            f"character {text[at]!r} at position {at + 1} of {text[start : start + 60]!r} is not in the model's "
+            "alphabet; add it to model.tokenizer.alphabet, or correct the row"
+        )
 
     def decode(self, tokens: Sequence[int] | NDArray[Any]) -> str:
         """Text of token ids, without special and stop tokens."""

@@ -133,6 +133,7 @@ class Advantage:
         returns: `[total] float32`, targets of a critic; None without a critic.
         lengths: `[n] int32`, tokens of each sample that token rewards were given for; compared with the trajectory
             before the row is trained.
+        components: name -> mean of a reward component over the samples, for the metrics of the step.
 
     Raises:
         ValueError: a number is not finite, or an array has more than one dimension.
@@ -142,12 +143,17 @@ class Advantage:
     reward: float
     returns: Array | None = None
     lengths: Array | None = None
+    components: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_numbers(self.values, "a row's advantage")
         if not np.isfinite(self.reward):
             msg = f"mean reward of a row is {self.reward}"
             raise ValueError(msg)
+        for name, mean in self.components.items():
+            if not np.isfinite(mean):
+                msg = f"mean of reward component {name[:80]!r} of a row is {mean}"
+                raise ValueError(msg)
         if self.returns is not None:
             _check_numbers(self.returns, "returns of a row")
         if self.lengths is not None and (self.lengths.ndim != 1 or self.lengths.dtype != np.int32):

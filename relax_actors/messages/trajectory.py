@@ -7,7 +7,7 @@ same data as objects, and `Trajectory.of` builds a trajectory from objects.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,8 @@ class Trajectory:
         versions: `[total] int32`, version of the weights that sampled each token; -1 where no policy sampled it.
         texts: `[n]`, decoded text that the model wrote in each sample.
         finish_reasons: `[n]`, see `FinishReason`.
-        fingerprint: fingerprint of the weights in use when the row was finished.
+        fingerprints: fingerprint of the weights of each version in `versions`, in ascending order of the versions; an
+            empty string where it is not known. Empty if none is known.
         loss_mask: `[total] bool`, true for trained tokens; None if all own tokens are trained.
         sequence_counts: `[n] int32`, number of sequences of each sample; None if each has one.
         shared_lengths: `[sequences] int32`, number of leading prompt tokens of each sequence; None if each has
@@ -62,7 +63,7 @@ class Trajectory:
     versions: Array
     texts: list[str]
     finish_reasons: list[str]
-    fingerprint: str
+    fingerprints: list[str] = field(default_factory=list)
     loss_mask: Array | None = None
     sequence_counts: Array | None = None
     shared_lengths: Array | None = None
@@ -75,18 +76,21 @@ class Trajectory:
         self._check_types()
         self._check_samples()
         self._check_tokens()
+        self._check_fingerprints()
         self._check_spans()
         sizes = len(self.prompt_tokens), len(self.lengths), len(self.token_ids)
         check_experts(self.prompt_experts, self.routed_experts, sizes)
 
     @classmethod
-    def of(cls, prompt_tokens: Array, samples: Sequence[Sample], fingerprint: str = "") -> Trajectory:
+    def of(
+        cls, prompt_tokens: Array, samples: Sequence[Sample], fingerprints: Mapping[int, str] | None = None
+    ) -> Trajectory:
         """Build the trajectory of a prompt from its samples; leading prompt tokens are stored once.
 
         Args:
             prompt_tokens: `[prompt_len] int32`.
             samples: the n samples.
-            fingerprint: fingerprint of the weights in use.
+            fingerprints: fingerprints of weights by version; None if none is known.
 
         Raises:
             ValueError: a sample has no sequence, samples have different metrics, or a check of `Trajectory` fails.
@@ -114,15 +118,16 @@ class Trajectory:
                 msg = f"sample {i} has no metric {lacking[0]!r}; give all samples of a row the same metrics"
                 raise ValueError(msg)
         experts = store_experts([(s.routed_experts, k) for s, k in own], len(prompt_tokens))
+        versions = _int32(np.concatenate([s.versions[k:] for s, k in own]), "versions")
         return cls(
             prompt_tokens=_int32(np.asarray(prompt_tokens), "prompt_tokens"),
             lengths=np.array([len(s.token_ids) - k for s, k in own], np.int32),
             token_ids=_int32(np.concatenate([s.token_ids[k:] for s, k in own]), "token_ids"),
             logprobs=np.concatenate([s.logprobs[k:] for s, k in own]).astype(np.float32),
-            versions=_int32(np.concatenate([s.versions[k:] for s, k in own]), "versions"),
+            versions=versions,
             texts=[sample.text for sample in samples],
             finish_reasons=[str(sample.finish_reason) for sample in samples],
-            fingerprint=fingerprint,
+            fingerprints=fingerprints_of(versions, fingerprints or {}),
             loss_mask=np.concatenate([s.loss_mask[k:] for s, k in own]).astype(np.bool_) if masked else None,
             sequence_counts=_none_if_all(1, [len(sample.sequences) for sample in samples]),
             shared_lengths=_none_if_all(len(prompt_tokens), shared),
@@ -177,6 +182,12 @@ class Trajectory:
     def oldest_version(self) -> int:
         """Oldest weight version that sampled a trained token."""
         return int(self.versions[self.trained].min())
+
+    @property
+    def fingerprint_by_version(self) -> dict[int, str]:
+        """Known fingerprints of the weights that sampled tokens, by version."""
+        named = zip(sampling_versions(self.versions), self.fingerprints, strict=True) if self.fingerprints else ()
+        return {version: fingerprint for version, fingerprint in named if fingerprint}
 
     @property
     def sequences(self) -> list[TokenSequence]:
@@ -298,6 +309,14 @@ class Trajectory:
                 msg = "loss_mask is true for the first token of a sequence, which has no token before it"
                 raise ValueError(msg)
 
+    def _check_fingerprints(self) -> None:
+        if self.fingerprints and len(self.fingerprints) != (count := len(sampling_versions(self.versions))):
+            msg = (
+                f"a trajectory has {len(self.fingerprints)} fingerprints, but {count} versions sampled its tokens; "
+                "give one for each version, or none"
+            )
+            raise ValueError(msg)
+
     def _check_spans(self) -> None:
         spans = self.spans
         if spans is None:
@@ -314,6 +333,30 @@ class Trajectory:
         if (flat[0::2] == flat[1::2]).any() or crosses.any():
             msg = "a span of a trajectory is empty, or reaches from one sequence into the next"
             raise ValueError(msg)
+
+
+def sampling_versions(versions: Array) -> list[int]:
+    """Versions that sampled tokens, in ascending order.
+
+    Args:
+        versions: `[total]` integers, -1 where no policy sampled the token.
+    """
+    sampled = versions[versions >= 0]
+    if len(sampled) and (sampled == sampled[0]).all():
+        return [int(sampled[0])]
+    found: list[int] = np.unique(sampled).tolist()
+    return found
+
+
+def fingerprints_of(versions: Array, known: Mapping[int, str]) -> list[str]:
+    """Fingerprints as a trajectory stores them.
+
+    Args:
+        versions: `[total]` integers, version that sampled each token, or -1.
+        known: fingerprints by version; versions without one get an empty string.
+    """
+    found = [known.get(version, "") for version in sampling_versions(versions)]
+    return found if any(found) else []
 
 
 def _count_shared(prompt: Array, sequence: TokenSequence) -> int:

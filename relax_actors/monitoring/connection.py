@@ -15,6 +15,7 @@ from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.credentials import read_claims
 from broker.leases import RunState
+from broker.permissions import OBSERVER, OPERATOR
 from broker.server import Server, ServerSettings, is_listening
 from broker.store import Store
 from broker.streams import ensure_bucket
@@ -22,7 +23,6 @@ from broker.subjects import Subjects, check_name
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
-from relax_actors.roles.permissions import OBSERVER, OPERATOR
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
 
@@ -104,7 +104,7 @@ def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path 
         ca: certificate of the broker's certificate authority.
 
     Raises:
-        ConfigError: neither run nor broker is given, or the name of the run is unknown.
+        ConfigError: neither run nor broker is given, the name of the run is unknown, or its own broker is not up.
     """
     if url is not None:
         address = address_of(url, credentials, ca).for_user(OBSERVER)
@@ -113,7 +113,11 @@ def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path 
         msg = "name the run or its broker: relax monitor RUN, or --broker nats://host:port"
         raise ConfigError(msg)
     folder = find(run)
-    return folder.load_config().run.name, Address.load(folder.address).for_user(OBSERVER)
+    config, address = folder.load_config(), Address.load(folder.address)
+    if config.broker.url is None and not is_listening(address):
+        msg = f"run {config.run.name} is not up and publishes nothing; start it with `relax up`"
+        raise ConfigError(msg)
+    return config.run.name, address.for_user(OBSERVER)
 
 
 def run_of_credentials(address: Address, run: str | None) -> str:

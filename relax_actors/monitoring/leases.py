@@ -33,7 +33,8 @@ def activity(lease: dict[str, Any]) -> str:
     rows = lease.get("rows")
     rows = [str(row)[:40] for row in rows] if isinstance(rows, list) else []
     more = f" and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else ""
-    waits_for = str(lease.get("waits_for") or "work")[:200]
-    text = f"handles {', '.join(rows[:MAX_ROWS])}{more}" if rows else f"waits for {waits_for}"
+    waits_for = str(lease.get("waits_for") or "")[:200]
+    idle = f"waits for {waits_for}" if waits_for else "works"
+    text = f"handles {', '.join(rows[:MAX_ROWS])}{more}" if rows else idle
     since = number(lease.get("doing_since"), 0.0)
     return f"{text}, since {max(0.0, time.time() - since):.1f} s" if since else text

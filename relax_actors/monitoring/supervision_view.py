@@ -11,6 +11,7 @@ from relax_actors.config import Config
 from relax_actors.monitoring.connection import Connected
 from relax_actors.monitoring.leases import activity, age, children_of, number
 from relax_actors.roles import replicas, role_names
+from relax_actors.supervision.absence import needed_roles, present_roles
 
 
 def supervision_tree(at: Connected) -> Tree:
@@ -26,6 +27,11 @@ def supervision_tree(at: Connected) -> Tree:
     for n in nodes or ["0"]:
         state = roots.get(n, {}).get("node") if at.live else None
         _add_actors(_add_node(root, n, nodes.get(n, {}), state), at.config, nodes.get(n, {}), leases)
+    if nodes:
+        present = present_roles(nodes.values())
+        for role, what in needed_roles(at.config).items():
+            if role not in present:
+                root.add(f"[red]{escape(f'{role} has no actor on any node: {what}')}[/]")
     return root
 
 

@@ -18,7 +18,8 @@ from rich.live import Live
 from broker.address import Address
 from broker.connection import Connection
 from broker.subjects import Subjects
-from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.sinks import LogMessage, Sink
 from relax_actors.runtime import logs
 
@@ -73,7 +74,7 @@ class _Display:
 
     def __init__(self, console: Console, progress: Progress) -> None:
         self._console, self._progress = console, progress
-        self._live = Live(progress, console=console, refresh_per_second=4) if console.is_terminal else None
+        self._live = Live(LiveView(progress), console=console, refresh_per_second=4) if console.is_terminal else None
         self._printed = time.monotonic() - LINE_SECONDS
 
     def __enter__(self) -> Self:
@@ -90,8 +91,11 @@ class _Display:
     def update(self) -> None:
         """Redraw the live view, or print a line if the last one is old."""
         if self._live is not None:
-            self._live.update(self._progress)
-        elif time.monotonic() - self._printed > LINE_SECONDS:
+            self._live.refresh()
+            return
+        for line in self._progress.failures.due(time.monotonic()):
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        if time.monotonic() - self._printed > LINE_SECONDS:
             self._print()
             self._printed = time.monotonic()
 

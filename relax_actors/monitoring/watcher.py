@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import json
 import threading
 import time
 from dataclasses import replace
 
+import nats.errors
 import structlog
+from nats.aio.msg import Msg
 from rich.console import Console
 from rich.live import Live
 
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.ordered_consumer import OrderedConsumer
+from broker.permissions import OPERATOR
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import Subjects
-from broker.table import Table
+from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
-from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.live_view import LiveView
 from relax_actors.monitoring.phases import Phases, process_start
+from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.summary import Curves, Summary, summarise
-from relax_actors.roles.permissions import OPERATOR
 from relax_actors.runtime.journal import Journal
+from relax_actors.supervision.absence import RoleAbsence, needed_roles, present_roles
 from relax_actors.supervision.root import Root
+from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import publish_run
 
 log = structlog.get_logger()
@@ -55,15 +62,20 @@ class Watcher(threading.Thread):
         self.finished = False
         self.result: tuple[Summary, Curves] | None = None
         """Result and reward curves; None until the run is finished."""
+        self.failure: Failure | None = None
+        """Why the run cannot continue, if it cannot for a reason outside this machine."""
         self.halt = threading.Event()
         """Set it to end the thread."""
         self._phases = Phases(process_start(), root.actors)
         self._connected = time.monotonic()
         self._root, self._console, self._live, self._lines = root, console, live, lines
+        # Newest message of the log before this `relax up`; failures up to it were reported by earlier ones.
+        self._history: int | None = None
+        self._absence = RoleAbsence(needed_roles(root.config), root.config.supervision.patience)
 
     def run(self) -> None:
         """Watch until the run is finished or `halt` is set; after any error, connect again."""
-        while not self.halt.is_set() and not self.finished:
+        while not self.halt.is_set() and not self.finished and self.failure is None:
             connection: Connection | None = None
             try:
                 connection = Connection(self._root.address.for_user(OPERATOR), "watcher", deadline=WAIT_SECONDS)
@@ -74,7 +86,7 @@ class Watcher(threading.Thread):
             finally:
                 if connection is not None:
                     connection.close()
-        if self.finished:
+        if self.finished or self.failure is not None:
             self._root.tree.stop()
 
     def _watch(self, connection: Connection) -> None:
@@ -84,44 +96,66 @@ class Watcher(threading.Thread):
         connection.call(wait_for_stream(connection, subjects.log_stream, WAIT_SECONDS), WAIT_SECONDS + 1)
         journal = Journal(connection, subjects, "run", 0)
         self.progress = Progress(config.run.name, config.run.steps)
+        if self._history is None:
+            info = connection.call(connection.js.stream_info(subjects.log_stream), WAIT_SECONDS)
+            self._history = info.state.last_seq
         following = connection.submit(self._follow(connection, subjects))
-        display = Live(self.progress, console=self._console, refresh_per_second=4) if self._live else None
+        display = Live(LiveView(self.progress), console=self._console, refresh_per_second=4) if self._live else None
         printed = checked = time.monotonic()
-        check: _FinishCheck | None = None
+        bucket = connection.call(ensure_bucket(connection, subjects, config.broker.replicas), WAIT_SECONDS)
+        state, check = RunState(connection, bucket), None
         with display or contextlib.nullcontext():
-            while not self.halt.wait(POLL_SECONDS) and not self.finished:
+            while not self.halt.wait(POLL_SECONDS) and not self.finished and self.failure is None:
                 if following.done():
                     following.result()
                 now = time.monotonic()
                 self._update_notice(connection, now)
-                if display:
-                    display.update(self.progress)
-                elif self._lines and now - printed > LINE_SECONDS:
-                    self._console.print(self.progress.line(), highlight=False)
-                    printed = now
+                if self._lines and not display:
+                    printed = self._print(now, printed)
                 # The table decides, not the metrics: a metric may be lost.
                 if check is None and (self.progress.step >= config.run.steps or now - checked > CHECK_SECONDS):
                     checked = now
                     journal.metric({"kind": "run", "steps": config.run.steps})
-                    check = _FinishCheck(table, config)
+                    check = _Check(table, config, state)
                     check.start()
                 if check is not None and not check.is_alive():
-                    if check.finished:
-                        self._finish(connection, table)
+                    self._conclude(check, now)
                     check = None
+        if self._lines and not self._live:
+            self._print_failures(float("inf"))
         following.cancel()
 
-    def _finish(self, connection: Connection, table: Table) -> None:
+    def _conclude(self, check: _Check, now: float) -> None:
+        """End the run if it is finished, or if a role has had no actor for too long."""
+        if check.finished:
+            self._finish(check.state, check.table)
+            return
+        if check.present is not None:
+            self._absence.observe(check.present, now)
+        if (overdue := self._absence.overdue) is not None:
+            self.failure = Failure(*overdue, "")
+
+    def _print(self, now: float, printed: float) -> float:
+        """Print new failures, and a line of progress if the last one is old; return when that was printed."""
+        self._print_failures(now)
+        if now - printed <= LINE_SECONDS:
+            return printed
+        self._console.print(self.progress.line(), highlight=False, markup=False, soft_wrap=True)
+        return now
+
+    def _print_failures(self, now: float) -> None:
+        for line in self.progress.failures.due(now):
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _finish(self, state: RunState, table: Table) -> None:
         """Read the result, and publish that the run is finished, so that other nodes end too."""
-        config, subjects = self._root.config, table.subjects
-        phases, restarts = self._phases, self.progress.restarts
+        config, connection = self._root.config, table.connection
+        phases, restarts = self._phases, self.progress.actor_restarts
         summary, curves = summarise(table, config, seconds=phases.seconds, restarts=restarts)
         ready, first_step = phases.seconds_to_ready, phases.seconds_to_first_step
         self.result = replace(summary, seconds_to_ready=ready, seconds_to_first_step=first_step), curves
-        bucket = connection.call(ensure_bucket(connection, subjects, config.broker.replicas), CHECK_SECONDS)
-        publication = publish_run(RunState(connection, bucket), config, self._root.import_path, finished=True)
-        connection.call(publication, CHECK_SECONDS)
-        Journal(connection, subjects, "run", 0).event("finished", steps=config.run.steps)
+        connection.call(publish_run(state, config, self._root.import_path, finished=True), CHECK_SECONDS)
+        Journal(connection, table.subjects, "run", 0).event("finished", steps=config.run.steps)
         self.finished = True
 
     def _update_notice(self, connection: Connection, now: float) -> None:
@@ -130,31 +164,47 @@ class Watcher(threading.Thread):
             self._connected = now
         away = now - self._connected
         broker = f"broker {connection.address.url} has not answered for {away:.0f} s" if away > AWAY_SECONDS else ""
-        self.progress.notice = self._root.notice or broker
+        self.progress.notice = self._root.notice or broker or self._absence.notice
 
     async def _follow(self, connection: Connection, subjects: Subjects) -> None:
         follower = OrderedConsumer(connection, subjects.log_stream, subjects.log_subjects())
         async for messages in follower.batches():
             for message in messages:
-                self.progress.take(message.subject, message.data)
+                sequence = message.metadata.sequence
+                recent = sequence is None or sequence.stream > (self._history or 0)
+                self.progress.take(message.subject, message.data, recent=recent)
                 self._phases.take(message.subject, message.data)
+                if recent and message.subject.endswith(".all_rows_failed"):
+                    self._stop_for(message)
+
+    def _stop_for(self, message: Msg) -> None:
+        """Stop the run because all first rows failed in an actor, which may belong to another machine's node."""
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            body = json.loads(message.data)
+            actor = f"{body['role']}.{body['n']}"
+            self.failure = Failure(actor, str(body["error"]), str(body["traceback"]))
 
 
-class _FinishCheck(threading.Thread):
-    """Thread that asks the table whether the run is finished.
+class _Check(threading.Thread):
+    """Thread that asks whether the run is finished, and which roles have an actor.
 
     The watcher itself must not block while the broker does not answer: it reports that the broker does not answer.
     """
 
-    def __init__(self, table: Table, config: Config) -> None:
-        super().__init__(name="finish check", daemon=True)
+    def __init__(self, table: Table, config: Config, state: RunState) -> None:
+        super().__init__(name="check", daemon=True)
         self.finished = False
-        self._table, self._config = table, config
+        self.present: set[str] | None = None
+        """Roles with an actor; None if the broker did not tell."""
+        self.table, self.state, self._config = table, state, config
 
     def run(self) -> None:
-        """Ask once; an error counts as no."""
-        with contextlib.suppress(RelaxError):
-            self.finished = _is_finished(self._table, self._config)
+        """Ask once; an error counts as no answer."""
+        # The connection may be closed meanwhile, at the end of the run.
+        with contextlib.suppress(RelaxError, nats.errors.Error, concurrent.futures.CancelledError):
+            self.finished = _is_finished(self.table, self._config)
+            nodes = self.table.connection.call(self.state.leases("node"), CALL_DEADLINE)
+            self.present = present_roles(nodes.values())
 
 
 def _is_finished(table: Table, config: Config) -> bool:

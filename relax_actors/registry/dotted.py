@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import traceback
 from types import ModuleType
 from typing import Any
 
@@ -89,7 +90,17 @@ def _import(name: str, where: str) -> ModuleType:
 
 
 def _import_failed(name: str, where: str, error: BaseException) -> ConfigError:
-    return ConfigError(f"{where}: importing {name} raised {type(error).__name__}: {error}; fix the module")
+    cause = f"{type(error).__name__}: {error}{_line(error)}"
+    return ConfigError(f"{where}: importing {name} raised {cause}; fix the module")
+
+
+def _line(error: BaseException) -> str:
+    """File and line where an import failed, in parentheses; empty if unknown or part of the error's own text."""
+    if isinstance(error, SyntaxError):
+        return ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def _modules(package: str) -> list[str]:

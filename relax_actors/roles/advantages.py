@@ -83,8 +83,9 @@ def estimate_advantage(reward: Reward, estimator: Estimator, settings: Advantage
     """
     values = np.asarray(reward.values, np.float32)
     mean = float(values.astype(np.float64).mean())
+    components = {name: float(part.astype(np.float64).mean()) for name, part in reward.components.items()}
     if reward.token_values is None or reward.lengths is None:
-        return Advantage(estimator(values, normalise=settings.normalise), mean)
+        return Advantage(estimator(values, normalise=settings.normalise), mean, components=components)
     estimate_tokens = token_form(estimator)
     if estimate_tokens is None:
         msg = (
@@ -93,4 +94,4 @@ def estimate_advantage(reward: Reward, estimator: Estimator, settings: Advantage
         )
         raise RowError(msg)
     found = estimate_tokens(values, reward.token_values, reward.lengths, normalise=settings.normalise)
-    return Advantage(found, mean, lengths=reward.lengths)
+    return Advantage(found, mean, lengths=reward.lengths, components=components)

@@ -99,7 +99,7 @@ class EpisodeRollout(Rollout):
                 msg = f"{name}: the first sequence of sample {i} does not begin with the tokens of the row's prompt"
                 raise RowError(msg)
         try:
-            trajectory = Trajectory.of(prompt, samples, self._fingerprint())
+            trajectory = Trajectory.of(prompt, samples, self._stager.served)
         except ValueError as error:
             msg = f"{name}: {error}"
             raise RowError(msg) from error
@@ -139,10 +139,6 @@ class EpisodeRollout(Rollout):
             return found
 
         return generate
-
-    def _fingerprint(self) -> str:
-        serving = self._stager.serving
-        return serving.fingerprint if serving else ""
 
 
 def _nothing() -> Generation:

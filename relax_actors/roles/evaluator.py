@@ -7,9 +7,9 @@ one cell, `evaluation.<version>`. Rows are kept for the latest result only.
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from broker.subjects import CellId, RowId
-from broker.table import CALL_DEADLINE, Cell
 from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
@@ -20,6 +20,9 @@ from relax_actors.roles.prompts import first_cell
 from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import put_own, read_numbered
 from relax_actors.runtime.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from broker.table import Cell
 
 EVAL_END_COLUMNS = ("reward", "dropped", "quarantined")
 """Columns that end an evaluation row."""
@@ -138,9 +141,7 @@ class Evaluator(StatefulRole):
         for name in table.store.list_names("eval"):
             if name.isdigit() and int(name) in removable:
                 table.store.remove(f"eval/{name}")
-        table.connection.call(
-            state.forget_failures(lambda row: row.kind == "eval" and row.step in removable), CALL_DEADLINE
-        )
+        table.call(state.forget_failures(lambda row: row.kind == "eval" and row.step in removable))
 
     def _admit(self, version: int) -> None:
         """Write the prompts of a version's rows; existing prompts are kept."""

@@ -6,6 +6,9 @@ This is the only place that grants them. `docs/subjects.md` lists the result.
 from __future__ import annotations
 
 from broker.permissions import (
+    NODE,
+    OBSERVER,
+    OPERATOR,
     Permissions,
     allow_durable_consumer,
     allow_ordered_consumers,
@@ -20,8 +23,6 @@ from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.roles.registry import role_class, role_names, spec_of
-
-OPERATOR, NODE, OBSERVER = "operator", "node", "observer"
 
 
 def users(config: Config) -> list[str]:
@@ -82,7 +83,8 @@ def _node(subjects: Subjects) -> Permissions:
     """Publish events, count failures, return rows of dead actors; write no cell."""
     table, log, bucket = _streams(subjects)
     keys = tuple(bucket_key(subjects, f"{kind}.>") for kind in ("failure", "lease.node", "lease.root", "lease.owner"))
-    published = (subjects.event("*", "*", "*"), *keys, f"$JS.ACK.{table}.>")
+    metrics = (subjects.metric("node", "*"), subjects.metric("root", "*"))
+    published = (subjects.event("*", "*", "*"), *metrics, *keys, f"$JS.ACK.{table}.>")
     return Permissions(published) | allow_read(table, log, bucket)
 
 

@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from broker.subjects import CellId, RowId
-from broker.table import Cell
 from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
@@ -22,11 +22,17 @@ from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Read
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import END_COLUMNS, Context, StatefulRole
 from relax_actors.runtime.cells import observe
+from relax_actors.runtime.first_rows import FLUSH_SECONDS, MAX_ROWS, FirstRows, all_rows_failed
 from relax_actors.runtime.seeds import derive_seed, task_index
 from relax_actors.training.ledger import Ledger
 
+if TYPE_CHECKING:
+    from broker.table import Cell
+
 REQUEUE_COLUMNS = {"requeued": Requeued, "readmitted": Readmitted}
 """Columns of a quarantined row whose task is to be admitted again, and their types."""
+UNUSABLE_PROMPTS = 4 * MAX_ROWS
+"""Prompts that must fail at the start before the run stops; unlike rows of other roles they cost next to nothing."""
 MAX_ROWS_PER_WRITE = 256
 """Rows admitted at once, at most. In between, progress is reported and a request to stop is honoured."""
 
@@ -75,6 +81,9 @@ class PromptSource(StatefulRole):
         # First row that had the task, for each readmitted row.
         self._origins: dict[RowId, RowId] = {}
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
+        # First refill of each slot by this incarnation: index of the row, by step and slot.
+        self._first_refill: dict[tuple[int, int], int] = {}
+        self._first_rows = FirstRows(UNUSABLE_PROMPTS)
 
     def follows(self) -> list[str]:
         """Return the columns that begin or end rows, and the trainer's numbered cells."""
@@ -98,6 +107,7 @@ class PromptSource(StatefulRole):
 
         Raises:
             ConfigError: a slot was refilled `prompts.max_refills` times and failed again.
+            AllRowsFailedError: the first prompts cannot be made, all for one reason.
         """
         for cell_id, cell in cells:
             self._observe(cell_id, cell)
@@ -145,7 +155,10 @@ class PromptSource(StatefulRole):
         """Write the first cells of rows; the first rows take over the tasks of requeued rows."""
         table = self.context.table
         requeued = dict(zip(rows, self._requeued, strict=False))
-        cells = [first_cell(self.context, row, partial(self._prompt, row, requeued.get(row))) for row in rows]
+        failed: list[Exception] = []
+        cells = [
+            first_cell(self.context, row, partial(self._try_prompt, row, requeued.get(row), failed)) for row in rows
+        ]
         written = table.put_encoded(cells)
         for subject, _ in cells:
             self._ledger.observe(table.subjects.parse(subject))
@@ -157,19 +170,41 @@ class PromptSource(StatefulRole):
             elif (cell := table.get(table.subject(row, "prompt"))) is not None:
                 # The cell is this actor's own if only the acknowledgement of the write was lost.
                 self._finish_readmission(row, cell)
+        if failed:
+            error = all_rows_failed(self.context, len(self._first_rows.rows), failed[-1])
+            self.context.journal.flush(FLUSH_SECONDS)
+            raise error
+
+    def _try_prompt(self, row: RowId, requeue_of: RowId | None, failed: list[Exception]) -> Prompt:
+        """Make the prompt of a row; append the error to `failed` if the run should stop because of it."""
+        try:
+            prompt = self._prompt(row, requeue_of)
+        except (RowError, CodecError) as error:
+            if self._first_rows.failed(row, error, final=True):
+                failed.append(error)
+            raise
+        self._first_rows.succeeded()
+        return prompt
 
     def _check_refills(self, rows: list[RowId]) -> None:
         """End the run instead of refilling a slot forever.
+
+        Refills by earlier incarnations do not count: their cause may have been fixed since.
 
         Raises:
             ConfigError: a row would exceed `prompts.max_refills` in its slot; the message says how the row before it
                 ended.
         """
         config, table = self.context.config, self.context.table
+        size = config.trainer.prompts_per_step
+        self._first_refill = {key: index for key, index in self._first_refill.items() if key[0] >= self._ledger.floor}
         for row in rows:
-            if row.index // config.trainer.prompts_per_step <= config.prompts.max_refills:
+            if row.index < size:
                 continue
-            predecessor = RowId(row.step, row.index - config.trainer.prompts_per_step)
+            first = self._first_refill.setdefault((row.step, row.index % size), row.index)
+            if (row.index - first) // size < config.prompts.max_refills:
+                continue
+            predecessor = RowId(row.step, row.index - size)
             why = "its cells are gone"
             with suppress(CodecError):
                 if (quarantined := table.fetch(table.subject(predecessor, "quarantined"), Quarantined)) is not None:

@@ -16,6 +16,7 @@ from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
+from relax_actors.messages.trajectory import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.training.validation import RowValidator
@@ -182,15 +183,16 @@ class Rollout(Role):
         self._generated_tokens += sum(len(s.tokens) for s in samples)
         routed = [s.routed_experts for s in samples if s.routed_experts is not None] if is_trained else []
         experts = split_prompt_experts(routed, len(prompt.tokens)) if routed else (None, None)
+        versions = np.concatenate([s.versions for s in samples])
         return Trajectory(
             prompt_tokens=prompt.tokens,
             lengths=np.array([len(s.tokens) for s in samples], np.int32),
             token_ids=np.concatenate([s.tokens for s in samples]),
             logprobs=np.concatenate([s.logprobs for s in samples]),
-            versions=np.concatenate([s.versions for s in samples]),
+            versions=versions,
             texts=[self._tokenizer.decode(s.tokens) for s in samples],
             finish_reasons=[s.finish_reason.value for s in samples],
-            fingerprint=self._stager.serving.fingerprint if self._stager.serving else "",
+            fingerprints=fingerprints_of(versions, self._stager.served),
             prompt_experts=experts[0],
             routed_experts=experts[1],
         )

@@ -11,17 +11,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from broker.subjects import CellId, RowId
-from broker.table import Cell
 from relax_actors.engines.backends import training_backend
-from relax_actors.errors import ConfigError, FencedError, RelaxError
-from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined
+from relax_actors.errors import ConfigError, FencedError, RelaxError, RowError
+from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import StatefulRole, durable_folder
 from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
+from relax_actors.runtime.first_rows import FLUSH_SECONDS, FirstRows, all_rows_failed, first_rows
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import Ledger
@@ -30,6 +31,9 @@ from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.transports.base import ADDRESS_KEY
+
+if TYPE_CHECKING:
+    from broker.table import Cell
 
 
 class Trainer(StatefulRole):
@@ -59,7 +63,9 @@ class Trainer(StatefulRole):
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
         self._publisher = Publisher(self.context, self._engine)
         self._version = -1
-        reader = StepReader(self.context.table, config)
+        # Fingerprints of the published weights by version.
+        self._published: dict[int, str] = {}
+        reader = StepReader(self.context.table, config, self._published)
         self._feed = StepFeed(self.context, self._engine, reader)
         self._required_columns = ("advantage", *reader.columns)
         # Indices of the rows that have a required column, by step and column.
@@ -67,6 +73,7 @@ class Trainer(StatefulRole):
         self._malformed: list[Cell] = []
         self._checkpoints = Checkpointer(self.context, self._engine, self._publisher, self._ledger)
         self._metrics: dict[str, float] = {}
+        self._first_rows = FirstRows(first_rows(config.trainer.prompts_per_step))
         self._idle_since = time.monotonic()
         # Unix time when the last required column of a step was stored.
         self._last_arrival: dict[int, float] = {}
@@ -165,6 +172,8 @@ class Trainer(StatefulRole):
         value = observe(self._ledger, self.context, cell_id, cell)
         if value is None and cell_id.kind in KINDS:
             self._malformed.append(cell)
+        if isinstance(value, Weights):
+            self._published[value.version] = value.fingerprint
         remaining_steps = range(max(self._version, 0), self.context.config.run.steps)
         if cell_id.field in self._required_columns and cell_id.step in remaining_steps:
             self._arrived.setdefault(cell_id.step, {}).setdefault(cell_id.field, set()).add(cell_id.index)
@@ -216,9 +225,23 @@ class Trainer(StatefulRole):
         else:
             journal.event("row_quarantined", row=str(row), deliveries=ending.deliveries, error=ending.error)
         self._ledger.observe(CellId("group", row.step, row.index, field))
+        if isinstance(ending, Quarantined):
+            self._stop_if_all_failed(row, RowError(f"{row}: {ending.error}"))
+
+    def _stop_if_all_failed(self, row: RowId, error: RowError) -> None:
+        """Stop the run if all rows since the start of this incarnation were malformed.
+
+        Raises:
+            AllRowsFailedError: they were.
+        """
+        if self._first_rows.failed(row, error, final=True):
+            stop = all_rows_failed(self.context, len(self._first_rows.rows), error)
+            self.context.journal.flush(FLUSH_SECONDS)
+            raise stop
 
     def _train(self, step: int, rows: StepRows) -> None:
         """Write the step's batch cell, then step on its rows; an existing batch takes precedence."""
+        self._first_rows.succeeded()
         waited = time.monotonic() - self._idle_since - self._feed.seconds
         # Time until the last row arrived. The rest of `waited` is the trainer's own: reading rows, publishing.
         starved = min(waited, max(0.0, waited - (time.time() - self._last_arrival.get(step, 0.0))))
@@ -282,6 +305,7 @@ class Trainer(StatefulRole):
         self._metrics = {
             "step": step,
             "reward": round(batch.reward, 5),
+            **{f"reward/{name}": round(mean, 5) for name, mean in rows.reward_components.items()},
             "staleness": batch.staleness,
             "staleness_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
             "span": rows.span,

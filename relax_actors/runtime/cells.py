@@ -7,16 +7,18 @@ content.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from broker.codec import Array, plain_value
 from broker.subjects import CellId, RowId
-from broker.table import Cell, Table
 from relax_actors.errors import BrokerError, CodecError, RelaxError, StoreError
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Trajectory, Weights
 from relax_actors.runtime.context import Context
+
+if TYPE_CHECKING:
+    from broker.table import Cell, Table
 
 Numbered = Batch | Checkpoint | Weights | Evaluation
 T = TypeVar("T")

@@ -14,3 +14,5 @@ EXIT_BROKER_UNREACHABLE = 73
 """The broker does not answer. Counts neither against rows nor against the restart intensity."""
 EXIT_GAVE_UP = 75
 """A supervisor below this process gave up."""
+EXIT_ALL_ROWS_FAILED = 76
+"""The first rows of a role all failed with one error; a restart cannot help, and no single row is blamed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import traceback
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,9 @@ from broker.subjects import RowId
 from relax_actors.errors import CodecError, RowError
 from relax_actors.messages import Dropped, Quarantined
 from relax_actors.runtime.context import Context
+from relax_actors.runtime.first_rows import FLUSH_SECONDS, FirstRows, all_rows_failed, first_rows
 from relax_actors.runtime.handler import BLAMELESS_ERRORS, Job
+from relax_actors.runtime.role import Role
 
 RETRY_SECONDS = 0.2
 """Delay of the first retry of a failed row; it grows with the number of failures."""
@@ -40,7 +43,8 @@ class Finisher:
     """Finishes the jobs of one actor of a pool.
 
     Args:
-        context: the actor's context.
+        role: the role, after `setup`.
+        context: its context.
         is_gone: whether a row's cells are gone, so that nothing must be written to it.
         release: called before a message is acknowledged, to stop extending its deadline.
         fail: ends the process as crashed.
@@ -51,14 +55,18 @@ class Finisher:
 
     def __init__(
         self,
+        role: Role,
         context: Context,
         is_gone: Callable[[RowId], bool],
         release: Callable[[Job], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._context, self._table = context, context.table
+        self._role, self._context, self._table = role, context, context.table
         self._is_gone, self._release, self._fail = is_gone, release, fail
         self.handled = 0
+        self._first_rows = FirstRows(first_rows(context.config.trainer.prompts_per_step))
+        # Newest cell of the role's column when the first row failed.
+        self._written_before: int | None = None
 
     async def finish(self, job: Job) -> None:
         """Write a job's result, or deal with its error, and acknowledge its message."""
@@ -73,6 +81,7 @@ class Finisher:
                     "row_dropped", row=str(job.row), reason=dropped.reason, detail=dropped.detail
                 )
         self.handled += 1
+        self._first_rows.succeeded()
         self._release(job)
         await ignore_errors(job.message.ack())
 
@@ -87,6 +96,8 @@ class Finisher:
         else:
             count = await self._context.state.count_failure(self._context.role, job.row, text, trace)
             final = count >= self._context.config.supervision.max_failures
+        if not self._first_rows.decided and self._written_before is None:
+            self._written_before = await self._newest_written()
         if final:
             await quarantine(self._context, job.row, count, text, trace)
             self._release(job)
@@ -95,3 +106,24 @@ class Finisher:
             self._context.journal.event("row_failed", row=str(job.row), failures=count, error=text, traceback=trace)
             self._release(job)
             await ignore_errors(job.message.nak(delay=RETRY_SECONDS * count))
+        if self._first_rows.failed(job.row, error, final=final):
+            await self._stop_run(error)
+
+    async def _newest_written(self) -> int:
+        """Return the sequence number of the newest cell in the role's column, by any actor; 0 if there is none."""
+        if not self._role.writes:
+            return 0
+        columns = [self._table.subjects.column(self._role.writes, kind) for kind in self._role.kinds]
+        cells = await asyncio.gather(*map(self._table.get_async, columns))
+        return max(cell.sequence if cell is not None else 0 for cell in cells)
+
+    async def _stop_run(self, error: Exception) -> None:
+        """Stop the run, unless other actors of the role have succeeded since the first failure."""
+        if await self._newest_written() > (self._written_before or 0):
+            self._first_rows.succeeded()
+        if self._first_rows.decided:
+            return
+        self._first_rows.decided = True
+        stop = all_rows_failed(self._context, len(self._first_rows.rows), error)
+        await asyncio.to_thread(self._context.journal.flush, FLUSH_SECONDS)
+        self._fail(stop)

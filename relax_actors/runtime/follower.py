@@ -60,15 +60,15 @@ class FollowerPump:
                 if seen < (consumer.backlog or 0) and not drained:
                     continue
                 cells, history = history, None
-                await self._run(partial(self.role.recover, cells))
+                await self._run(partial(self.role.recover, cells), f"recovering from {_describe(cells)}")
             elif cells:
-                await self._run(partial(self.role.on_cells, cells))
+                await self._run(partial(self.role.on_cells, cells), f"processing {_describe(cells)}")
             else:
                 await self._idle()
             self.handled += len(cells)
 
-    async def _run(self, work: Callable[[], None]) -> None:
-        self.watch.start_rows([])
+    async def _run(self, work: Callable[[], None], stage: str) -> None:
+        self.watch.start_cells(stage)
         try:
             await ask(self.mailbox, work)
         except Exception:
@@ -78,9 +78,9 @@ class FollowerPump:
         self.watch.end_work()
 
     async def _idle(self) -> None:
-        self.watch.start_work()
+        self.watch.start_work("doing background work")
         await ask(self.mailbox, self.role.idle)
-        self.watch.end_work()
+        self.watch.end_idle_work()
 
     async def _check_fence(self) -> None:
         """Raise `FencedError` if a later incarnation has started; skip the check if the broker does not answer."""
@@ -100,3 +100,11 @@ class FollowerPump:
             cell_id = CellId("unknown", 0)
         stored = known.timestamp.timestamp()
         return cell_id, Cell(message.subject, sequence.stream if sequence else 0, message.data, stored)
+
+
+def _describe(cells: list[tuple[CellId, Cell]]) -> str:
+    """Describe cells by their number and the last one."""
+    if not cells:
+        return "0 cells"
+    name = ".".join(cells[-1][1].subject.split(".")[2:])
+    return f"{len(cells)} cells up to {name}" if len(cells) > 1 else f"cell {name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from nats.aio.msg import Msg
 
@@ -14,6 +14,7 @@ from broker.table import Table
 from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreError, StoreFullError
 from relax_actors.messages import Dropped, DropReason
 from relax_actors.runtime.context import Context
+from relax_actors.runtime.result_check import ResultCheck
 from relax_actors.runtime.role import Drop, Results, Role
 from relax_actors.runtime.row import Row
 
@@ -33,11 +34,14 @@ class Job:
     error: Exception | None = None
 
 
+Encode: TypeAlias = Callable[[Job, Row, Any], None]
+
+
 class _OpenJobs:
     """Jobs given to a role: unfinished ones by row, and finished ones that were not reported yet."""
 
     def __init__(
-        self, table: Table, encode: Callable[[Job, Any, CellEncoder], None], report: Callable[[list[Job]], None]
+        self, table: Table, encode: Callable[[Job, Row, Any, CellEncoder], None], report: Callable[[list[Job]], None]
     ) -> None:
         self._table, self._encode, self._report = table, encode, report
         self.unfinished: dict[Row, Job] = {}
@@ -50,19 +54,20 @@ class _OpenJobs:
 
     def finish(self, results: Results) -> None:
         """Encode results that came together; their large arrays share a segment."""
-        jobs = [(self.unfinished[row], value) for row, value in results]
+        results = list(results)
+        jobs = {row: self.unfinished[row] for row, _ in results}
         encoder = self._table.encoder()
-        for job, value in jobs:
+        for row, value in results:
             try:
-                self._encode(job, value, encoder)
+                self._encode(jobs[row], row, value, encoder)
             except Exception as error:  # noqa: BLE001 classified by the pump
-                job.error = error
+                jobs[row].error = error
         try:
             encoder.close()
         except Exception as error:  # noqa: BLE001 classified by the pump
-            for job, _ in jobs:
+            for job in jobs.values():
                 job.error = job.error or error
-        self.finished += [self.unfinished.pop(row) for row in dict(results)]
+        self.finished += map(self.unfinished.pop, jobs)
 
     def flush(self) -> None:
         if self.finished:
@@ -80,6 +85,7 @@ class Handler:
 
     def __init__(self, role: Role, context: Context) -> None:
         self._role, self._context, self._table = role, context, context.table
+        self._check = ResultCheck(role, context)
 
     def run(self, jobs: list[Job], more: Callable[[int], list[Job]], report: Callable[[list[Job]], None]) -> list[Job]:
         """Handle jobs, and further ones that the role takes in meanwhile.
@@ -128,7 +134,7 @@ class Handler:
             return error
         return found[0] if found else ValueError(f"{type(self._role).__name__} returned no value for {row.id}")
 
-    def _encode(self, job: Job, result: Any, encoder: CellEncoder) -> None:
+    def _encode(self, job: Job, row: Row, result: Any, encoder: CellEncoder) -> None:
         if isinstance(result, StoreError) and not isinstance(result, StoreFullError):
             result = Drop(DropReason.LOST_SEGMENT, str(result))
         if isinstance(result, Exception):
@@ -137,6 +143,8 @@ class Handler:
         job.field = self._role.writes
         if isinstance(result, Drop):
             job.field, result = "dropped", Dropped(result.reason, result.detail)
+        elif job.field:
+            self._check(row, result)
         if job.field:
             job.data = encoder.encode(self._table.subject(job.row, job.field), result)
 

@@ -7,8 +7,6 @@ Invariant: every request gets an answer. pykka stops all actors of the process w
 from __future__ import annotations
 
 import asyncio
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -56,9 +54,3 @@ async def ask(ref: pykka.ActorRef[Mailbox], work: Callable[[], Any]) -> Any:
 
     ref.tell(call)
     return await answer
-
-
-def thread_stack(thread_id: int | None) -> str:
-    """Format the current stack of a thread."""
-    frame = sys._current_frames().get(thread_id or -1)  # noqa: SLF001 the only way to look at another thread
-    return "".join(traceback.format_stack(frame)) if frame else "(no such thread)"

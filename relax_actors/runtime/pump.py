@@ -57,7 +57,7 @@ class PoolPump:
         self._ending: asyncio.Task[None] | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self._join = Join(role, context)
-        self._finisher = Finisher(context, self._join.is_below_floor, self._release, fail)
+        self._finisher = Finisher(role, context, self._join.is_below_floor, self._release, fail)
         self._ack_wait = context.config.supervision.ack_wait
         self._idle_reason = f"a row with {' and '.join(self._join.inputs)}"
 

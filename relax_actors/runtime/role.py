@@ -16,6 +16,7 @@ depend on the row and the run's seed alone; the table refuses the second write.
 
 from __future__ import annotations
 
+import difflib
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -191,18 +192,36 @@ class Role:
         Raises:
             ConfigError: an option is unknown, missing or of the wrong type.
         """
-        fields: dict[str, Any] = dict(cls.options())
-        strict = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-        model = pydantic.create_model(cls.__name__, __config__=strict, **fields)
+        try:
+            fields: dict[str, Any] = dict(cls.options())
+            strict = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+            model = pydantic.create_model(cls.__name__, __config__=strict, **fields)
+        except (NameError, TypeError, pydantic.PydanticUserError) as error:
+            msg = f"{where}: the annotations of {cls.__name__} give no options: {type(error).__name__}: {error}"
+            raise ConfigError(msg) from error
         try:
             values = model(**given)
         except pydantic.ValidationError as error:
-            lines = [
-                f"{where}.{'.'.join(map(str, e['loc']))}: {e['msg']}; {cls.__name__} takes {sorted(fields)}"
-                for e in error.errors()
-            ]
-            raise ConfigError("\n".join(lines)) from error
-        role = cls()
+            raise ConfigError("\n".join(cls._explain(e, where, list(fields)) for e in error.errors())) from error
+        try:
+            role = cls()
+        except Exception as error:
+            msg = f"{where}: {cls.__name__}() raised {type(error).__name__}: {error}; do preparation in setup()"
+            raise ConfigError(msg) from error
         for name in fields:
             setattr(role, name, getattr(values, name))
         return role
+
+    @classmethod
+    def _explain(cls, error: Any, where: str, options: list[str]) -> str:
+        """Describe an error of pydantic in one line."""
+        key, name = f"{where}.{'.'.join(map(str, error['loc']))}", str(error["loc"][0])
+        if error["type"] == "extra_forbidden":
+            if name in vars(cls) and not name.startswith("_") and name not in vars(Role):
+                return f"{key}: {cls.__name__}.{name} is no option without an annotation; write `{name}: <type> = ...`"
+            close = difflib.get_close_matches(name, options, 1)
+            known = f"known: {', '.join(sorted(options)) or 'none'}"
+            return f"{key}: unknown option of {cls.__name__}; {f'did you mean {close[0]!r}?' if close else known}"
+        if error["type"] == "missing":
+            return f"{key}: is missing; {cls.__name__} has no default for it"
+        return f"{key}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r:.80}"

@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
+
 from broker.subjects import check_name
 from relax_actors.errors import ConfigError, SubjectError
 from relax_actors.runtime.role import Role
 from relax_actors.runtime.row import END_COLUMNS
 from relax_actors.runtime.stateful_role import StatefulRole
+
+
+def _constructor_arguments(cls: type[Role]) -> list[str]:
+    """Names of the arguments that a role's constructor takes; `*args` and `**kwargs` are not counted."""
+    makes_itself = cls.build.__func__ is not Role.build.__func__  # type: ignore[attr-defined]
+    if cls.__init__ is object.__init__ or makes_itself:
+        return []
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def _role_class(cls: object, where: str) -> type[Role]:
+    """Return `cls` if it is a subclass of `Role` that can be made without arguments; errors as `check_role`."""
+    if not (isinstance(cls, type) and issubclass(cls, Role)):
+        msg = f"{where} names {cls!r}, which is not a subclass of relax_actors.Role; write `class <Name>(Role):`"
+        raise ConfigError(msg)
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        msg = f"{where}: {cls.__name__} is abstract: it lacks {', '.join(missing)}; define them, or name a subclass"
+        raise ConfigError(msg)
+    if own := _constructor_arguments(cls):
+        msg = (
+            f"{where}: the constructor of {cls.__name__} takes {', '.join(own)}; a role is made without arguments. "
+            f"Remove __init__, write options as annotated attributes of the class, e.g. `{own[0]}: int = 1`, and do "
+            "other preparation in setup()"
+        )
+        raise ConfigError(msg)
+    return cls
 
 
 def check_role(cls: object, where: str) -> type[Role]:
@@ -17,11 +46,10 @@ def check_role(cls: object, where: str) -> type[Role]:
         where: the setting that holds the path, for errors.
 
     Raises:
-        ConfigError: not a subclass of `Role`; no column to read; an invalid column to write; no `handle`.
+        ConfigError: not a subclass of `Role`; abstract; a constructor with arguments; no column to read; an invalid
+            column to write; no `handle`.
     """
-    if not (isinstance(cls, type) and issubclass(cls, Role)):
-        msg = f"{where} names {cls!r}, which is not a subclass of relax_actors.Role"
-        raise ConfigError(msg)
+    cls = _role_class(cls, where)
     if issubclass(cls, StatefulRole):
         return cls
     if not cls.reads and cls.inputs is Role.inputs:

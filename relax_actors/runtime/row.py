@@ -63,6 +63,10 @@ class Row:
             self._values[name] = decode_fields(envelope, expected) if expected else plain_value(envelope)
         return self._values[name]
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the role reads a column of this name."""
+        return name in self._cells
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._cells:
             msg = f"row {self.id} has no column {name!r} here; the role reads {sorted(self._cells)}: add it to `reads`"

@@ -177,11 +177,15 @@ class RunFolder:
         """Content of the saved configuration file; None if there is none.
 
         Raises:
-            ConfigError: another version of relax-actors wrote the run.
+            ConfigError: another version of relax-actors wrote the run, or the file cannot be read.
         """
         if not self.config.exists():
             return None
-        body: dict[str, Any] = json.loads(self.config.read_text())
+        try:
+            body: dict[str, Any] = json.loads(self.config.read_text())
+        except (OSError, ValueError) as error:
+            msg = f"{self.config} cannot be read: {error}; restore it, or set another run.name"
+            raise ConfigError(msg) from error
         if (found := body.get("schema", 1)) != SCHEMA:
             msg = (
                 f"run folder {self.root} was written with cell schema {found}; this version reads schema {SCHEMA}. "

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from broker.subjects import CellId
-from broker.table import Cell
 from relax_actors.runtime.role import Role
+
+if TYPE_CHECKING:
+    from broker.table import Cell
 
 
 class StatefulRole(Role):

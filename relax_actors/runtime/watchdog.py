@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from relax_actors.errors import StoreFullError
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.exit_codes import EXIT_CRASHED, EXIT_HUNG
-from relax_actors.runtime.mailbox import thread_stack
 from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
+from relax_actors.runtime.stacks import place, thread_stack
 
 MIB = 1 << 20
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 10.0
+MAX_NAMED = 3
 
 
 class Watchdog:
@@ -43,7 +44,7 @@ class Watchdog:
         self._memory_mib = memory_limit_mib
         self._last = time.monotonic()
         self._pauses, self._cpu = PauseDetector(tolerated_delay(context.config.supervision.heartbeat)), 0.0
-        self.busy = False
+        self.busy, self._stage = False, ""
         self._busy_since = self._busy_before = 0.0
         self.thread_id: int | None = None
         self.record_delivery = box.record_delivery
@@ -59,16 +60,27 @@ class Watchdog:
     def start_rows(self, rows: list[str]) -> None:
         """Record that the role begins to handle these rows."""
         self._box.record(rows)
-        self.start_work()
+        self.start_work(f"handling {enumerate_rows(rows)}")
+
+    def start_cells(self, stage: str) -> None:
+        """Record that a stateful role begins to process cells, as `stage` says."""
+        self._box.record([])
+        self.start_work(stage)
 
     def start_waiting(self, waiting_for: str) -> None:
         """Record that the role is done and waits."""
         self.end_work()
         self._box.record([], waiting_for)
 
-    def start_work(self) -> None:
-        """Record that the role begins to work."""
-        self._last = time.monotonic()
+    def end_idle_work(self) -> None:
+        """Record that a stateful role has done its background work; it waits for what it reported, or for cells."""
+        self.end_work()
+        if not self._box.read().waiting_for:
+            self._box.record([], "new cells")
+
+    def start_work(self, stage: str) -> None:
+        """Record that the role begins to work; `stage` completes "the actor was ..." in reports."""
+        self._last, self._stage = time.monotonic(), stage
         if not self.busy:
             self.busy, self._busy_since = True, self._last
 
@@ -88,17 +100,26 @@ class Watchdog:
         self._last = min(now, self._last + self._pauses.check(now, cpu - self._cpu))
         self._cpu = cpu
         silent = now - self._last
-        rows = ", ".join(self._box.read().rows)
         if self.busy and silent > self._deadline:
             stack = thread_stack(self.thread_id)
+            # The first line is the reason that supervisors, views and reports show.
             self._report(
-                f"no progress for {silent:.1f} s (deadline {self._deadline:g} s) with {rows}; it was at:\n{stack}"
+                f"no progress for {silent:.1f} s while {self._stage}, in {place(stack)}; its deadline is "
+                f"{self._deadline:g} s. Raise `deadline` if such a row may take longer\n{''.join(stack.format())}"
             )
             os._exit(EXIT_HUNG)
         if self._memory_mib is not None and (used := resident_mib()) > self._memory_mib:
-            self._report(f"{used} MiB of memory in use, more than memory_limit_mib = {self._memory_mib}, with {rows}")
+            self._report(
+                f"{used} MiB of memory in use while {self._stage}, more than memory_limit_mib = {self._memory_mib}"
+            )
             os._exit(EXIT_CRASHED)
         self._box.beat()
+
+
+def enumerate_rows(rows: Sequence[str]) -> str:
+    """Name the first rows of several, and how many there are."""
+    more = f" and {len(rows) - MAX_NAMED} more rows" if len(rows) > MAX_NAMED else ""
+    return f"{', '.join(rows[:MAX_NAMED]) or 'no row'}{more}"
 
 
 class DiskSpaceWait:

@@ -80,7 +80,7 @@ class SimulatedTraining:
             hasher.update(sample.masked("advantages").data)
         self.discard()
         self._digest, self._steps = hasher.digest(), step + 1
-        return StepResult({"loss": 0.0, "gradient_norm": 0.0})
+        return StepResult({"loss": 0.0, "grad_norm": 0.0})
 
     def _bytes(self) -> bytes:
         tensors = {"digest": np.frombuffer(xxhash.xxh3_128_digest(self._digest), np.uint8)}

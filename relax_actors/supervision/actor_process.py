@@ -27,12 +27,18 @@ from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.config import Config
-from relax_actors.errors import BrokerUnreachableError, ConfigError, FencedError
+from relax_actors.errors import AllRowsFailedError, BrokerUnreachableError, ConfigError, FencedError
 from relax_actors.roles import make_role, section_of
 from relax_actors.runtime import Context, Role, StatefulRole, logs
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.device_lock import DeviceLock
-from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE, EXIT_CONFIG, EXIT_CRASHED
+from relax_actors.runtime.exit_codes import (
+    EXIT_ALL_ROWS_FAILED,
+    EXIT_BLAMELESS,
+    EXIT_BROKER_UNREACHABLE,
+    EXIT_CONFIG,
+    EXIT_CRASHED,
+)
 from relax_actors.runtime.follower import FollowerPump
 from relax_actors.runtime.handler import BLAMELESS_ERRORS
 from relax_actors.runtime.journal import Journal
@@ -199,7 +205,13 @@ class ActorProcess:
         code = EXIT_BLAMELESS if isinstance(error, BLAMELESS_ERRORS) else EXIT_CRASHED
         if isinstance(error, BrokerUnreachableError):
             code = EXIT_BROKER_UNREACHABLE
-        text = str(error) if isinstance(error, FencedError) else "".join(traceback.format_exception(error))
+        if isinstance(error, AllRowsFailedError):
+            code = EXIT_ALL_ROWS_FAILED
+        text = (
+            str(error)
+            if isinstance(error, FencedError | AllRowsFailedError)
+            else "".join(traceback.format_exception(error))
+        )
         self.status.failed(text)
         with contextlib.suppress(OSError):
             sys.stderr.write(text + "\n")

@@ -12,6 +12,7 @@ from typing import Any
 from broker.process import kill_group, spawn
 from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.logs import rotate
+from relax_actors.runtime.watchdog import enumerate_rows
 from relax_actors.supervision.launch import Launch, Process
 from relax_actors.supervision.outcome import STATUS_FD, ReportedStatus, Verdict, is_stopped, memory_kills, outcome_of
 from relax_actors.supervision.spec import Blame, Exit
@@ -64,8 +65,9 @@ class ChildProcess:
             heartbeat: seconds without a sign of life that are allowed.
         """
         verdict = None
-        if self.box is not None and (silent := now - max(self.box.read().beat, since)) > heartbeat:
-            verdict = Verdict(f"no sign of life for {silent:.1f} s (supervision.heartbeat)")
+        if self.box is not None and (silent := now - max((last := self.box.read()).beat, since)) > heartbeat:
+            doing = f" while handling {enumerate_rows(last.rows)}" if last.rows else ""
+            verdict = Verdict(f"no progress for {silent:.1f} s{doing}: no sign of life (supervision.heartbeat)")
         elif self.launch.health_check is not None and now - self.checked_at > CHECK_SECONDS:
             self.checked_at = now
             verdict = self.launch.health_check()

@@ -20,13 +20,12 @@ from nats.js.errors import NotFoundError
 from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.leases import RunState
-from broker.permissions import bucket_stream
+from broker.permissions import OPERATOR, bucket_stream
 from broker.server import Server, ServerSettings
 from broker.streams import ensure_bucket
 from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
-from relax_actors.roles.permissions import OPERATOR
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import MARK
 

@@ -24,13 +24,13 @@ import nats.errors
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.permissions import NODE
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec
-from relax_actors.roles.permissions import NODE
 from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.exit_codes import (
@@ -49,7 +49,7 @@ from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases
 from relax_actors.supervision.pools import SERVER, pools_of, server_launch
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.reporter import Reporter, split_child_id
+from relax_actors.supervision.reporter import Reporter, split_child_id, supervision_metric
 from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp
@@ -132,6 +132,7 @@ class Node:
         self._journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
         self._reporter = Reporter(folder, self._connection, state, self._journal)
         self._tree = self._process_tree()
+        self._zygote_name = f"zygote of node {node.number}" if node.number else "zygote"
         self._watcher = ConfigWatcher(folder, fingerprint, self._tree)
 
     def _process_tree(self) -> ProcessTree:
@@ -184,8 +185,11 @@ class Node:
             self._status.failed(f"broker {url} has closed the connection; check whether the credentials have expired")
             os._exit(EXIT_BLAMELESS)
         zygote = self._zygote.state() if self._forked else None
-        lease = {"pid": os.getpid(), "since": self._began, "children": self._tree.states(), "zygote": zygote}
-        self._leases.renew(lease)
+        children = self._tree.states()
+        self._leases.renew({"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote})
+        # `relax tree` reads the lease; monitors, which may not read the bucket, get the same counts as a metric.
+        zygotes = {self._zygote_name: zygote} if zygote is not None else {}
+        self._journal.metric(supervision_metric({**children, **zygotes}))
 
     def _on_sigterm(self, *_: object) -> None:
         self._status.stop_requested()

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE, EXIT_CONFIG, EXIT_GAVE_UP
+from relax_actors.runtime.exit_codes import (
+    EXIT_ALL_ROWS_FAILED,
+    EXIT_BLAMELESS,
+    EXIT_BROKER_UNREACHABLE,
+    EXIT_CONFIG,
+    EXIT_GAVE_UP,
+    EXIT_HUNG,
+)
 from relax_actors.supervision.spec import Blame, Exit, Failure
 
 STATUS_FD = "RELAX_STATUS_FD"
@@ -46,8 +53,11 @@ def outcome_of(
     if code == 0 and verdict is None:
         # An orderly end needs a request, and this one did not come from the supervisor.
         return Exit(normal=True, reason="ended", blame=Blame.EXTERNAL if status.stop_requested else Blame.ROWS)
-    blame = Blame.NONE if code in (EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE) else Blame.ROWS
-    final = code in (EXIT_CONFIG, EXIT_GAVE_UP)
+    blame = Blame.NONE if code in (EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE, EXIT_ALL_ROWS_FAILED) else Blame.ROWS
+    final = code in (EXIT_CONFIG, EXIT_GAVE_UP, EXIT_ALL_ROWS_FAILED)
+    headline, _, rest = status.error.strip().partition("\n")
+    if verdict is None and headline and code in (EXIT_HUNG, EXIT_ALL_ROWS_FAILED):
+        return Exit(normal=False, reason=headline, final=final, blame=blame, detail=rest)
     if verdict is not None:
         reason, blame, final = verdict.reason, verdict.blame, verdict.final
     elif cause:

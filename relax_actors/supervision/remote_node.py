@@ -23,12 +23,12 @@ from nats.js.errors import NotFoundError
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.permissions import NODE
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config, apply_settings, make_importable
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.roles import section_of
-from relax_actors.roles.permissions import NODE
 from relax_actors.runtime.logs import maintain_root_files
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment, parse, where

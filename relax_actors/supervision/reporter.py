@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from typing import Any
 
 from broker.connection import Connection
 from broker.files import write_private
@@ -82,6 +83,11 @@ class Reporter:
         # On a full disk the report reaches the root by the status pipe only.
         with suppress(OSError):
             write_private(self._folder.report, json.dumps(body, indent=1))
+
+
+def supervision_metric(children: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the metric with the restarts of a supervisor's children that were restarted."""
+    return {"kind": "supervision", "restarts": {name: s["restarts"] for name, s in children.items() if s["restarts"]}}
 
 
 def split_child_id(child: str) -> tuple[str, int]:

@@ -12,11 +12,11 @@ import structlog
 
 from broker.address import Address, address_of
 from broker.connection import Connection
+from broker.permissions import OPERATOR
 from broker.server import Server, ServerSettings, is_listening
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, ConfigError
-from relax_actors.roles.permissions import OPERATOR
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import maintain_root_files, rotate
 from relax_actors.runtime.run_folder import RunFolder

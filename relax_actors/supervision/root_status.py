@@ -20,6 +20,7 @@ from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError
 from relax_actors.runtime.journal import Journal
+from relax_actors.supervision.reporter import supervision_metric
 
 BEAT_SECONDS = 1.0
 CONNECT_SECONDS = 10.0
@@ -87,7 +88,10 @@ class RootStatusPublisher(threading.Thread):
                         ensure_bucket(connection, subjects, self._config.broker.replicas), CONNECT_SECONDS
                     )
                     state = RunState(connection, bucket)
-                lease = {"pid": os.getpid(), "since": began, "children": self._states()}
+                children = self._states()
+                of_node = f" of node {self._number}" if self._number else ""
+                journal.metric(supervision_metric({f"{name}{of_node}": c for name, c in children.items()}))
+                lease = {"pid": os.getpid(), "since": began, "children": children}
                 connection.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
             except (BrokerError, nats.errors.Error) as error:
                 log.debug("lease_not_renewed", error=str(error))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from broker.codec import Array
 from broker.subjects import RowId
-from broker.table import Table
 from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
 from relax_actors.engines.protocols import TrainSample
@@ -18,7 +17,10 @@ from relax_actors.errors import ConfigError, RelaxError, StoreError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
 from relax_actors.training.samples import PROXIMAL, REFERENCE, samples_of, token_advantages
-from relax_actors.training.validation import RowValidator
+from relax_actors.training.validation import RowValidator, mismatched_version
+
+if TYPE_CHECKING:
+    from broker.table import Table
 
 Columns = dict[str, Any]
 """Values of a row by column; a `RelaxError` in place of a value that cannot be read."""
@@ -108,6 +110,12 @@ class StepRows:
         return replace(self, advantages=advantages)
 
     @property
+    def reward_components(self) -> dict[str, float]:
+        """Mean of each reward component over the rows that have it."""
+        names = sorted({name for advantage in self.advantages for name in advantage.components})
+        return {n: float(np.mean([a.components[n] for a in self.advantages if n in a.components])) for n in names}
+
+    @property
     def oldest(self) -> int:
         """Oldest version that sampled a trained token."""
         return min(self.oldest_of_rows)
@@ -133,12 +141,14 @@ class StepReader:
     Args:
         table: table of the run.
         config: settings of the run.
+        published: fingerprints of the published weights by version; the caller adds later ones.
 
     Attributes:
         columns: columns of log-probs that the algorithm reads.
     """
 
-    def __init__(self, table: Table, config: Config) -> None:
+    def __init__(self, table: Table, config: Config, published: Mapping[int, str]) -> None:
+        self._published = published
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays = config.trainer.router_replay
         needed = {
@@ -155,7 +165,7 @@ class StepReader:
         """Read rows; return the rows that can be trained and the rows that cannot."""
         rows, unusable = self.empty(), {}
         for index, columns in zip(indices, self._columns(step, indices), strict=True):
-            ending = self._ending(columns, step)
+            ending = self._ending(columns, RowId(step, index))
             if ending is None:
                 rows.add(index, columns)
             else:
@@ -176,17 +186,29 @@ class StepReader:
             rows.add(index, columns)
         return rows
 
-    def _ending(self, columns: Columns, step: int) -> Dropped | Quarantined | None:
+    def _ending(self, columns: Columns, row: RowId) -> Dropped | Quarantined | None:
         """Return the cell that ends a row which cannot be trained; None if it can be trained."""
         if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
             return _ending_of_unreadable(error)
         trajectory: Trajectory = columns["trajectory"]
-        if why := self._validator.of_row(trajectory, columns["advantage"], step):
+        if why := self._validator.of_row(trajectory, columns["advantage"], row.step):
             return Quarantined("trainer", 1, why, "")
-        staleness = step - trajectory.oldest_version
+        if (version := mismatched_version(trajectory, self._published)) is not None:
+            return Quarantined("trainer", 1, self._mismatch(row, trajectory, version), "")
+        staleness = row.step - trajectory.oldest_version
         if staleness > self._staleness.max and self._staleness.policy == "drop":
             return Dropped(DropReason.TOO_OLD, f"staleness {staleness} is over staleness.max")
         return None
+
+    def _mismatch(self, row: RowId, trajectory: Trajectory, version: int) -> str:
+        cell = self._table.get(self._table.subject(row, "trajectory"))
+        author = "an unknown actor" if cell is None else self._table.read_envelope(cell.data).author
+        claimed, published = trajectory.fingerprint_by_version[version], self._published[version]
+        return (
+            f"the trajectory of {row}, written by {author}, has tokens of version {version} sampled with weights of "
+            f"fingerprint {claimed[:64]}, but weights {version} were published with {published}; the actor holds "
+            "weights of another run or trainer. Restart it (its process, or `relax up` again), and requeue the row"
+        )
 
     def _columns(self, step: int, indices: Sequence[int]) -> list[Columns]:
         """Read the columns of each row."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from broker.codec import Array
@@ -13,6 +15,19 @@ from relax_actors.messages.experts import expand, invalid_reason
 MAX_ADVANTAGE = 1e6
 MAX_LOGPROB = 0.1
 """Largest accepted log-prob: rounding can make the log-prob of a certain token slightly positive."""
+
+
+def mismatched_version(trajectory: Trajectory, published: Mapping[int, str]) -> int | None:
+    """Return the oldest version whose fingerprint in a trajectory is not the published one; None if there is none.
+
+    Args:
+        trajectory: samples of a row.
+        published: published fingerprints by version; other versions are not compared.
+    """
+    for version, fingerprint in trajectory.fingerprint_by_version.items():
+        if published.get(version, fingerprint) != fingerprint:
+            return version
+    return None
 
 
 class RowValidator:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from relax_actors.errors import StoreError
 
+ENGINE = "engine.json"
+"""File of a checkpoint that names the engine which wrote it, and the precision of the published weights."""
 DELTA_BASE_KEY = "delta_of"
 """Metadata key of a delta file: fingerprint of the weights that the delta applies to."""
 

@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from broker.table import CALL_DEADLINE
 from relax_actors.algorithms.schedules import is_evaluated, last_evaluated
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.messages import Shard, Weights
@@ -236,7 +235,7 @@ class Publisher:
             if name.isdigit() and int(name) < floor:
                 table.store.remove_later(f"group/{name}")
         forget = self._context.state.forget_failures(lambda row: row.kind == "group" and row.step < floor)
-        table.connection.call(forget, CALL_DEADLINE)
+        table.call(forget)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""

@@ -29,6 +29,11 @@ REPLAYED = (
     "trainer.router_replay=true",
     "trainer.megatron.expert_parallel=2",
 )
+# One row is a micro-batch, and rows come one after the other: two ranks compute on rows 0 and 1 when row 2 is there.
+STREAMED = ("trainer.max_tokens_per_microbatch=64", "reward.function=tiny_tasks.slow_share_of_sevens")
+MOMENTS = (("weights.0", 1), ("batch.2", 0), ("weights.4", 1), ("batch.6", None))
+"""Cells after which a rank, or the trainer itself, is killed."""
+MID_STEP = (("group.2.2.advantage", None), ("group.4.2.advantage", 0), ("group.5.2.advantage", 1), ("batch.6", None))
 
 
 def rank_of(run: Run, rank: int) -> int | None:
@@ -45,13 +50,17 @@ def rank_of(run: Run, rank: int) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("more", [(), REPLAYED], ids=["dense", "experts replayed"])
+@pytest.mark.parametrize(
+    ("more", "moments"),
+    [((), MOMENTS), (REPLAYED, MOMENTS), (STREAMED, MID_STEP)],
+    ids=["dense", "experts replayed", "in a streamed step"],
+)
 def test_killed_ranks_do_not_change_the_weights(
-    tmp_path: Path, make_run: Callable[..., Run], more: tuple[str, ...]
+    make_run: Callable[..., Run], more: tuple[str, ...], moments: tuple[tuple[str, int | None], ...]
 ) -> None:
     alone = make_run("calm", *RANKS, *more).complete()["weights_fingerprint"]
     run = make_run("killed", *RANKS, *more).start()
-    for cell, rank in (("weights.0", 1), ("batch.2", 0), ("weights.4", 1), ("batch.6", None)):
+    for cell, rank in moments:
         wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
         if rank is None:
             run.kill("trainer.0")
@@ -69,3 +78,6 @@ def test_killed_ranks_do_not_change_the_weights(
     assert len(crashed) == 4
     assert all("SIGKILL" in event["reason"] for event in crashed)
     assert processes_of(run.folder.root) == []
+    if more == STREAMED:
+        early = [metric["early_seconds"] for metric in story.metrics if "early_seconds" in metric]
+        assert max(early) > 0

@@ -29,16 +29,18 @@ def test_run_with_deltas_and_kills_ends_with_the_weights_of_a_run_without(make_r
     wait_until(lambda: written(run, "weights.8"), "weights.8", 120)
     table = run.table
     published = {version: table.fetch(table.subjects.numbered("weights", version), Weights) for version in range(9)}
-    served = {
-        table.read(cell.data, Trajectory).fingerprint
-        for _, cell in table.snapshot([table.subjects.column("trajectory")])
-    }
+    served: dict[int, str] = {}
+    for _, cell in table.snapshot([table.subjects.column("trajectory")]):
+        found = table.read(cell.data, Trajectory)
+        assert set(found.fingerprint_by_version) == set(found.versions.tolist())
+        served |= found.fingerprint_by_version
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
     assert result["weights_fingerprint"] == full_sets
     assert [version for version, cell in published.items() if cell is not None and cell.base_version is not None]
-    assert served <= {cell.fingerprint for cell in published.values() if cell is not None}
+    assert served
+    assert served.items() <= {version: cell.fingerprint for version, cell in published.items() if cell}.items()
     story = story_of(run)
     assert story.of("replay_diverged") == story.of("weights_corrupt") == []
 

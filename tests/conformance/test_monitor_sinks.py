@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.conformance.base.monitor_sink import RUN, MonitorSinkConformance, Scalars
+from tests.support.wandb_files import scalars_of
 
 
 class TestPrometheus(MonitorSinkConformance):
@@ -55,32 +53,8 @@ class TestWeightsAndBiases(MonitorSinkConformance):
     def written(self, sink: Any, folder: Path) -> Scalars:
         """Read the file of the offline run."""
         import wandb
-        from wandb.proto import wandb_internal_pb2
 
         sink.close()
         wandb.teardown()  # the next test has a folder of its own
         (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-        found = Scalars()
-        for data in records_of(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-            for name, value in items.items():
-                if name.startswith(("step/", "eval/")):
-                    found.setdefault(name, []).append((int(json.loads(items["step"])), float(json.loads(value))))
-        return found
-
-
-def records_of(data: bytes) -> Iterator[bytes]:
-    """Records of a file of wandb, which has no public reader: LevelDB's log format after a header of 7 bytes."""
-    whole, at = b"", 7
-    while at + 7 <= len(data):
-        if (left := 32768 - at % 32768) < 7:  # no header fits into the rest of the block
-            at += left
-            continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # a whole record, or its last part
-            yield whole
-            whole = b""
+        return scalars_of(path)

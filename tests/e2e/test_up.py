@@ -162,7 +162,10 @@ def test_role_that_cannot_start_ends_the_run_with_one_report(make_run: MakeRun) 
         (["roles.shape.actor=nowhere.Role"], "roles.shape.actor"),
         (["data.function=tiny_tasks.makes"], "data.function"),
         (["reward.function=tiny_tasks.no_such_reward"], "reward.function"),
-        (["rollout.max_tokens=100"], "up to 64 (the context"),
+        (
+            ["rollout.max_tokens=100"],
+            "leaves no room for a prompt in the model's context",
+        ),
         (["trainer.max_tokens_per_microbatch=5"], "trainer.max_tokens_per_microbatch"),
         (["broker.url=nats://127.0.0.1:9"], "broker nats://127.0.0.1:9 does not answer"),
         (["advantages.reads=nothing"], "advantages.reads"),

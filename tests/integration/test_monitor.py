@@ -23,6 +23,7 @@ from relax_actors.monitoring.sinks.prometheus import Prometheus
 from relax_actors.runtime.journal import Journal
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import wait_until
+from tests.support.wandb_files import scalars_of
 
 RUN = "watched"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "monitor"
@@ -143,11 +144,12 @@ def test_monitor_logs_to_weights_and_biases(watched: Guarded, tmp_path: Path, mo
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    # wandb has no public reader of this file; names and values are in it as plain bytes.
-    data = path.read_bytes()
-    assert b"step/reward" in data
-    assert b"eval/reward" in data
-    assert b"checks" in data
+    figures = scalars_of(path)
+    assert {value for _, value in figures["step/reward"]} == {0.25}
+    assert {value for _, value in figures["step/loss"]} == {0.5}
+    assert set(figures["eval/reward"]) == {(3, 0.75)}
+    steps = [step for step, _ in figures["step/reward"]]
+    assert steps[:3] == list(range(steps[0], steps[0] + 3))
 
 
 def test_python_example_prints_steps(watched: Guarded) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from broker.errors import StoreError
 from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
-from relax_actors.errors import ConfigError
+from relax_actors.errors import AllRowsFailedError, ConfigError
 from relax_actors.messages import Prompt, Quarantined, Readmitted, Requeued, Trajectory, Weights
 from relax_actors.roles.prompts import PromptSource
 from relax_actors.roles.rollout import Rollout
@@ -82,6 +83,29 @@ def test_slot_refilled_too_often_ends_the_run_with_the_last_reason(make_source: 
         quarantine(table, source, RowId(0, 2 + 2 * ROWS))
 
 
+def test_refills_of_an_earlier_attempt_do_not_count(make_source: MakeSource, table: Table) -> None:
+    publish(table, 0)
+    source = make_source("prompts.max_refills=2")
+    for index in (2, 2 + ROWS):
+        quarantine(table, source, RowId(0, index))
+    with pytest.raises(ConfigError):
+        quarantine(table, source, RowId(0, 2 + 2 * ROWS))
+    resumed = make_source("prompts.max_refills=2", incarnation=2)
+    assert prompt(table, RowId(0, 2 + 3 * ROWS)).text
+    quarantine(table, resumed, RowId(0, 2 + 3 * ROWS))
+    with pytest.raises(ConfigError, match=r"a slot of step 0 was refilled 2 times, and group\.0\.18 failed too"):
+        quarantine(table, resumed, RowId(0, 2 + 4 * ROWS))
+
+
+def test_prompts_that_all_fail_for_one_reason_stop_the_run(make_source: MakeSource, table: Table) -> None:
+    publish(table, 0)
+    stray = "data.function=tiny_tasks.outside_the_alphabet"
+    with pytest.raises(AllRowsFailedError) as caught:
+        make_source(stray, "prompts.max_refills=1000")
+    headline = str(caught.value).split("\n", 1)[0]
+    assert headline.startswith("the first 64 rows of role prompts all failed with the same error, so the run was ")
+
+
 def test_row_with_a_version_that_is_gone_gets_an_error_and_no_other_version(
     make_trainer: MakeTrainer, make_context: MakeContext, table: Table
 ) -> None:
@@ -105,3 +129,21 @@ def test_row_with_a_version_that_is_gone_gets_an_error_and_no_other_version(
     assert str(gone) == "weights 3 are gone"
     assert isinstance(found, Trajectory)
     assert set(found.versions.tolist()) == {0}
+
+
+def test_a_row_with_an_unknown_letter_is_quarantined_with_its_line(
+    make_source: MakeSource, table: Table, tmp_path: Path
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"prompt": "1x2>"}\n{"prompt": "12>"}\n')
+    publish(table, 0)
+    make_source("data.kind=jsonl", f"data.path={tasks}", "data.size=2")
+    ids = [cell.row for cell in table.list_cells(table.subjects.column("quarantined"))]
+    assert ids
+    for row in ids:
+        quarantined = table.fetch(table.subject(row, "quarantined"), Quarantined)
+        assert quarantined is not None
+        assert quarantined.error == (
+            f"{tasks} line 1: prompt: character 'x' at position 2 of '1x2>' is not in the model's alphabet; add it to "
+            "model.tokenizer.alphabet, or correct the row"
+        )

@@ -56,7 +56,7 @@ def test_table_of_an_earlier_cell_schema_is_refused(table: Table) -> None:
     table.connection.call(ensure_streams(table.connection, [spec]), 30)
     old = replace(spec, description=None)
     table.connection.call(table.connection.js.update_stream(old), 10)
-    with pytest.raises(BrokerError, match="cell schema 1; this version reads cell schema 2"):
+    with pytest.raises(BrokerError, match="cell schema 1; this version reads cell schema 3"):
         table.connection.call(ensure_streams(table.connection, [spec]), 30)
 
 

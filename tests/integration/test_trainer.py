@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,61 +14,12 @@ import pytest
 from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.errors import ConfigError
-from relax_actors.messages import Advantage, Batch, Checkpoint, Dropped, Prompt, Quarantined, Trajectory, Weights
-from relax_actors.roles.trainer import Trainer
+from relax_actors.messages import Checkpoint, Dropped, Quarantined, Trajectory, Weights
+from relax_actors.messages.trajectory import fingerprints_of
 from tests.support.contexts import MakeTrainer
+from tests.support.steps import ROWS, SAMPLES, TOKENS, batches, fingerprint, put_rows, put_step, read_all
 
-ROWS, SAMPLES, TOKENS = 4, 4, 5
 CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction=tis")
-
-
-def put_step(table: Table, step: int, *, version: int, first: int = 0, **columns: Any) -> None:
-    """Write rows `first` to `first + 3` of a step, sampled by one version, with their advantages."""
-    put_rows(table, step, range(first, first + ROWS), version=version, **columns)
-
-
-def put_rows(table: Table, step: int, indices: Iterable[int], *, version: int = 0, **columns: Any) -> None:
-    """Write rows of a step: prompt, trajectory, advantage and further columns made from the trajectory."""
-    for index in indices:
-        source = np.random.default_rng((step, index))
-        total = SAMPLES * TOKENS
-        row = RowId(step, index)
-        prompt = np.array([1, 2, 10], np.int32)
-        table.put(table.subject(row, "prompt"), Prompt("12>", prompt, "", {}, 0, 0))
-        trajectory = Trajectory(
-            prompt_tokens=prompt,
-            lengths=np.full(SAMPLES, TOKENS, np.int32),
-            token_ids=source.integers(0, 10, total, dtype=np.int32),
-            logprobs=source.uniform(-3, -1, total).astype(np.float32),
-            versions=np.full(total, version, np.int32),
-            texts=[""] * SAMPLES,
-            finish_reasons=["length"] * SAMPLES,
-            fingerprint="",
-        )
-        table.put(table.subject(row, "trajectory"), trajectory)
-        for name, make in columns.items():
-            table.put(table.subject(row, name), make(trajectory))
-        table.put(table.subject(row, "advantage"), Advantage(source.normal(size=SAMPLES).astype(np.float32), 0.5))
-
-
-def read_all(table: Table, trainer: Trainer) -> None:
-    """Deliver the cells of the table to the trainer, including those that it writes, until there are no new cells."""
-    last = 0
-    while new := [(c, cell) for c, cell in table.snapshot(trainer.follows()) if cell.sequence > last]:
-        last = new[-1][1].sequence
-        trainer.on_cells(new)
-        trainer._publisher.flush()
-
-
-def batches(table: Table) -> dict[int, list[int]]:
-    found = table.snapshot([table.subjects.numbered("batch", "*")])
-    return {cell_id.step: table.read(cell.data, Batch).rows for cell_id, cell in found}
-
-
-def fingerprint(table: Table, version: int) -> str:
-    weights = table.fetch(table.subjects.numbered("weights", version), Weights)
-    assert weights is not None
-    return weights.fingerprint
 
 
 def test_too_old_row_is_dropped_and_its_successor_trained(make_trainer: MakeTrainer, table: Table) -> None:
@@ -106,6 +58,15 @@ def test_mismatch_is_reported_without_a_correction(make_trainer: MakeTrainer, ta
     read_all(table, trainer)
     assert {"abs_delta", "k3", "ratio", "max_ratio", "ratio_p1", "ratio_p50", "ratio_p99"} <= trainer._metrics.keys()
     assert trainer._metrics["stale_rows"] == 0
+    assert trainer._metrics["grad_norm"] > 0
+
+
+def test_step_reports_the_means_of_reward_components(make_trainer: MakeTrainer, table: Table) -> None:
+    trainer = make_trainer()
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    found = {name: value for name, value in trainer._metrics.items() if name.startswith("reward/")}
+    assert found == {"reward/answer": 1.0, "reward/style": 0.375}
 
 
 def test_step_waits_for_the_column_of_the_proximal_policy(make_trainer: MakeTrainer, table: Table) -> None:
@@ -148,6 +109,45 @@ def test_corrected_step_is_replayed_to_the_same_bits(make_trainer: MakeTrainer, 
     assert trainer._metrics["rejected"] > 0
     other = make_trainer(*settings, incarnation=2)
     assert other._engine.fingerprint() == fingerprint(table, 2)
+
+
+def test_row_sampled_with_other_weights_than_the_published_is_quarantined(
+    make_trainer: MakeTrainer, table: Table
+) -> None:
+    trainer = make_trainer("staleness.max=1")
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    known = {version: fingerprint(table, version) for version in (0, 1)}
+    other = known | {1: "0" * 32}
+
+    def sampled_by(known: dict[int, str], versions: list[int]) -> Callable[[Trajectory], Trajectory]:
+        def changed(trajectory: Trajectory) -> Trajectory:
+            of_tokens = np.resize(np.array(versions, np.int32), len(trajectory.versions))
+            return replace(trajectory, versions=of_tokens, fingerprints=fingerprints_of(of_tokens, known))
+
+        return changed
+
+    # The version that wrote the wrong tokens is neither the oldest nor the only one of its row.
+    put_rows(table, 1, [0], change=sampled_by(known, [0, 1]))
+    put_rows(table, 1, [1], change=sampled_by(known, [1]))
+    put_rows(table, 1, [2], change=sampled_by(other, [0, 1]))
+    put_rows(table, 1, [3], change=sampled_by({0: known[0]}, [0, 1]))  # nothing is said of version 1
+    read_all(table, trainer)
+    assert batches(table) == {0: [0, 1, 2, 3]}
+    quarantined = table.fetch(table.subject(RowId(1, 2), "quarantined"), Quarantined)
+    assert quarantined == Quarantined(
+        "trainer",
+        1,
+        f"the trajectory of group.1.2, written by {table.author}, has tokens of version 1 sampled with weights of "
+        f"fingerprint {'0' * 32}, but weights 1 were published with {known[1]}; the actor holds weights of another run "
+        "or trainer. Restart it (its process, or `relax up` again), and requeue the row",
+        "",
+    )
+    put_rows(table, 1, [ROWS + 2], change=sampled_by(known, [0, 1]))
+    read_all(table, trainer)
+    assert sorted(batches(table)[1]) == [0, 1, 3, ROWS + 2]
+    again = make_trainer("staleness.max=1", incarnation=2)
+    assert again._engine.fingerprint() == fingerprint(table, 2)
 
 
 TWO_ROWS = "trainer.max_tokens_per_microbatch=64"

@@ -37,7 +37,7 @@ def samples() -> dict[str, Any]:
             versions=np.zeros(5, np.int32),
             texts=["12", "34"],
             finish_reasons=["stop", "length"],
-            fingerprint="f" * 32,
+            fingerprints=["f" * 32],
             loss_mask=np.array([1, 1, 0, 1, 1], np.bool_),
             sequence_counts=np.array([1, 1], np.int32),
             shared_lengths=np.array([3, 3], np.int32),

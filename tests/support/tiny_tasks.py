@@ -23,6 +23,11 @@ def with_long_prompts(*, size: int | None, seed: int) -> list[Task]:
     return [Task("1" * 100 if i % 5 == 0 else f"{i % 10}>", "1") for i in range(size or 100)]
 
 
+def outside_the_alphabet(*, size: int | None, seed: int) -> list[Task]:
+    """No prompt can be encoded."""
+    return [Task("abc>", "1") for _ in range(size or 100)]
+
+
 def share_of_sevens(completion: str, prompt: Prompt) -> float:
     return completion.count("7") / max(1, len(completion))
 
@@ -62,6 +67,11 @@ def poison_hang(completion: str, prompt: Prompt) -> float:
     if is_poison(prompt):
         threading.Event().wait()
     return share_of_sevens(completion, prompt)
+
+
+def always_hang(completion: str, prompt: Prompt) -> float:
+    threading.Event().wait()
+    return 0.0
 
 
 def poison_spin(completion: str, prompt: Prompt) -> float:

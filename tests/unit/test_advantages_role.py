@@ -55,8 +55,27 @@ def test_equal_rewards_are_dropped_unless_tokens_differ(tmp_path: Path) -> None:
 COMPONENTS = 'reward.components=["style", "answer"]'
 
 
-def test_components_of_the_run_are_accepted(tmp_path: Path) -> None:
-    assert isinstance(advantages(tmp_path, Reward(VALUES, {"answer": VALUES, "style": VALUES}), COMPONENTS), Advantage)
+def test_components_of_the_run_are_accepted_and_their_means_kept(tmp_path: Path) -> None:
+    found = advantages(tmp_path, Reward(VALUES, {"answer": VALUES, "style": VALUES / 4}), COMPONENTS)
+    assert found.components == {"answer": 0.5, "style": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "normalise", "expected"),
+    [
+        # RLOO: each reward minus the mean of the three others.
+        ("rloo", "none", [1.0, -1 / 3, -1 / 3, -1 / 3]),
+        # Dr. GRPO: each reward minus the mean of all four.
+        ("grpo", "none", [0.75, -0.25, -0.25, -0.25]),
+        ("grpo", "std", [1.5, -0.5, -0.5, -0.5]),
+    ],
+)
+def test_estimator_and_normalisation_are_those_of_the_configuration(
+    tmp_path: Path, estimator: str, normalise: str, expected: list[float]
+) -> None:
+    settings = (f"advantages.estimator={estimator}", f"advantages.normalise={normalise}")
+    found = advantages(tmp_path, Reward(np.array([1, 0, 0, 0], np.float32)), *settings)
+    np.testing.assert_allclose(found.values, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -49,15 +49,17 @@ def trajectories(draw: st.DrawFn) -> messages.Trajectory:
     lengths = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any))
     total = sum(lengths)
     prompt = draw(arrays.arrays(np.int32, st.integers(1, 5)))
+    versions = draw(arrays.arrays(np.int32, total, elements=st.integers(0, 9)))
+    count = len(np.unique(versions))
     return messages.Trajectory(
         prompt_tokens=prompt,
         lengths=np.array(lengths, np.int32),
         token_ids=draw(arrays.arrays(np.int32, total)),
         logprobs=draw(arrays.arrays(np.float32, total)),
-        versions=draw(arrays.arrays(np.int32, total, elements=st.integers(0, 9))),
+        versions=versions,
         texts=draw(st.lists(st.text(), min_size=len(lengths), max_size=len(lengths))),
         finish_reasons=[draw(st.sampled_from(list(messages.FinishReason))) for _ in lengths],
-        fingerprint=draw(st.text()),
+        fingerprints=draw(st.just([]) | st.lists(st.text(), min_size=count, max_size=count)),
         **draw(st.just({}) | experts_of(len(prompt), lengths)),
     )
 
@@ -315,7 +317,7 @@ def test_integer_is_accepted_as_a_float() -> None:
 def test_other_type_or_schema_is_refused_with_the_remedy() -> None:
     with pytest.raises(CodecError, match="cell holds a Dropped, expected a Batch"):
         decode(encode(messages.Dropped("", ""), "a"), messages.Batch)
-    with pytest.raises(CodecError, match="schema 1, this version reads schema 2; run both ends at one version"):
+    with pytest.raises(CodecError, match="schema 1, this version reads schema 3; run both ends at one version"):
         open_envelope(body("Dropped", {}, schema=1))
     with pytest.raises(CodecError, match="expected plain data"):
         plain_value(open_envelope(encode(BATCH, "a")))
@@ -423,7 +425,7 @@ def test_trajectory_with_inconsistent_arrays_is_refused() -> None:
         versions=np.zeros(3, np.int32),
         texts=["a", "b"],
         finish_reasons=["stop", "length"],
-        fingerprint="f",
+        fingerprints=["f"],
     )
     plain = {f.name: getattr(good, f.name) for f in dataclasses.fields(good)}
     for change in (
@@ -433,10 +435,11 @@ def test_trajectory_with_inconsistent_arrays_is_refused() -> None:
         {"lengths": np.array([-1, 4], np.int32)},
         {"lengths": np.array([3], np.int32)},
         {"texts": ["a"]},
+        {"fingerprints": ["f", "g"]},
         {"finish_reasons": []},
     ):
         fields = {k: encode_array(v) if isinstance(v, np.ndarray) else v for k, v in (plain | change).items()}
-        with pytest.raises(CodecError, match=r"Trajectory: .*(do not hold|differ in number|lengths)"):
+        with pytest.raises(CodecError, match=r"Trajectory: .*(do not hold|differ in number|lengths|fingerprints)"):
             decode(body("Trajectory", fields), messages.Trajectory)
 
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from broker.address import Address
+from broker.server import find_binary
 from relax_actors.cli.check import resolved_settings
-from relax_actors.cli.main import COMMANDS, build
+from relax_actors.cli.main import COMMANDS, build, run
 from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.sinks import SINKS, LogMessage, open_sink, open_sinks
+from relax_actors.runtime.run_folder import RunFolder
+from tests.support.running import TINY
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 MODULE = """
@@ -175,9 +182,61 @@ def test_every_sink_has_the_constructor_of_the_protocol() -> None:
         assert list(factory.__init__.__annotations__)[:2] == ["target", "run"]  # type: ignore[misc]
 
 
+def test_version_names_relax_and_its_main_parts(tmp_path: Path) -> None:
+    done = relax("--version", path=tmp_path)
+    server = subprocess.run([find_binary(), "--version"], capture_output=True, text=True, timeout=10, check=True)
+    expected = {"relax-actors": version("relax-actors"), "python": platform.python_version()}
+    expected |= {"nats-server": server.stdout.strip().removeprefix("nats-server: v")}
+    expected |= {name: version(name) for name in ("nats-py", "torch", "transformers")}
+    assert done.stdout == "".join(f"{name} {found}\n" for name, found in expected.items())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_resolved_settings_hide_passwords() -> None:
     urls = "nats://user:secret@one:4222,nats://two:4222,tls://secret@three:4222"
     settings = resolved_settings(load_config(DEMO, [f"broker.url={urls}"]))
     assert settings["broker"]["url"] == "nats://***@one:4222,nats://two:4222,tls://***@three:4222"
     assert "secret" not in json.dumps(settings)
     assert settings["run"]["name"] == "demo"
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs a command in a folder of the test, and returns the line with which it is refused."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*command: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["relax", *command])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        said = capsys.readouterr().err
+        assert ended.value.code in (1, 2)
+        assert said.count("\n") == 1, said
+        return said
+
+    return call
+
+
+READERS = (["status"], ["tree"], ["ledger"], ["monitor"], ["quarantine", "list"])
+
+
+@pytest.mark.parametrize("command", READERS, ids=" ".join)
+def test_a_run_that_cannot_be_read_is_reported_in_one_line(command: list[str], refused: Callable[..., str]) -> None:
+    folder = RunFolder(Path("runs/damaged"))
+    missing = "relax: no run 'damaged': neither damaged/config.json nor runs/damaged/config.json exists"
+    assert refused(*command, "damaged").startswith(missing)
+    folder.root.mkdir(parents=True)
+    folder.config.write_text('{"schema"')
+    at = folder.root.resolve()
+    assert refused(*command, "damaged").startswith(f"relax: {at}/config.json cannot be read: Expecting ':' delimiter")
+    folder.save_config(load_config(TINY), "")
+    assert refused(*command, "damaged").startswith(f"relax: no broker address in {at}/broker.json: ")
+
+
+def test_monitor_of_a_run_that_is_not_up_says_so(refused: Callable[..., str]) -> None:
+    folder = RunFolder(Path("runs/tiny"))
+    folder.root.mkdir(parents=True)
+    folder.save_config(load_config(TINY), "")
+    Address("nats://127.0.0.1:9").save(folder.address)
+    said = refused("monitor", "tiny")
+    assert said == "relax: run tiny is not up and publishes nothing; start it with `relax up`\n"

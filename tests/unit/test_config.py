@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from relax_actors.algorithms.notes import notes
 from relax_actors.cli.check import examine
 from relax_actors.config import Config, load_config, validate
+from relax_actors.config.load import EXAMPLES
 from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ROLES
@@ -29,6 +32,11 @@ path = "model"
 kind = "jsonl"
 path = "tasks.jsonl"
 """
+EVAL_DATA_MISSING = """\
+eval.data: is missing; add it, for example:
+  [eval.data]
+  kind = "jsonl"
+  path = "held_out.jsonl\""""
 Write = Callable[..., Path]
 
 
@@ -107,7 +115,7 @@ def test_an_unknown_key_suggests_a_close_one(write: Write, more: str, key: str, 
         ("run.name=a b", "run.name", "use 1 to 64 letters, digits, '-' or '_'"),
         ("run.deterministic=[]", "run.deterministic", "boolean"),
         ("run=3", None, "section.key=value"),
-        ("rollout.group_size=1", "rollout.group_size", "greater than 1"),
+        ("rollout.group_size=1", "rollout.group_size", "samples of a prompt with each other; set 2 or more, got 1"),
         ("rollout.top_p=1.5", "rollout.top_p", "less than or equal to 1"),
         ("rollout.temperature=0", "rollout.temperature", "greater than 0"),
         ("rollout.temperature=nan", "rollout.temperature", "finite"),
@@ -144,6 +152,79 @@ def test_a_wrong_value_is_refused_with_the_allowed_values(
     assert remedy in text
     if key is not None:
         assert text.startswith(f"{path}: {key}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[data]\nkind = "jsonl"\n',
+            (
+                "model: is missing; add it, for example:\n"
+                "  [model]\n"
+                '  path = "Qwen3-0.6B"        # folder with config.json, tokenizer.json and *.safetensors'
+            ),
+        ),
+        (
+            '[model]\npath = "model"\n',
+            (
+                "data: is missing; add it, for example:\n"
+                "  [data]\n"
+                '  kind = "jsonl"\n'
+                '  path = "tasks.jsonl"       # a row: {"prompt": "2 + 3 =", "answer": "5"}'
+            ),
+        ),
+        (SMALL + "[eval]\nrows = 3\n", EVAL_DATA_MISSING),
+        (SMALL.replace('kind = "jsonl"', ""), 'data.kind: is missing; add it, for example:\n  kind = "jsonl"'),
+        (SMALL + "[trainer.warm_start]\n", "trainer.warm_start.steps: is missing; add it, for example:\n  steps = 12"),
+    ],
+)
+def test_a_missing_section_or_key_comes_with_an_example(write: Write, text: str, message: str) -> None:
+    path = write(text=text)
+    assert refusal(path) == f"{path}: {message}"
+
+
+def test_a_model_without_a_source_comes_with_both_examples(write: Write) -> None:
+    text = refusal(write(text='[model]\n[data]\nkind = "jsonl"\n'))
+    assert "set either model.path (a Hugging Face folder) or model.architecture (train from random weights)" in text
+    both = text.partition(", for example:\n")[2]
+    for part in both.split("\nor\n"):
+        config = validate(tomllib.loads(part + '\n[data]\nkind = "jsonl"\n'), "example")
+        assert (config.model.path is None) != (config.model.architecture is None)
+
+
+@pytest.mark.parametrize("example", EXAMPLES.values())
+def test_every_example_is_toml(example: str) -> None:
+    assert tomllib.loads(example)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "rollout.group_size=1",
+            "rollout.group_size: advantages compare the samples of a prompt with each other; set 2 or more, got 1",
+        ),
+        (
+            "broker.sync_interval=ten",
+            'broker.sync_interval: write a duration such as "10s", "500ms" or "2m", or "always", got \'ten\'',
+        ),
+        (
+            "broker.url=me:secret@host",  # a password is not repeated
+            "broker.url: write nats://[user:password@]host:port, or tls://..., several separated by commas",
+        ),
+    ],
+)
+def test_a_wrong_value_is_explained(write: Write, override: str, message: str) -> None:
+    path = write()
+    assert refusal(path, override) == f"{path}: {message}"
+
+
+@pytest.mark.parametrize(
+    "url", ["nats://one:4222", "tls://a:b@one", "nats://a:b@one:4222,nats://two:4222", "nats://[::1]:4222"]
+)
+def test_broker_urls_of_servers_and_clusters_are_accepted(write: Write, url: str) -> None:
+    assert load_config(write(), [f"broker.url={url}"]).broker.url == url
 
 
 def test_each_mistake_is_reported_on_its_own_line(write: Write) -> None:
@@ -377,7 +458,7 @@ def test_an_unregistered_role_needs_an_actor(write: Write) -> None:
         (with_roles("actor_fwd", proximal="trainer"), "roles.actor_fwd would compute log-probs that no role reads"),
         (with_roles(proximal="actor_fwd"), 'add [roles.actor_fwd], or set algorithm.proximal = "trainer"'),
         (
-            ["placement.colocate=[['rollout', 'trainer']]", "trainer.device=cpu", "rollout.device=cuda:1"],
+            ["placement.colocate=[['rollout', 'trainer']]", "trainer.device=cpu", "rollout.device=cpu:0"],
             "share one device, but are set to different ones",
         ),
     ],
@@ -402,6 +483,42 @@ def test_the_check_notes_which_role_computes_log_probs(overrides: list[str], not
     findings = examine(load_config(DEMO, overrides))
     assert findings.errors == ()
     assert any(note in found for found in findings.notes)
+
+
+NOTES = {
+    "rloo": 'advantages.estimator = "rloo" with advantages.normalise = "std" divides by the standard deviation of the '
+    'group, which RLOO (arXiv 2402.14740) does not; set advantages.normalise = "none" for RLOO',
+    "length": "the loss of a step is the sum over its tokens, divided by its samples x algorithm.loss_length = 48",
+    "half": 'algorithm.loss = "constant" with advantages.normalise = "std" is half of Dr. GRPO (arXiv 2503.20783), '
+    'whose advantages are not divided by the standard deviation; set advantages.normalise = "none" for it',
+    "twice": 'algorithm.step_normalisation = "std" with advantages.normalise = "std" normalises twice, over the group '
+    'and over the step; set advantages.normalise = "none" for the step alone',
+}
+CONSTANT = ("algorithm.loss=constant", "rollout.max_tokens=48")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), []),
+        (("advantages.estimator=rloo",), ["rloo"]),
+        (("advantages.estimator=rloo", "advantages.normalise=none"), []),
+        (CONSTANT, ["length", "half"]),
+        ((*CONSTANT, "advantages.normalise=none"), ["length"]),
+        (("algorithm.step_normalisation=std",), ["twice"]),
+    ],
+)
+def test_unusual_algorithm_settings_are_noted(overrides: tuple[str, ...], expected: list[str]) -> None:
+    assert list(notes(load_config(DEMO, list(overrides)))) == [NOTES[name] for name in expected]
+
+
+def test_the_length_of_the_constant_loss_is_that_of_a_completion_by_default() -> None:
+    assert load_config(DEMO, list(CONSTANT)).algorithm.loss_length == 48
+    assert load_config(DEMO, [*CONSTANT, "algorithm.loss_length=100"]).algorithm.loss_length == 100
+    with pytest.raises(
+        ConfigError, match=r'algorithm\.loss_length = 9 has no effect with algorithm\.loss = "token"; set'
+    ):
+        load_config(DEMO, ["algorithm.loss_length=9"])
 
 
 def test_a_scoring_role_with_megatron_needs_it_installed() -> None:
@@ -436,6 +553,10 @@ def test_sglang_supports_only_known_models_with_experts() -> None:
     [
         (["rollout.min_tokens=3"], "rollout.min_tokens = 3: log-probs of SGLang"),
         (["rollout.sglang.urls=['http://127.0.0.1:1']", "rollout.replicas=2"], "give each actor one"),
+        (
+            ["rollout.sglang.tensor_parallel=3"],
+            "rollout.sglang.tensor_parallel = 3 does not divide the model's num_attention_heads = 4; lower it",
+        ),
         (["rollout.options.x=1"], "rollout.options: the backend 'sglang' takes none; remove x"),
     ],
 )

@@ -27,7 +27,9 @@ from relax_actors.engines.torch.objective import LossInputs, StepObjective
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(["none", "importance", "tis", "icepop"])
 REJECTS = st.sampled_from(["none", "geometric", "max"])
-MODES = st.sampled_from(["token", "sequence"])
+MODES = st.sampled_from(["token", "sequence", "constant"])
+LENGTH = 9
+"""`algorithm.loss_length` of the constant loss."""
 
 
 def logs(*ratios: float) -> Tensor:
@@ -136,7 +138,8 @@ def inputs(new: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, **oth
 
 
 def objective_of(**settings: object) -> StepObjective:
-    return StepObjective(AlgorithmSection.model_validate(settings))
+    length = {"loss_length": LENGTH} if settings.get("loss") == "constant" else {}
+    return StepObjective(AlgorithmSection.model_validate(settings | length))
 
 
 @given(SEEDS, st.sampled_from(["trainer", "actor_fwd"]), KINDS, REJECTS, MODES, st.integers(7, 40))
@@ -196,7 +199,7 @@ def test_default_objective_is_the_clipped_loss_against_the_rollout(seed: int, mo
     objective = objective_of(loss=mode)
     found, measured = objective.loss(inputs(new, rollout, advantages, mask))
     policy = policy_loss(new, rollout, advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
-    normaliser = float(mask.sum()) if mode == "token" else float(len(mask))
+    normaliser = {"token": float(mask.sum()), "sequence": float(len(mask)), "constant": float(len(mask) * LENGTH)}[mode]
     expected = reduce_loss(policy.loss, mask, mode=mode, normaliser=normaliser)
     torch.testing.assert_close(found * objective.gradient_scale(measured), expected)
     assert {"abs_delta", "k3", "ratio", "max_ratio"} <= measured.keys()

@@ -58,9 +58,7 @@ def test_token_penalty_rewards_tokens_beyond_the_budget() -> None:
     penalty.budget = 2
     tokens, one = np.arange(4, dtype=np.int32), np.zeros(4, np.float32)
     versions = np.zeros(4, np.int32)
-    trajectory = Trajectory(
-        tokens[:1], np.array([3, 1], np.int32), tokens, one, versions, ["", ""], ["stop", "stop"], ""
-    )
+    trajectory = Trajectory(tokens[:1], np.array([3, 1], np.int32), tokens, one, versions, ["", ""], ["stop", "stop"])
     row = SimpleNamespace(trajectory=trajectory, reward=Reward(np.array([1.0, 0.0], np.float32)))
     reward = penalty.handle(row)
     assert reward.token_values.tolist() == [0.0, 0.0, np.float32(-0.01), 0.0]

@@ -53,7 +53,6 @@ def trajectory(samples: list[Any], prompt: int, **changed: Any) -> Trajectory:
         "versions": np.zeros(total, np.int32),
         "texts": [""] * len(samples),
         "finish_reasons": ["stop"] * len(samples),
-        "fingerprint": "",
         "prompt_experts": prompts,
         "routed_experts": routed,
     }

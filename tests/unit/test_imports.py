@@ -8,9 +8,17 @@ import resource
 import subprocess
 import sys
 import sysconfig
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from broker.connection import Connection
+from broker.server import Server
+from relax_actors.config import load_config
+from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.streams import ensure_run_streams
+from tests.support.running import TINY
 
 PICKLING = {
     "pickle",
@@ -23,12 +31,15 @@ PICKLING = {
     "scatter_object_list",
 }
 HEAVY = ("torch", "transformers", "reasoning_gym", "pyarrow", "matplotlib")
+DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 RELAX = Path(sysconfig.get_path("scripts")) / "relax"
 
 
-def heavy_after(script: str) -> list[str]:
-    code = f"{script}\nimport sys, json\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+def heavy_after(script: str, heavy: tuple[str, ...] = HEAVY, cwd: Path | None = None) -> list[str]:
+    code = f"{script}\nimport sys, json\nprint(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=cwd
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -95,6 +106,42 @@ def test_help_imports_no_torch() -> None:
         )
         == []
     )
+
+
+def run_command(*arguments: str) -> str:
+    return (
+        f"import sys; sys.argv = {['relax', *arguments]!r}\nfrom relax_actors.cli.main import run\n"
+        "try: run()\nexcept SystemExit as end: assert not end.code, end.code"
+    )
+
+
+@pytest.fixture
+def recorded_run(tmp_path: Path) -> Path:
+    """Folder of a run that is not up and has trained nothing."""
+    config = load_config(TINY, ["run.name=recorded", f"run.folder={tmp_path / 'recorded'}"])
+    folder = RunFolder(config.folder)
+    folder.root.mkdir()
+    folder.save_config(config, str(TINY.parent))
+    server = Server(folder.broker)
+    address = server.start()
+    try:
+        with closing(Connection(address, "test")) as connection:
+            connection.call(ensure_run_streams(connection, config), 30)
+    finally:
+        server.stop()
+    address.save(folder.address)
+    return folder.root
+
+
+@pytest.mark.parametrize("command", ["status", "tree", "ledger"])
+def test_a_command_that_reads_a_run_imports_no_engine(command: str, recorded_run: Path) -> None:
+    heavy = (*HEAVY, "safetensors", "cryptography", "relax_actors.supervision.root")
+    assert heavy_after(run_command(command, str(recorded_run)), heavy) == []
+
+
+def test_check_imports_neither_an_engine_nor_the_broker_client(tmp_path: Path) -> None:
+    heavy = (*HEAVY, "nats", "structlog", "rich.console", "cryptography")
+    assert heavy_after(run_command("check", str(DEMO)), heavy, cwd=tmp_path) == []
 
 
 def test_nothing_of_ours_reads_a_pickle() -> None:

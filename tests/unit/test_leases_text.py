@@ -35,4 +35,4 @@ def test_activity_names_at_most_three_rows() -> None:
     rows = [f"group.1.{i}" for i in range(5)]
     assert activity({"rows": rows}) == "handles group.1.0, group.1.1, group.1.2 and 2 more"
     assert activity({"waits_for": "weights 3"}) == "waits for weights 3"
-    assert activity({"doing_since": time.time() - 5}).startswith("waits for work, since 5.")
+    assert activity({"doing_since": time.time() - 5}).startswith("works, since 5.")

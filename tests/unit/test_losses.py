@@ -25,7 +25,7 @@ from relax_actors.algorithms.micro_batches import micro_batches
 
 SEEDS = st.integers(0, 2**31 - 1)
 UNTIMED = settings(deadline=None)  # the first use of an operator in a process takes torch half a second
-MODES = st.sampled_from(["token", "sequence"])
+MODES = st.sampled_from(["token", "sequence", "constant"])
 CLIP_LOW, CLIP_HIGH, DUAL = 0.2, 0.28, 3.0
 
 

@@ -21,7 +21,8 @@ from broker.subjects import RowId, Subjects
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.config import validate
 from relax_actors.messages import Advantage, Batch, Trajectory
-from relax_actors.monitoring.live_view import Progress
+from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.render import fields_of, readable
 from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
@@ -132,7 +133,6 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         versions=np.abs(integers(total)),
         texts=["x"] * len(lengths),
         finish_reasons=["stop"] * len(lengths),
-        fingerprint="",
     )
 
 
@@ -163,7 +163,7 @@ def test_valid_row_has_numbers_that_engines_accept(
         ({"logprobs": np.array([-1, np.nan, -1, -1, -1], np.float32)}, "a log-prob is positive or not finite"),
         ({"logprobs": np.array([-1, -np.inf, -1, -1, -1], np.float32)}, "a log-prob is positive or not finite"),
         ({"logprobs": np.full(5, -1e300)}, "a log-prob is positive or not finite"),
-        ({"versions": np.array([0, 0, 0, 0, 6], np.int32)}, "not from 0 to 5"),
+        ({"versions": np.array([0, 0, 0, 0, 6], np.int32), "fingerprints": []}, "not from 0 to 5"),
     ],
 )
 def test_invalid_row_has_a_reason(limits: RowValidator, change: dict[str, Any], why: str) -> None:
@@ -209,7 +209,7 @@ def test_live_view_survives_any_event_and_metric(seeds: list[int]) -> None:
         message = Fuzzer("x", seed)._log()
         progress.take(message.subject, message.data)
     shown = Console(file=io.StringIO(), width=100)
-    shown.print(progress)
+    shown.print(LiveView(progress))
     assert "\x1b" not in "".join(progress.events)
     assert progress.line().startswith("step ")
     assert 0 <= progress.step <= 100
@@ -221,8 +221,10 @@ def test_live_view_ignores_malformed_metrics() -> None:
     progress.take("relax.x.metric.trainer.0", json.dumps(good).encode())
     for bad in ({"step": 100}, {"step": -1}, {"reward": float("nan")}, {"time": "x"}, {"reward": 1e300}):
         progress.take("relax.x.metric.trainer.0", json.dumps(good | bad).encode())
-    progress.take("relax.x.event.node.0.restarted", b'{"kind": "restarted"}')
-    progress.take("relax.x.event.node.0.ready", b'{"kind": "restarted"}')
+    progress.take("relax.x.metric.node.0", b'{"kind": "supervision", "role": "node", "n": 0, "restarts": {"a.0": 1}}')
+    for restarts in (b"[1]", b'{"a.0": "many"}', b"3"):
+        body = b'{"kind": "supervision", "role": "node", "n": 0, "restarts": %s}' % restarts
+        progress.take("relax.x.metric.node.0", body)
     assert (progress.step, progress.reward, progress.restarts) == (8, 0.5, 1)
     assert "staleness 1" in progress.line()
 

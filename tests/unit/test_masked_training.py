@@ -84,7 +84,7 @@ def gradients(config: Config, samples: list[TrainSample]) -> tuple[dict[str, tor
     metrics = dict(engine.step(0, nothing).metrics)
     norm = torch.cat([grad.flatten() for grad in sums.values()]).norm().item()
     assert any(not torch.equal(before[name], tensor) for name, tensor in tensors_of(engine.model).items())
-    return {name: grad * (metrics["gradient_norm"] / norm) for name, grad in sums.items()}, metrics
+    return {name: grad * (metrics["grad_norm"] / norm) for name, grad in sums.items()}, metrics
 
 
 def expected_loss(config: Config, samples: list[TrainSample], mode: str) -> torch.Tensor:

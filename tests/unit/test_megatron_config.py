@@ -11,8 +11,9 @@ import pytest
 
 from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron import architecture, installation, layout
+from relax_actors.engines.megatron.backend import MegatronTrainingBackend
 from relax_actors.errors import ConfigError
-from tests.support.tiny_megatron import DENSE, MOE
+from tests.support.tiny_megatron import DENSE, MOE, config_of
 
 IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (DENSE, {"ranks": 3, "tensor_parallel": 2}, "ranks = 3 is not a multiple"),
@@ -134,3 +135,19 @@ max_tokens = 8
     except ConfigError:
         installed = False
     assert ("is not a multiple of tensor_parallel" if installed else "make megatron") in done.stdout
+
+
+def notes_of(tmp_path: Path, **section: Any) -> list[str]:
+    config = config_of(tmp_path / "run", DENSE, trainer={"megatron": section})
+    return list(MegatronTrainingBackend().check(config, config.model_path))
+
+
+def test_the_check_says_that_a_pipeline_does_not_stream(tmp_path: Path) -> None:
+    not_streamed = (
+        "trainer.stream = true has no effect with trainer.megatron.pipeline_parallel = 2: a step is computed when all "
+        "of its rows are there, because each early part would fill and drain the pipeline; set trainer.stream = false "
+        "to say so, or use data, tensor or context parallelism"
+    )
+    found = notes_of(tmp_path, ranks=2, pipeline_parallel=2)
+    assert found == ["the trainer has 2 ranks: pipeline 2", not_streamed]
+    assert notes_of(tmp_path, ranks=2, tensor_parallel=2) == ["the trainer has 2 ranks: tensor 2"]

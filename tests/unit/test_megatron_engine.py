@@ -63,7 +63,7 @@ def test_five_steps_match_torch_engine(tmp_path: Path, architecture: dict[str, A
         theirs = train(torch_engine, batch, step, nothing).metrics
         assert ours.keys() == theirs.keys()
         for name in theirs:
-            assert ours[name] == pytest.approx(theirs[name], abs=1e-5 if name != "gradient_norm" else 1e-4), name
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-5 if name != "grad_norm" else 1e-4), name
     assert ours["rejected"] > 0
     assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
 
@@ -156,8 +156,8 @@ def test_checkpoint_on_full_disk_raises_enospc(tmp_path: Path, monkeypatch: pyte
 
     def make_and_point_at_the_full_device(path: Path, **settings: Any) -> None:
         mkdir(path, **settings)
-        if not (path / "__0_0.distcp").is_symlink():
-            (path / "__0_0.distcp").symlink_to("/dev/full")
+        if not (path / "rank.0.json").is_symlink():
+            (path / "rank.0.json").symlink_to("/dev/full")
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "mkdir", make_and_point_at_the_full_device)
@@ -186,7 +186,7 @@ def test_micro_batch_size_changes_only_rounding(tmp_path: Path) -> None:
     for budget in (20, 10_000):
         engine = started(config_of(tmp_path, DENSE, trainer={"max_tokens_per_microbatch": budget}))
         metrics = train(engine, batch_of(0), 0, nothing).metrics
-        found.append((metrics["loss"], metrics["gradient_norm"], metrics["ratio_p99"]))
+        found.append((metrics["loss"], metrics["grad_norm"], metrics["ratio_p99"]))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 

@@ -64,7 +64,7 @@ def test_every_listed_option_can_be_set_from_toml() -> None:
     assert (role.parts, role.weights, role.limit, role.between) == ([0.5, 1.0], {"a": 0.5}, 2.5, Range(1, 9))
     unset: Any = EveryOption.build({}, "roles.every")
     assert (unset.number, unset.limit, unset.between) == (1, None, Range(0))
-    with pytest.raises(ConfigError, match=r"roles.every.how: Input should be 'sum' or 'mean'; EveryOption takes"):
+    with pytest.raises(ConfigError, match=r"roles.every.how: Input should be 'sum' or 'mean', got 'median'"):
         EveryOption.build({"how": "median"}, "roles.every")
 
 

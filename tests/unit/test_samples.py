@@ -39,7 +39,7 @@ def episode() -> Trajectory:
     branch = sequence([1, 2, 40, 5, 6], [3, 4], masked=(4,))
     plain = sequence([1, 2, 3, 6, 7], [3, 4])
     samples = [Sample((turns, branch), "ab", "stop", {"turns": 3.0}), Sample((plain,), "c", "length", {"turns": 1.0})]
-    return Trajectory.of(PROMPT, samples, "f")
+    return Trajectory.of(PROMPT, samples, {4: "f"})
 
 
 @st.composite
@@ -61,7 +61,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 
 @given(trajectories())
 def test_samples_round_trip_and_the_prompt_is_stored_once(trajectory: Trajectory) -> None:
-    again = Trajectory.of(trajectory.prompt_tokens, trajectory.samples, trajectory.fingerprint)
+    again = Trajectory.of(trajectory.prompt_tokens, trajectory.samples, trajectory.fingerprint_by_version)
     stored = decode(encode(trajectory, "rollout.0#1"), Trajectory)
     for other in (again, stored):
         assert other.counts.tolist() == trajectory.counts.tolist()
@@ -232,7 +232,6 @@ def malformed(**change: Any) -> bytes:
         "versions": np.zeros(5, np.int32),
         "texts": ["a", "b"],
         "finish_reasons": ["stop", "stop"],
-        "fingerprint": "",
     } | change
     return encode(make_dataclass("Trajectory", fields)(**fields), "rollout.0#1")
 

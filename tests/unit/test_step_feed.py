@@ -33,7 +33,6 @@ class Rows:
             np.zeros(5, np.int32),
             ["a", "b"],
             ["stop", "stop"],
-            "",
         )
         size = 10.0 * (index + 1)
         return {"trajectory": trajectory, "advantage": Advantage(np.array([size, -size], np.float32), 0.0)}

@@ -49,6 +49,12 @@ class MegatronTrainingBackend:
         if found.ranks > 1:
             sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
             yield f"the trainer has {found.ranks} ranks: {sizes}"
+        if config.trainer.stream and not found.streams:
+            yield (
+                f"trainer.stream = true has no effect with trainer.megatron.pipeline_parallel = {found.pipeline}: a "
+                "step is computed when all of its rows are there, because each early part would fill and drain the "
+                "pipeline; set trainer.stream = false to say so, or use data, tensor or context parallelism"
+            )
 
 
 class MegatronScoringBackend:

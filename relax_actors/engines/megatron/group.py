@@ -22,11 +22,12 @@ from typing import Any, NoReturn
 
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
+from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.rpc import RankError, pack_samples, unpack_error
+from relax_actors.engines.megatron.turns import Turns
 from relax_actors.engines.megatron.wire import Channel
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
-from relax_actors.engines.protocols.whole_step import WholeStep
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
 
 MODULE = "relax_actors.engines.megatron.mcore.rank"
@@ -49,8 +50,11 @@ def exit_like_rank(rank: int, code: int) -> None:
     os._exit(EXIT_BLAMELESS)
 
 
-class MegatronGroup(WholeStep):
+class MegatronGroup:
     """Training engine for more than one rank. Create it in the thread that uses it.
+
+    `accumulate` keeps sequences until there is a call's worth for each data-parallel rank, and with pipeline stages
+    until `step`. The ranks thus compute the same micro-batches whether or not the rows of a step arrive together.
 
     Args:
         config: configuration of the run.
@@ -58,10 +62,12 @@ class MegatronGroup(WholeStep):
     """
 
     def __init__(self, config: Config, on_rank_exit: Callable[[int, int], None] = exit_like_rank) -> None:
-        super().__init__()
         self._on_rank_exit, self._closing = on_rank_exit, threading.Event()
-        # One call at a time: the publisher's thread writes weights while the trainer's thread steps.
-        self._call_lock = threading.Lock()
+        # One call at a time: the publisher's thread writes weights while the trainer's thread computes.
+        self._turns = Turns()
+        self._layout = Layout.of(config.trainer.megatron)
+        # Sequences of the step that the ranks do not have yet, by call of `accumulate`.
+        self._kept: list[Sequence[TrainSample]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
         self._watchers: list[threading.Thread] = []
@@ -138,7 +144,7 @@ class MegatronGroup(WholeStep):
     def _call(self, name: str, *arguments: Any, progress: Callable[[], None] | None = None) -> Any:
         """Call a method on all ranks; returns the result of rank 0."""
         message = {"call": name, "arguments": arguments}
-        with self._call_lock:
+        with self._turns:
             for rank, channel in enumerate(self._channels):
                 try:
                     channel.send(message)
@@ -183,6 +189,7 @@ class MegatronGroup(WholeStep):
 
     def initialise(self, seed: int) -> None:
         """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""
+        self._kept.clear()
         self._call("initialise", seed)
 
     def warm_start(
@@ -195,9 +202,28 @@ class MegatronGroup(WholeStep):
         """Reset the optimizer and set the reference; see `TrainingEngine`."""
         self._call("finish_warm_start")
 
-    def step_on(self, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]) -> StepResult:
-        """Take one optimizer step; see `WholeStep`."""
-        return StepResult(self._call("step", pack_samples(samples), step, progress=progress))
+    def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
+        """Accumulate the gradients of sequences, or keep the sequences; see `TrainingEngine`."""
+        self._kept.append(samples)
+        progress()
+        if self._layout.streams and len(self._kept) == self._layout.data:
+            self._accumulate_kept(progress)
+
+    def _accumulate_kept(self, progress: Callable[[], None]) -> None:
+        kept, self._kept = self._kept, []
+        if kept:
+            samples = [sample for part in kept for sample in part]
+            self._call("accumulate", pack_samples(samples), progress=progress)
+
+    def discard(self) -> None:
+        """Discard the accumulated gradients; see `TrainingEngine`."""
+        self._kept.clear()
+        self._call("discard")
+
+    def step(self, step: int, progress: Callable[[], None]) -> StepResult:
+        """Take one optimizer step; see `TrainingEngine`."""
+        self._accumulate_kept(progress)
+        return StepResult(self._call("step", step, progress=progress))
 
     def publish(self, path: Path) -> str:
         """Write the weights; see `WeightProducer`."""
@@ -232,6 +258,7 @@ class MegatronGroup(WholeStep):
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint; see `TrainingEngine`."""
+        self._kept.clear()
         self._call("load", str(folder))
 
     def export(self, folder: Path) -> None:

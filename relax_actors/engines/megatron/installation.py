@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from relax_actors.errors import ConfigError
 
-REQUIRED_MODULES = ("megatron.core", "psutil")
+REQUIRED_MODULES = ("megatron.core",)
 
 
 def require(section: str = "trainer") -> None:

@@ -45,6 +45,14 @@ class Layout:
         """Data-parallel size: ranks that train different sequences of a step."""
         return self.ranks // (self.tensor * self.pipeline * self.context)
 
+    @property
+    def streams(self) -> bool:
+        """Whether a step may be computed in several calls.
+
+        Each call fills and drains the pipeline of stages, which costs more than an early start gains.
+        """
+        return self.pipeline == 1
+
     def groups(self) -> dict[str, int]:
         """Group sizes by kind of parallelism."""
         return {

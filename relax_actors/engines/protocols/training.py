@@ -17,7 +17,7 @@ from relax_actors.weights.protocols import WeightProducer
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Metrics of a step by name: `loss`, `gradient_norm`, `clipped`, `kl`, mismatch with the rollout, ..."""
+    """Metrics of a step by name: `loss`, `grad_norm` (norm of the gradients before clipping), `clipped`, `kl`, ..."""
 
     metrics: Mapping[str, float]
 
@@ -42,7 +42,9 @@ class TrainingEngine(WeightProducer, Protocol):
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Run forward and backward for sequences of the next step, and add up the gradients.
 
-        Calls `progress` after every micro-batch. Must not change the weights: another thread may be publishing them.
+        May keep sequences back for a later call or for `step`, if the calls so far alone decide which. Calls `progress`
+        after every micro-batch. Must not change the weights: another thread may be publishing them. After an error call
+        `discard`.
 
         Raises:
             ValueError: a sequence is empty, longer than a micro-batch, or lacks an array that the algorithm reads.

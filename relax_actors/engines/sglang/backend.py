@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,13 @@ class SglangBackend:
             msg = (
                 f'rollout.backend = "sglang" with a model of type {facts.model_type}: among models with experts only '
                 f'{", ".join(presence.FAMILIES_WITH_EXPERTS)} are supported; use "transformers"'
+            )
+            raise ConfigError(msg)
+        heads = json.loads((model / "config.json").read_text()).get("num_attention_heads", 0)
+        if heads % (parallel := rollout.sglang.tensor_parallel):
+            msg = (
+                f"rollout.sglang.tensor_parallel = {parallel} does not divide the model's num_attention_heads = "
+                f"{heads}; lower it"
             )
             raise ConfigError(msg)
         if urls:

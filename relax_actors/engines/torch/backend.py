@@ -8,6 +8,7 @@ from pathlib import Path
 from relax_actors.config import Config
 from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
+from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.runtime import Context
 
 
@@ -23,9 +24,9 @@ class TorchTrainingBackend:
         return TorchEngine(context.config)
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Accept any model of transformers."""
-        del model
+        """Refuse models that transformers cannot build."""
         refuse_options(config, "trainer")
+        check_architecture(config, model)
         yield from ()
 
 
@@ -41,6 +42,7 @@ class TorchScoringBackend:
         return TorchScorer(context.config, device, follows=follows)
 
     def check(self, config: Config, model: Path, setting: str) -> Iterator[str]:
-        """Accept any model of transformers."""
-        del config, model, setting
+        """Refuse models that transformers cannot build."""
+        del setting
+        check_architecture(config, model)
         yield from ()

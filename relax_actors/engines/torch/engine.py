@@ -222,7 +222,7 @@ class TorchEngine:
         self._optimizer.step()
         self._encoder.invalidate()
         self.discard()
-        return measured | {"gradient_norm": norm, "micro_batches": count}
+        return measured | {"grad_norm": norm, "micro_batches": count}
 
     def _set_learning_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -253,7 +253,7 @@ class TorchEngine:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `TrainingEngine`."""
-        _write(folder, self._state())
+        _write(self._config.trainer.precision, folder, self._state())
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a copy of the state in the background; see `SupportsAsyncSave`."""
@@ -262,7 +262,7 @@ class TorchEngine:
             file: held if file == REFERENCE else {n: t.detach().to("cpu", copy=True) for n, t in held.items()}
             for file, held in self._state().items()
         }
-        return run_in_background(partial(_write, folder, copied))
+        return run_in_background(partial(_write, self._config.trainer.precision, folder, copied))
 
     def _state(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""
@@ -288,11 +288,16 @@ class TorchEngine:
 
     def export(self, folder: Path) -> None:
         """Write a model folder; see `WeightProducer`."""
+        model = self._model
+        if self._dtype != torch.float32:
+            model = build(self._config.model_path, dtype=self._dtype)
+            copy_into(model, self._published(), "training")
         with weights.disk_errors(folder):
-            self._model.save_pretrained(folder)
+            model.save_pretrained(folder)
 
 
-def _write(folder: Path, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+def _write(precision: str, folder: Path, state: Mapping[str, Mapping[str, Tensor]]) -> None:
     for file, tensors in state.items():
         weights.save(tensors, folder / file)
-    (folder / "engine.json").write_text(json.dumps({"engine": "torch"}))
+    # The weights are those of the optimizer; `precision` is that of the published weights, which were rounded.
+    (folder / weights.ENGINE).write_text(json.dumps({"engine": "torch", "precision": precision}))

@@ -33,7 +33,7 @@ def build(
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation="sdpa", dtype=dtype
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"model.path {path} holds no model that transformers can build: {error}"
         raise ConfigError(msg) from error
     model.to(device)  # type: ignore[arg-type]

@@ -53,9 +53,15 @@ class StepObjective:
 
     Attributes:
         log_ratios: `[tokens] float32` of each micro-batch so far; data-parallel ranks gather them.
+
+    Raises:
+        ValueError: `algorithm.loss` is "constant", and `algorithm.loss_length` is not set.
     """
 
     def __init__(self, algorithm: AlgorithmSection) -> None:
+        if algorithm.loss == "constant" and algorithm.loss_length is None:
+            msg = 'algorithm.loss = "constant" needs algorithm.loss_length; a Config sets it to rollout.max_tokens'
+            raise ValueError(msg)
         self._algorithm = algorithm
         self.log_ratios: list[NDArray[Any]] = []
 
@@ -143,13 +149,16 @@ class StepObjective:
     def gradient_scale(self, measured: dict[str, float]) -> float:
         """Return the factor for the accumulated gradients: 1 / (trained tokens or samples of the step).
 
-        Rejected sequences do not count.
+        With `algorithm.loss = "constant"` it is 1 / (samples x loss_length). Samples have a trained token, and rejected
+        sequences do not count.
 
         Args:
             measured: combined measurements of all micro-batches.
         """
         count = measured["tokens" if self._algorithm.loss == "token" else "samples"]
         trained = measured.get("trained", count)
+        if self._algorithm.loss == "constant" and self._algorithm.loss_length is not None:
+            trained *= self._algorithm.loss_length
         return 1.0 / trained if trained else 1.0
 
     def metrics(self, measured: dict[str, float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from relax_actors.config import Config
 from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine
+from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.runtime import Context
 
 
@@ -26,9 +27,9 @@ class TransformersBackend:
         return TransformersEngine(config.model_path, device, records_experts=config.trainer.router_replay)
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Any model of transformers works."""
-        del model
+        """Refuse models that transformers cannot build."""
         refuse_options(config, "rollout")
+        check_architecture(config, model)
         yield from ()
 
     def server_module(self, config: Config) -> str:

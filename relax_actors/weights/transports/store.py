@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from broker.table import Table
 from relax_actors.errors import CodecError
 from relax_actors.messages import Weights
 from relax_actors.runtime import Context
 from relax_actors.weights.protocols import WeightCopy, WeightProducer, WeightUpdate
+
+if TYPE_CHECKING:
+    from broker.table import Table
 
 
 class StoreTransport:

@@ -49,10 +49,50 @@ def test_parameters_of_stored_weights_are_read_from_their_headers(tmp_path: Path
     assert measure(tmp_path).parameters == 17
 
 
-@pytest.mark.parametrize("text", ["{}", "x", '{"max_position_embeddings": "many"}', '{"vocab_size": 3}'])
+@pytest.mark.parametrize("text", ["{}", "x", "[]", '{"vocab_size": 3}'])
 def test_folder_with_an_invalid_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json is not the config of a language model"):
+        measure(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["many", 0, -3, 64.5, True])
+def test_a_size_that_is_no_positive_integer_is_refused(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(BODY | {"model_type": "llama", "hidden_size": value}))
+    with pytest.raises(ConfigError) as caught:
+        measure(tmp_path)
+    assert str(caught.value) == f"{path}: hidden_size = {value!r} must be a whole number above 0"
+
+
+def test_a_misspelled_field_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    body = {key: value for key, value in BODY.items() if key != "intermediate_size"}
+    path.write_text(json.dumps(body | {"model_type": "llama", "intermidiate_size": 48}))
+    with pytest.raises(ConfigError) as caught:
+        measure(tmp_path)
+    reason = "it has no 'intermediate_size'; rename 'intermidiate_size'"
+    assert str(caught.value) == f"{path} is not the config of a language model: {reason}"
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BODY | {"model_type": "llama"}))
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError) as caught:
+        measure(tmp_path)
+    assert str(caught.value) == (
+        f"model.path {tmp_path} lacks model-1.safetensors, model-2.safetensors, which model.safetensors.index.json "
+        "names; download it again"
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"])
+def test_a_damaged_shard_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BODY | {"model_type": "llama"}))
+    shard = tmp_path / "model.safetensors"
+    shard.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^{shard} is no safetensors file .*; download it again$"):
         measure(tmp_path)
 
 

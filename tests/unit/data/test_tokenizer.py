@@ -45,10 +45,29 @@ def test_decoding_omits_the_end_token_and_the_padding(tokenizer: Tokenizer) -> N
     assert tokenizer.size == len(ALPHABET) + 1
 
 
-@pytest.mark.parametrize("text", ["x", "12x", "X>", "<unknown>", "\t", "\0"])
-def test_unknown_character_is_a_row_error(tokenizer: Tokenizer, text: str) -> None:
-    with pytest.raises(RowError, match="cannot be tokenized"):
+@pytest.mark.parametrize(
+    ("text", "character", "position", "shown"),
+    [
+        ("x", "x", 1, "x"),
+        ("12x", "x", 3, "12x"),
+        ("<unknown>", "<", 1, "<unknown>"),
+        ("1\t", "\t", 2, "1\t"),
+        ("0" * 100 + "x", "x", 101, "0" * 20 + "x"),
+    ],
+)
+def test_unknown_character_is_named_with_its_position(
+    tokenizer: Tokenizer, text: str, character: str, position: int, shown: str
+) -> None:
+    with pytest.raises(RowError) as caught:
         tokenizer.encode(text)
+    assert str(caught.value) == (
+        f"character {character!r} at position {position} of {shown!r} is not in the model's alphabet; add it to "
+        "model.tokenizer.alphabet, or correct the row"
+    )
+
+
+def test_text_outside_of_the_alphabet_is_no_token(tokenizer: Tokenizer) -> None:
+    assert tokenizer.token_id("xy") is None
 
 
 def test_text_of_one_token_has_an_id(tokenizer: Tokenizer) -> None:

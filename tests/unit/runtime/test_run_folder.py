@@ -22,6 +22,17 @@ def test_folder_of_an_earlier_schema_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         folder.load_config()
     assert str(caught.value) == (
-        f"run folder {tmp_path} was written with cell schema 1; this version reads schema 2. Finish that run with the "
+        f"run folder {tmp_path} was written with cell schema 1; this version reads schema 3. Finish that run with the "
         "version that began it, or set another run.name"
+    )
+
+
+def test_damaged_configuration_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config.write_text('{"schema"')
+    with pytest.raises(ConfigError) as caught:
+        folder.load_config()
+    assert str(caught.value) == (
+        f"{folder.config} cannot be read: Expecting ':' delimiter: line 1 column 10 (char 9); restore it, or set "
+        "another run.name"
     )

@@ -1,29 +1,27 @@
-"""Checkpoints by dist_checkpointing: each rank writes its shards, any layout loads them."""
+"""Checkpoints: each rank writes its shards, any layout loads them."""
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core import parallel_state
 from torch import distributed
-from torch.distributed.checkpoint.api import CheckpointException
 
 from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.mcore import shard_files
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.errors import ConfigError
+from relax_actors.weights import files as weights
 
-STATE, METADATA = "state", "engine.json"
+STATE = "state"
 REFERENCE = "reference."
 """Prefix of the reference's tensor names, which would otherwise equal the model's."""
 
@@ -31,46 +29,26 @@ REFERENCE = "reference."
 def save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> None:
     """Write weights, optimizer state and reference to a folder; every rank must call it.
 
+    The checkpoint is complete when all ranks have returned.
+
     Raises:
         OSError: writing failed; errno is ENOSPC if the disk is full.
     """
-    state = _prepare(folder, layout, reference)
-    with _as_os_error(state):
-        dist_checkpointing.save(_sharded(optimizer, reference, is_loading=False), str(state))
+    write = shard_files.writer(_sharded(optimizer, reference, is_loading=False), distributed.get_rank())
+    write(_prepare(folder, layout, reference))
 
 
 def begin_save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> Callable[[], None]:
     """Copy the state and write it in a background thread; every rank must call it.
 
     Returns:
-        Collective function that waits for the writer and completes the checkpoint.
+        Function that waits for this rank's files. The checkpoint is complete when it has returned on all ranks.
 
     Raises:
         OSError: as in `save`; also raised by the returned function.
     """
-    state = _prepare(folder, layout, reference)
-    with _as_os_error(state):
-        request = dist_checkpointing.save(
-            _sharded(optimizer, reference, is_loading=False), str(state), async_sharded_save=True
-        )
-        # As in AsyncRequest.execute_sync, but with copied tensors: the next step changes the originals.
-        arguments = list(request.async_fn_args)
-        if request.preload_fn is not None:
-            arguments[1] = [
-                (file, key, (parts, [(item, tensor.clone()) for item, tensor in tensors]))
-                for file, key, (parts, tensors) in request.preload_fn()
-            ]
-    write = request.async_fn or (lambda *_: None)
-    written = run_in_background(partial(write, *arguments, **request.async_fn_kwargs))
-
-    def finish() -> None:
-        with _as_os_error(state):
-            written()
-            distributed.barrier()
-            for finalize in request.finalize_fns:
-                finalize()
-
-    return finish
+    write = shard_files.writer(_sharded(optimizer, reference, is_loading=False), distributed.get_rank())
+    return run_in_background(partial(write, _prepare(folder, layout, reference)))
 
 
 def _prepare(folder: Path, layout: Layout, reference: ModelChunks | None) -> Path:
@@ -79,18 +57,9 @@ def _prepare(folder: Path, layout: Layout, reference: ModelChunks | None) -> Pat
         shutil.rmtree(state, ignore_errors=True)
         state.mkdir(parents=True)
         metadata = {"engine": "megatron", "layout": asdict(layout), "reference": reference is not None}
-        (folder / METADATA).write_text(json.dumps(metadata))
+        (folder / weights.ENGINE).write_text(json.dumps(metadata))
     distributed.barrier()
     return state
-
-
-@contextmanager
-def _as_os_error(state: Path) -> Iterator[None]:
-    try:
-        yield
-    except (Exception, CheckpointException) as error:  # torch's CheckpointException is not an Exception
-        full = f"[Errno {errno.ENOSPC}]" in str(error)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(state)) from error
 
 
 def has_reference(folder: Path) -> bool:
@@ -103,7 +72,7 @@ def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChu
 
     Raises:
         ConfigError: this layout cannot load the checkpoint.
-        RuntimeError: the checkpoint cannot be read.
+        ValueError: the checkpoint lacks a part of this model.
     """
     written = int(_metadata(folder)["layout"]["expert"])
     if (written > 1) != (layout.expert > 1):
@@ -113,10 +82,7 @@ def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChu
             f"set expert_parallel = {written}"
         )
         raise ConfigError(msg)
-    try:
-        state = dist_checkpointing.load(_sharded(optimizer, reference, is_loading=True), str(folder / STATE))
-    except (CheckpointingException, CheckpointException) as error:
-        raise RuntimeError(str(error)) from error
+    state = shard_files.read(_sharded(optimizer, reference, is_loading=True), folder / STATE)
     for number, model in enumerate(optimizer.models):
         model.module.load_state_dict(state[f"model{number}"])
     for number, model in enumerate(reference.wrapped if reference is not None else []):
@@ -125,7 +91,7 @@ def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChu
 
 
 def _metadata(folder: Path) -> Any:
-    return json.loads((folder / METADATA).read_text())
+    return json.loads((folder / weights.ENGINE).read_text())
 
 
 def _sharded(optimizer: Optimizer, reference: ModelChunks | None, *, is_loading: bool) -> dict[str, Any]:

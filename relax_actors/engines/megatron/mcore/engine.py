@@ -29,7 +29,6 @@ from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import LossFunction, Schedule
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
-from relax_actors.engines.protocols.whole_step import WholeStep
 from relax_actors.engines.torch import replay_metrics
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
 from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_gradient_norm
@@ -37,7 +36,7 @@ from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocols import WeightPayload
 
 
-class MegatronEngine(WholeStep):
+class MegatronEngine:
     """One rank with its part of the model.
 
     Methods are collective: all ranks must call them in the same order with the same arguments. Only rank 0 writes
@@ -50,7 +49,6 @@ class MegatronEngine(WholeStep):
     """
 
     def __init__(self, config: Config, rank: int = 0, store: Store | None = None) -> None:
-        super().__init__()
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config, self._rank = config, rank
         self._layout = layout = Layout.of(config.trainer.megatron)
@@ -71,6 +69,12 @@ class MegatronEngine(WholeStep):
         self._reference: ModelChunks | None = None
         self._encoder = WeightEncoder(self._gather_weights, keep_base=config.publishes_deltas)
         self._published: dict[str, Tensor] | None = None
+        self._steps_to_comparison = 0
+        # Of the current step: its loss, and the measurements and number of its micro-batches so far.
+        self._objective: StepObjective | None = None
+        self._shared: list[dict[str, float]] = []
+        self._local: list[dict[str, float]] = []
+        self._micro_batches = 0
 
     def initialise(self, seed: int) -> None:
         """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""
@@ -81,6 +85,7 @@ class MegatronEngine(WholeStep):
         else:
             source = tensors_of(build(path, seed=seed))
         self._weights.load(source)
+        self.discard()
         self._optimizer.reset()
         self._weights_changed()
 
@@ -109,23 +114,23 @@ class MegatronEngine(WholeStep):
             loss = sft_loss(logprobs, tensors.mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
+        self.discard()
+        self._optimizer.zero_grad()
         batches = self._schedule.micro_batches(samples)
-        metrics = self._train(batches, samples, loss_function, progress, temperature=1.0)
-        measured, _ = self._gather_metrics(metrics, [])
+        self._shared += self._train(batches, samples, loss_function, progress, temperature=1.0)
+        measured, _ = self._gather_metrics([])
         norm = self._step(learning_rate, 1.0)
-        return StepResult(measured | {"gradient_norm": norm, "micro_batches": float(len(batches))})
+        return StepResult(measured | {"grad_norm": norm, "micro_batches": float(len(batches))})
 
-    def step_on(self, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]) -> StepResult:
-        """Take one optimizer step; see `WholeStep`."""
-        rate = scheduled_learning_rate(self._config, step)
-        objective = StepObjective(self._config.algorithm)
+    def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
+        """Accumulate the gradients of sequences; see `TrainingEngine`."""
+        if self._objective is None:
+            self._optimizer.zero_grad()
+            self._objective = StepObjective(self._config.algorithm)
+        objective = self._objective
         batches = self._schedule.micro_batches(samples)
         reference = self._score_reference(samples, batches, progress)
-        local = (
-            self._measure_without_replay(samples, batches, progress)
-            if step % replay_metrics.COMPARISON_INTERVAL == 0
-            else []
-        )
+        self._local += self._measure_without_replay(samples, batches, progress)
 
         def loss_function(number: int, tensors: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
             selected = [samples[index] for index in batches[number].indices]
@@ -145,13 +150,30 @@ class MegatronEngine(WholeStep):
             )
             return objective.loss(inputs)
 
-        metrics = self._train(batches, samples, loss_function, progress)
+        self._shared += self._train(batches, samples, loss_function, progress)
+        self._micro_batches += len(batches)
         if self._replay is not None:
-            local.append(self._replay.reroutes.take())
-        measured, objective.log_ratios = self._gather_metrics(metrics, objective.log_ratios, local)
+            self._local.append(self._replay.reroutes.take())
+
+    def discard(self) -> None:
+        """Discard the accumulated gradients; see `TrainingEngine`."""
+        self._objective, self._micro_batches = None, 0
+        self._shared, self._local = [], []
+
+    def step(self, step: int, progress: Callable[[], None]) -> StepResult:
+        """Take one optimizer step; see `TrainingEngine`."""
+        objective, count = self._objective, float(self._micro_batches)
+        if objective is None:
+            msg = f"no rows were accumulated for step {step}; call accumulate first"
+            raise ValueError(msg)
+        rate = scheduled_learning_rate(self._config, step)
+        measured, objective.log_ratios = self._gather_metrics(objective.log_ratios)
         norm = self._step(rate, objective.gradient_scale(measured))
-        own = {"gradient_norm": norm, "micro_batches": float(len(batches)), "learning_rate": rate}
-        return StepResult(objective.metrics(measured) | own)
+        self._steps_to_comparison = max(0, self._steps_to_comparison - 1)
+        progress()
+        return StepResult(
+            objective.metrics(measured) | {"grad_norm": norm, "micro_batches": count, "learning_rate": rate}
+        )
 
     def _score_reference(
         self, samples: Sequence[TrainSample], batches: list[MicroBatch], progress: Callable[[], None]
@@ -164,9 +186,12 @@ class MegatronEngine(WholeStep):
     def _measure_without_replay(
         self, samples: Sequence[TrainSample], batches: list[MicroBatch], progress: Callable[[], None]
     ) -> list[dict[str, float]]:
-        """Mismatch without router replay, on the first micro-batch of each data-parallel rank."""
+        """Mismatch without router replay, once per comparison interval, on the first micro-batch of each rank."""
         if self._replay is None or all(sample.routed_experts is None for sample in samples):
             return []
+        if self._steps_to_comparison or self._micro_batches:
+            return []
+        self._steps_to_comparison = replay_metrics.COMPARISON_INTERVAL
         # The interleaved schedule of virtual stages takes a multiple of the pipeline stages.
         first = batches[: self._layout.pipeline if self._layout.virtual > 1 else 1]
         self._replay.begin(replays=False, trains=False)
@@ -186,21 +211,13 @@ class MegatronEngine(WholeStep):
             and parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
         )
 
-    def _gather_metrics(
-        self,
-        measured: list[dict[str, float]],
-        log_ratios: list[NDArray[Any]],
-        local: Sequence[dict[str, float]] = (),
-    ) -> tuple[dict[str, float], list[NDArray[Any]]]:
-        """Sum metrics over all ranks, and collect the log-ratios of all micro-batches.
+    def _gather_metrics(self, log_ratios: list[NDArray[Any]]) -> tuple[dict[str, float], list[NDArray[Any]]]:
+        """Sum the metrics of the step over all ranks, and collect the log-ratios of all micro-batches.
 
-        Args:
-            measured: metrics of micro-batches, equal on the ranks that share them.
-            log_ratios: of the same micro-batches.
-            local: metrics of this rank alone.
+        Metrics of micro-batches are equal on the ranks that share them, so one of these ranks reports them.
         """
-        shared = (measured, log_ratios) if self._reports_metrics else ([], [])
-        gathered = process_groups.all_gather_messages([*shared, list(local)])
+        shared = (self._shared, log_ratios) if self._reports_metrics else ([], [])
+        gathered = process_groups.all_gather_messages([*shared, self._local])
         metrics = add_metrics(part for shared, _, local in gathered for part in [*shared, *local])
         return metrics, [array for _, log_ratios, _ in gathered for array in log_ratios]
 
@@ -213,7 +230,6 @@ class MegatronEngine(WholeStep):
         temperature: float | None = None,
     ) -> list[dict[str, float]]:
         """Accumulate the gradients of all micro-batches; returns metrics on the last stage."""
-        self._optimizer.zero_grad()
         if self._replay is not None:
             self._replay.begin(replays=True, trains=True)
         models = self._optimizer.models
@@ -223,6 +239,7 @@ class MegatronEngine(WholeStep):
 
     def _step(self, rate: float, factor: float) -> float:
         norm = self._optimizer.step(rate, factor)
+        self.discard()
         check_gradient_norm(norm)
         self._weights_changed()
         return norm
@@ -274,6 +291,7 @@ class MegatronEngine(WholeStep):
         """Load a checkpoint that any layout wrote; see `TrainingEngine`."""
         reference = self._new_reference() if checkpoint.has_reference(folder) else None
         checkpoint.load(folder, self._layout, self._optimizer, reference)
+        self.discard()
         self._weights_changed()
 
     def export(self, folder: Path) -> None:

@@ -11,6 +11,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
+from relax_actors.engines.megatron.mcore.process_groups import plain_object_gathering
 
 
 class Optimizer:
@@ -26,28 +27,25 @@ class Optimizer:
         sharded = settings.megatron.distributed_optimizer
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=sharded)
         self.models: Sequence[Any] = [DistributedDataParallel(chunks.config, ddp, model) for model in chunks.wrapped]
-        self.inner: Any = get_megatron_optimizer(
-            OptimizerConfig(
-                optimizer="adam",
-                lr=settings.learning_rate,
-                adam_beta1=settings.betas[0],
-                adam_beta2=settings.betas[1],
-                adam_eps=settings.epsilon,
-                weight_decay=settings.weight_decay,
-                clip_grad=settings.max_grad_norm,
-                use_distributed_optimizer=sharded,
-                params_dtype=chunks.config.params_dtype,
-                bf16=chunks.config.bf16,
-            ),
-            self.models,
-            config_overrides={},  # one learning rate and weight decay for all parameters, as in the torch engine
-        )
-        chunks.config.finalize_model_grads_func = self._finalize
-
-    @staticmethod
-    def _finalize(models: Sequence[Any], _: Any = None, **settings: Any) -> None:
-        """Sum gradients over ranks; `step` normalises them by the tokens of the whole step."""
-        finalize_model_grads(models, None, **settings)
+        with plain_object_gathering():
+            self.inner: Any = get_megatron_optimizer(
+                OptimizerConfig(
+                    optimizer="adam",
+                    lr=settings.learning_rate,
+                    adam_beta1=settings.betas[0],
+                    adam_beta2=settings.betas[1],
+                    adam_eps=settings.epsilon,
+                    weight_decay=settings.weight_decay,
+                    clip_grad=settings.max_grad_norm,
+                    use_distributed_optimizer=sharded,
+                    params_dtype=chunks.config.params_dtype,
+                    bf16=chunks.config.bf16,
+                ),
+                self.models,
+                config_overrides={},  # one learning rate and weight decay for all parameters, as in the torch engine
+            )
+        # A step may take several calls of the schedule; `step` sums their gradients over ranks once.
+        chunks.config.finalize_model_grads_func = None
 
     def reset(self) -> None:
         """Clear the optimizer state and copy the models' current weights."""
@@ -68,7 +66,7 @@ class Optimizer:
         self.inner.zero_grad()
 
     def step(self, rate: float, factor: float) -> float:
-        """Scale the gradients, clip them, and take a step.
+        """Sum the gradients over ranks, scale them, clip them, and take a step.
 
         Args:
             rate: learning rate.
@@ -77,6 +75,7 @@ class Optimizer:
         Returns:
             Norm of the scaled gradients before clipping.
         """
+        finalize_model_grads(self.models)
         if factor != 1.0:
             for model in self.models:
                 model.scale_gradients(factor)

@@ -7,12 +7,10 @@ fix stays unpatched.
 
 from __future__ import annotations
 
-import queue
 from functools import wraps
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import random
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
@@ -29,7 +27,6 @@ def apply(*, on_cpu: bool) -> None:
         separate_steps_after_loading()
         save_padding_between_buckets()
         setattr(DistributedOptimizer, _PATCHED, True)
-    write_checkpoints_in_process()
     if on_cpu:
         convert_split_sizes_to_ints()
         use_cpu_generator()
@@ -117,41 +114,6 @@ def save_padding_between_buckets() -> None:
                 holder.numel_unpadded = size
 
     DistributedOptimizer.sharded_param_state_fully_reshardable = sharded
-
-
-def write_checkpoints_in_process() -> None:
-    """Write checkpoints in the calling process.
-
-    megatron-core starts one process to hold a queue and forks another to write. Forking a process that has threads and
-    collectives may hang, and always hangs if psutil is missing.
-    """
-    filesystem_async._results_queue = queue.Queue()  # noqa: SLF001
-    writer = filesystem_async.FileSystemWriterAsync
-
-    def write(transforms: Any, _: Any, rank: int, buckets: list[Any], results: queue.Queue[Any]) -> None:  # noqa: ARG001
-        outcomes: dict[int, Any] = {}
-        while not results.empty():  # left over from an interrupted save
-            results.get_nowait()
-        for i, bucket in enumerate(buckets):
-            written: queue.Queue[Any] = queue.Queue()
-            pending: queue.Queue[Any] = queue.Queue()
-            pending.put(i)
-            writer.write_preloaded_data(
-                transforms,
-                local_proc_idx=i,
-                write_bucket=bucket,
-                results_queue=written,
-                count_queue=pending,
-                use_fsync=True,
-            )
-            _, outcome = written.get_nowait()
-            if isinstance(outcome, Exception):
-                results.put(outcome)
-                return
-            outcomes[i] = outcome
-        results.put(outcomes)
-
-    writer.write_preloaded_data_multiproc = staticmethod(write)
 
 
 class _Splits(list[int]):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,27 @@ def all_gather_messages(message: Any) -> list[Any]:
     received = [torch.empty(longest, dtype=torch.uint8) for _ in range(ranks)]
     distributed.all_gather(received, padded, group=_gloo_group)
     return [wire.decode(data[: int(size)].numpy().tobytes()) for data, size in zip(received, sizes, strict=True)]
+
+
+@contextmanager
+def plain_object_gathering() -> Iterator[None]:
+    """Let megatron-core gather keys of parameter groups as plain data: torch's `all_gather_object` pickles them."""
+
+    def all_gather_object(object_list: Any, obj: Any, group: Any = None) -> None:
+        del group  # megatron-core gathers from all ranks
+        object_list[:] = [_with_tuples(message) for message in all_gather_messages(obj)]
+
+    original = distributed.all_gather_object
+    distributed.all_gather_object = all_gather_object
+    try:
+        yield
+    finally:
+        distributed.all_gather_object = original
+
+
+def _with_tuples(message: list[list[Any]]) -> list[tuple[Any, ...]]:
+    """Restore the keys, tuples that a message turns into lists."""
+    return [tuple(key) for key in message]
 
 
 def check_device(name: str, setting: str) -> None:

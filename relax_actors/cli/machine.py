@@ -1,0 +1,197 @@
+"""Checks of this machine: devices, folders, ports and addresses that a configuration asks for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from broker.address import Address
+from broker.errors import BrokerError
+from broker.server import is_jetstream_ready, port_problem
+from relax_actors.config import Config
+from relax_actors.errors import ConfigError
+from relax_actors.roles import role_names, spec_of
+from relax_actors.runtime.run_folder import RunFolder
+
+_DEVICE = re.compile(r"(auto|cpu|cuda|mps|xpu|hpu|npu)(?::(\d+))?")
+GPU_FILES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Files of the drivers of NVIDIA, of NVIDIA under WSL, and of AMD."""
+_COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+
+
+def check_devices(config: Config, roles: Collection[str]) -> Iterator[str]:
+    """Check that the devices of the roles that run here exist.
+
+    Args:
+        config: configuration of the run.
+        roles: roles whose actors run on this machine.
+
+    Raises:
+        ConfigError: one line for each setting that names no device of this machine.
+    """
+    if config.simulate is not None:
+        return
+    problems = [
+        f"{setting} = {device!r} {problem}"
+        for setting, device, gpus in _devices(config, roles)
+        if (problem := _device_problem(device, gpus))
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    yield from ()
+
+
+def _devices(config: Config, roles: Collection[str]) -> Iterator[tuple[str, str, int]]:
+    """Setting and value of each role's device, and the number of GPUs that an actor of the role takes."""
+    if "rollout" in roles:
+        servers = config.rollout.backend == "sglang"
+        if not (servers and config.rollout.sglang.urls):
+            yield "rollout.device", config.rollout.device, config.rollout.sglang.tensor_parallel if servers else 1
+    if "trainer" in roles:
+        is_group = config.trainer.backend == "megatron"
+        yield "trainer.device", config.trainer.device, config.trainer.megatron.ranks if is_group else 1
+    for name, section in config.roles.items():
+        if name in roles and spec_of(config, name).device:
+            yield f"roles.{name}.device", str(section.options.get("device", "auto")), 1
+
+
+def _device_problem(device: str, gpus: int) -> str:
+    match = _DEVICE.fullmatch(device)
+    if match is None:
+        return 'is no torch device; write "auto", "cpu", "cuda" or "cuda:<number>"'
+    kind, index = match[1], int(match[2] or 0)
+    if kind != "cuda":
+        return ""
+    if problem := _cuda_problem():
+        return problem
+    return gpu_problem(index, gpus, _gpu_count())
+
+
+def gpu_problem(index: int, wanted: int, count: int) -> str:
+    """Describe the GPUs that an actor needs and the machine lacks; empty if it has them.
+
+    Args:
+        index: number of the GPU, of an actor that needs one.
+        wanted: GPUs of the actor.
+        count: GPUs of this machine.
+    """
+    if max(index + 1, wanted) <= count:
+        return ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    limited = "" if visible is None else f" (CUDA_VISIBLE_DEVICES = {visible!r})"
+    needs = f"needs {wanted} GPUs" if wanted > 1 else f"is GPU number {index}, counted from 0"
+    return f"{needs}, but this machine has {count}{limited}; set another device"
+
+
+def _cuda_problem() -> str:
+    """Reason why CUDA cannot be used, as far as it can be known without torch, whose import takes seconds."""
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        return "needs torch, which is not installed; pip install torch"
+    if installed.endswith("+cpu"):
+        return f'needs CUDA, but torch {installed} is built for CPUs; set "cpu" or "auto", or install torch with CUDA'
+    if not any(Path(path).exists() for path in GPU_FILES):
+        return 'needs CUDA, but this machine has no GPU; set "cpu" or "auto"'
+    return ""
+
+
+@cache
+def _gpu_count() -> int:
+    """Number of GPUs that torch sees, counted in a process of its own."""
+    command = [sys.executable, "-c", _COUNT_GPUS]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 our own code
+        return int(done.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        msg = f"the GPUs of this machine cannot be counted: {error}; run `python -c '{_COUNT_GPUS}'`"
+        raise ConfigError(msg) from error
+
+
+def roles_here(config: Config, chosen: Collection[str] | None) -> set[str]:
+    """Roles whose actors this machine starts: the chosen ones, or all."""
+    return set(role_names(config) if chosen is None else chosen)
+
+
+def check_folders(config: Config) -> Iterator[str]:
+    """Check that the folder of the run and the store can be written.
+
+    Raises:
+        ConfigError: one of them cannot.
+    """
+    for setting, folder in (("run.folder", config.folder), ("store.path", config.store_path)):
+        if problem := _folder_problem(folder.absolute()):
+            msg = f"{setting} {folder} cannot be written by user {os.getuid()}: {problem}; choose another {setting}"
+            raise ConfigError(msg)
+    yield from ()
+
+
+def _folder_problem(folder: Path) -> str:
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"{existing} is a file"
+    try:
+        # Permissions say too little: a file system may be read-only, or root may be another user's guest.
+        with tempfile.TemporaryFile(dir=existing):
+            return ""
+    except OSError as error:
+        return f"{existing}: {error.strerror}"
+
+
+def check_addresses(config: Config, roles: Collection[str]) -> Iterator[str]:
+    """Check the ports and addresses that the run listens on, and the files that it signs in with.
+
+    Args:
+        config: configuration of the run.
+        roles: roles whose actors run on this machine.
+
+    Raises:
+        ConfigError: a port is taken, an address is not this machine's, or a file is missing.
+    """
+    broker = config.broker
+    embedded = broker.url is None and broker.port
+    if embedded and (problem := port_problem(broker.port)) and not _is_own_broker(config):
+        msg = f"{problem}; set broker.port to another, or to 0 for a free one"
+        raise ConfigError(msg)
+    for setting, path in (("broker.credentials", broker.credentials), ("broker.ca", broker.ca)):
+        if path is not None and not path.exists():
+            msg = f"{setting} {path} does not exist; create credentials with `relax keys`, or correct the path"
+            raise ConfigError(msg)
+    key = config.rollout.sglang.api_key_file
+    if key is not None and not key.is_file():
+        msg = f"rollout.sglang.api_key_file {key} does not exist; write the key of the servers to it"
+        raise ConfigError(msg)
+    if "trainer" in roles and config.weights.transport == "torch":
+        _check_listen(config.weights.listen)
+    yield from ()
+
+
+def _is_own_broker(config: Config) -> bool:
+    """Whether the run's own broker, of a run that is up, listens on its port."""
+    path = RunFolder(config.folder).broker / "address.json"
+    try:
+        known = Address.load(path)
+    except BrokerError:
+        return False
+    return known.url.endswith(f":{config.broker.port}") and is_jetstream_ready(known)
+
+
+def _check_listen(address: str) -> None:
+    try:
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        what = "is no address of this machine" if error.errno == errno.EADDRNOTAVAIL else f"{error.strerror}"
+        msg = f"weights.listen = {address!r} {what}; set an address of the trainer's machine"
+        raise ConfigError(msg) from error

@@ -1,0 +1,105 @@
+"""Check that transformers can build a model, from its source files: importing it takes seconds.
+
+What cannot be read from these files is left to the engine, which builds the model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from relax_actors.config import Config
+from relax_actors.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+_DEFAULT_ROPE = "default"
+_WHOLE_HEADS = "is not a multiple of the number of attention"
+"""Text of the error of a model's configuration whose heads do not divide its hidden size."""
+
+
+def check_architecture(config: Config, folder: Path) -> None:
+    """Refuse a config.json that transformers cannot build a causal language model from.
+
+    Args:
+        config: configuration of the run.
+        folder: model folder, with its config.json.
+
+    Raises:
+        ConfigError: lists every problem, one a line.
+    """
+    given: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    where = f"{folder / 'config.json'}" if config.model.architecture is None else "model.architecture"
+    fields = given | given.get("text_config", {})
+    if config.model.architecture is not None and not config.model.architecture.get("head_dim"):
+        fields["head_dim"] = None
+    if problems := [f"{where}: {problem}" for problem in _problems(fields, str(given["model_type"]))]:
+        raise ConfigError("\n".join(problems))
+
+
+def _problems(fields: Mapping[str, Any], model_type: str) -> Iterator[str]:
+    known = _names("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+    if known and model_type not in known and fields["model_type"] not in known:
+        yield _unknown("model_type", model_type, known, "a causal language model", ("llama", "mistral", "qwen3"))
+        return
+    yield from _head_problems(fields, model_type)
+    if (dtype := fields.get("dtype") or fields.get("torch_dtype")) and dtype not in DTYPES:
+        yield f"dtype = {dtype!r} is no floating-point type of torch; use one of {', '.join(DTYPES)}"
+    activations = _names("activations.py", "ACT2CLS")
+    activation = fields.get("hidden_act")
+    if activations and activation is not None and activation not in activations:
+        yield _unknown("hidden_act", str(activation), activations, "an activation", ("silu", "gelu", "relu"))
+    ropes = _names("modeling_rope_utils.py", "ROPE_INIT_FUNCTIONS")
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", _DEFAULT_ROPE)) if isinstance(rope, dict) else _DEFAULT_ROPE
+    if ropes and kind not in (_DEFAULT_ROPE, *ropes):
+        yield _unknown("rope_type", str(kind), ropes, "a scaling of rotary positions", (_DEFAULT_ROPE, *ropes))
+
+
+def _head_problems(fields: Mapping[str, Any], model_type: str) -> Iterator[str]:
+    heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
+    if not heads or not hidden:
+        return
+    if (groups := fields.get("num_key_value_heads")) and heads % groups:
+        yield f"num_attention_heads = {heads} is not a multiple of num_key_value_heads = {groups}; change one of them"
+    width, strict = fields.get("head_dim"), _has(model_type, _WHOLE_HEADS)
+    if hidden % heads and (not width or strict):
+        remedy = "" if strict else ", or set head_dim"
+        yield f"hidden_size = {hidden} is not a multiple of num_attention_heads = {heads}; change one of them{remedy}"
+    elif (width or hidden // heads) % 2 and _has(model_type, "rope_parameters") and "partial_rotary" not in str(fields):
+        yield f"head_dim = {width or hidden // heads} is odd; rotary positions need an even number"
+
+
+def _has(model_type: str, text: str) -> bool:
+    """Whether the source of a model's configuration contains a text."""
+    name = model_type.replace("-", "_")
+    return text in _source(f"models/{name}/configuration_{name}.py")
+
+
+def _unknown(field: str, value: str, known: tuple[str, ...], kind: str, usual: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(value, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"use for example {', '.join(usual)}"
+    return f"{field} = {value!r} is not {kind} of the installed transformers; {hint}"
+
+
+@cache
+def _names(file: str, variable: str) -> tuple[str, ...]:
+    """Keys of a table in a source file of transformers; empty if the table is not found."""
+    table = re.search(rf"^{variable}\b[^\n]*[({{]\n(.*?)^[)}}]", _source(file), re.MULTILINE | re.DOTALL)
+    keys = re.findall(r'^\s+\(?"([^"]+)"[,:] ', table[1], re.MULTILINE) if table else []
+    return tuple(keys)
+
+
+@cache
+def _source(file: str) -> str:
+    """Text of a source file of transformers; empty if there is none."""
+    spec = find_spec("transformers")
+    try:
+        return (Path(str(spec.origin)).parent / file).read_text() if spec is not None else ""
+    except OSError:
+        return ""

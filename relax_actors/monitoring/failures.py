@@ -1,0 +1,112 @@
+"""Failures of a run as a person reads them: one sentence an event, and counts by role and error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from relax_actors.monitoring.render import printable
+
+LINE_SECONDS = 5.0
+"""Least time between two lines about the same failure."""
+MAX_KEYS = 64
+MAX_LINE = 300
+
+
+def sentence(body: dict[str, Any]) -> str:
+    """Describe an event in one sentence; empty for events that are not shown."""
+    who, row, n = f"{body.get('role')}.{body.get('n')}", body.get("row"), body.get("version")
+    why = _first_line(body.get("reason") or body.get("error") or body.get("detail"))
+    if body.get("kind") == "fault":
+        return f"relax chaos hits {body.get('target')}"
+    if body.get("kind") in ("down", "repaired"):
+        who = str(body.get("role"))  # the broker or a node
+    texts = {
+        "waiting_for_room": f"{who} waits for free disk space: {why}",
+        "crashed": f"{who} crashed: {why}; it is restarted",
+        "down": f"{who} crashed: {why}; it is restarted",
+        "repaired": f"{who} recovered after {body.get('seconds')} s",
+        "waiting_for_import": f"packages are being imported, since {body.get('seconds')} s",
+        "row_quarantined": f"{row} failed for good in {body.get('role')}: {why}",
+        "row_dropped": f"{row} dropped ({body.get('reason')}): {_first_line(body.get('detail'))}",
+        "row_failed": f"{row} failed in {body.get('role')} and is tried again: {why}",
+        "all_rows_failed": f"{who} stopped the run: {why}",
+        "gave_up": f"{who} cannot be kept running: {why}",
+        "replay_diverged": f"{who} computed other weights for version {n} than before its restart",
+        "evaluated": f"version {n} scored {body.get('reward')} on held-out prompts",
+    }
+    return _line(texts.get(str(body.get("kind")), ""))
+
+
+@dataclass(slots=True)
+class _Count:
+    text: str = ""
+    quarantined: int = 0
+    retried: int = 0
+    crashes: int = 0
+    actor: str = ""
+    changed: bool = False
+    printed_at: float = float("-inf")
+
+
+class FailureCounts:
+    """Failures of rows and actors, counted by role and error; times are seconds on the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], _Count] = {}
+
+    def take(self, body: dict[str, Any]) -> None:
+        """Count an event; events that report no failure are ignored."""
+        kind, role, n = body.get("kind"), str(body.get("role"))[:80], 1
+        text = _first_line(body.get("reason") or body.get("error"))
+        if kind == "suppressed":
+            # The journal leaves out events of a flood and counts them.
+            kind, n, text = body.get("of"), max(0, min(int(body.get("count", 0)), 1 << 40)), ""
+        if kind in ("crashed", "down"):
+            count = self._count(role, "", text)
+            count.crashes += n
+            count.actor = role if kind == "down" else f"{role}.{body.get('n')}"[:80]
+        elif kind in ("row_quarantined", "row_failed"):
+            count = self._count(role, text.split(":", 1)[0] if text else self._last_error(role), text)
+            count.quarantined += n if kind == "row_quarantined" else 0
+            count.retried += n if kind == "row_failed" else 0
+
+    def _count(self, role: str, error: str, text: str) -> _Count:
+        if (key := (role, error[:80])) not in self._counts and len(self._counts) >= MAX_KEYS:
+            key = ("other roles", error[:80] and "errors")
+        count = self._counts.setdefault(key, _Count())
+        count.text, count.changed = text or count.text, True
+        return count
+
+    def _last_error(self, role: str) -> str:
+        return next((error for name, error in reversed(self._counts) if name == role and error), "unknown error")
+
+    def lines(self) -> list[str]:
+        """Return one line for each role and error, the first failure first."""
+        return [_summary(role, count) for (role, _), count in list(self._counts.items())]
+
+    def due(self, now: float) -> list[str]:
+        """Return the lines to print now: a new failure at once, a known one every `LINE_SECONDS` while it goes on."""
+        found = []
+        for (role, _), count in list(self._counts.items()):
+            if count.changed and now - count.printed_at >= LINE_SECONDS:
+                count.changed, count.printed_at = False, now
+                found.append(_summary(role, count))
+        return found
+
+
+def _summary(role: str, count: _Count) -> str:
+    if count.crashes:
+        times = f"crashed {count.crashes} times, the last time {count.actor}" if count.crashes > 1 else "crashed"
+        return _line(f"{role if count.crashes > 1 else count.actor} {times}: {count.text}; it is restarted")
+    parts = [f"{count.quarantined} rows quarantined"] if count.quarantined else []
+    parts += [f"{count.retried} failures tried again"] if count.retried else []
+    return _line(f"{role}: {', '.join(parts)}: {count.text}")
+
+
+def _first_line(text: Any) -> str:
+    return str(text or "").strip().split("\n", 1)[0]
+
+
+def _line(text: str) -> str:
+    return printable(text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 4]} ...")

@@ -1,0 +1,184 @@
+"""State of a run as its events and metrics report it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from relax_actors.monitoring.failures import FailureCounts, sentence
+from relax_actors.monitoring.render import printable
+
+SILENT_SECONDS = 5.0
+MAX_ACTORS = 4096
+MAX_STEPS = 10**9
+TRAINING = ("loss", "grad_norm", "kl", "k3", "clipped")
+"""Figures of a step that are kept; an engine reports those that its settings have."""
+ROWS = ("in_flight", "trained", "dropped", "quarantined")
+
+
+@dataclass(slots=True)
+class Progress:
+    """State of a run as its log reports it; feed every message to `take`.
+
+    Any client of the broker can write to the log: malformed messages are ignored, and the state is bounded.
+
+    Attributes:
+        run: name of the run.
+        steps: its last step; 0 while unknown.
+        step: number of optimizer steps done.
+        reward: mean reward of the last step.
+        supervised: by supervisor, the restarts of its children, as `relax tree` shows them.
+        actor_restarts: restarts of actors over the whole run, as far as its log was read.
+        failures: failures of rows and processes.
+        finished: whether the run reported its end.
+        notice: what the whole run waits for; empty if nothing.
+    """
+
+    run: str
+    steps: int
+    step: int = 0
+    reward: float = 0.0
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=2000))
+    batch: dict[str, Any] = field(default_factory=dict)
+    ledger: dict[str, Any] = field(default_factory=dict)
+    last_seen: dict[str, float] = field(default_factory=dict)
+    supervised: dict[str, dict[str, int]] = field(default_factory=dict)
+    actor_restarts: int = 0
+    failures: FailureCounts = field(default_factory=FailureCounts)
+    evals: dict[int, float] = field(default_factory=dict)
+    events: deque[str] = field(default_factory=lambda: deque(maxlen=5))
+    crashed: set[str] = field(default_factory=set)
+    finished: bool = False
+    training: dict[str, str] = field(default_factory=dict)
+    notice: str = ""
+    step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
+
+    def take(self, subject: str, data: bytes, *, recent: bool = True) -> None:
+        """Update the state by an event or a metric; ignore a malformed one.
+
+        Args:
+            subject: `relax.<run>.event.>` or `relax.<run>.metric.>`.
+            data: JSON object.
+            recent: False for a message from before this `relax up`, whose failures are over.
+        """
+        tokens = subject.split(".")
+        try:
+            body = json.loads(data)
+            if not isinstance(body, dict) or len(tokens) < 5:  # noqa: PLR2004 relax.<run>.<kind>.<role>.<n>
+                return
+            if tokens[2] == "event" and tokens[-1] == body.get("kind"):
+                self._event(body, recent=recent)
+            elif tokens[2] == "metric" and len(self.last_seen) < MAX_ACTORS:
+                self._metric(body, recent=recent)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return
+
+    def _event(self, body: dict[str, Any], *, recent: bool) -> None:
+        kind = body["kind"]
+        if kind == "finished":
+            self.finished = True
+        if kind == "restarted":
+            self.actor_restarts += 1
+        if kind == "evaluated":
+            self._evaluated(body["version"], body["reward"])
+        if recent:
+            self.failures.take(body)
+            if kind == "crashed" and len(self.crashed) < MAX_ACTORS:
+                self.crashed.add(_name(body))
+            if text := sentence(body) or self._recovery(body):
+                self.events.append(text)
+
+    def _recovery(self, body: dict[str, Any]) -> str:
+        """Describe the first start of an actor after its crash; empty for other events."""
+        if body["kind"] == "ready" and _name(body) in self.crashed:
+            self.crashed.discard(_name(body))
+            return printable(f"{_name(body)} recovered, {_finite(body.get('seconds', 0)):.1f} s after its restart")
+        return ""
+
+    def _evaluated(self, version: Any, reward: Any) -> None:
+        if 0 <= int(version) <= (self.steps or MAX_STEPS):
+            self.evals[int(version)] = _finite(reward)
+
+    def _metric(self, body: dict[str, Any], *, recent: bool) -> None:
+        if body.get("kind") == "supervision":
+            restarts = body["restarts"]
+            if recent and isinstance(restarts, dict) and len(self.supervised) < MAX_ACTORS:
+                self.supervised[_name(body)] = {name[:80]: int(n) for name, n in [*restarts.items()][:MAX_ACTORS]}
+            return
+        if body.get("kind") == "run":
+            self.steps = max(0, min(int(body["steps"]), MAX_STEPS))
+            return
+        if body.get("kind") == "step":
+            step, reward, at = int(body["step"]), _finite(body["reward"]), _finite(body["time"])
+            if 0 <= step < (self.steps or MAX_STEPS):
+                self.step, self.reward = step + 1, reward
+                self.rewards.append(reward)
+                self.batch = {name: _short(body.get(name, 0)) for name in ("staleness", "span")}
+                self.training = {name: f"{_finite(body[name]):.4g}" for name in TRAINING if name in body}
+                self.step_times.append((at, self.step))
+            return
+        self.last_seen[_name(body)] = time.monotonic()
+        if body.get("role") == "prompts":
+            self.ledger = {name: _short(body.get(name, 0)) for name in (*ROWS, "lead")}
+        if "eval_version" in body:
+            self._evaluated(body["eval_version"], body["eval_reward"])
+
+    @property
+    def alive(self) -> int:
+        """Number of actors that published a metric in the last `SILENT_SECONDS`."""
+        now = time.monotonic()
+        return sum(now - at < SILENT_SECONDS for at in self.last_seen.values())
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts of all processes by their current supervisors."""
+        return sum(self.restarted.values())
+
+    @property
+    def restarted(self) -> dict[str, int]:
+        """Restarts of each process that was restarted."""
+        return {name: n for children in self.supervised.values() for name, n in children.items() if n > 0}
+
+    @property
+    def steps_per_second(self) -> float:
+        """Optimizer steps a second over the last 200 steps; 0 while unknown."""
+        if len(self.step_times) < 2:  # noqa: PLR2004
+            return 0.0
+        (first, a), (last, b) = self.step_times[0], self.step_times[-1]
+        return (b - a) / max(last - first, 1e-6)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds to the last step at the present rate; None while unknown."""
+        rate = self.steps_per_second
+        return (self.steps - self.step) / rate if rate > 0 and self.steps else None
+
+    def line(self) -> str:
+        """Format the state as one plain line, for output that is no terminal."""
+        left = self.seconds_left
+        return (
+            f"step {self.step}/{self.steps or '?'} reward {self.reward:.3f} "
+            f"in_flight {self.ledger.get('in_flight', 0)} staleness {self.batch.get('staleness', 0)} "
+            f"actors {self.alive} restarts {self.restarts} "
+            f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {self.notice}" if self.notice else "")
+        )
+
+
+def _name(body: dict[str, Any]) -> str:
+    return f"{body.get('role')}.{body.get('n')}"[:80]
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or abs(number) > 1e30:  # noqa: PLR2004 sums and differences stay finite
+        msg = f"{number} is out of range"
+        raise ValueError(msg)
+    return number
+
+
+def _short(value: Any) -> str:
+    return str(value)[:20]

@@ -1,0 +1,101 @@
+"""Check of a role's result before it is written, so that an error names the role that made it, not its reader.
+
+Columns of rewards hold one number per sample, `advantage` one per sample or token, columns of log-probs one per token.
+Other columns hold what their readers expect, which only the readers can check.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from broker.codec import Array
+from relax_actors.errors import RowError
+from relax_actors.messages import Advantage, Reward, Trajectory
+from relax_actors.runtime.context import Context
+from relax_actors.runtime.role import Role
+from relax_actors.runtime.row import Row
+
+LOGPROBS = ("reference", "actor_fwd")
+
+
+class ResultCheck:
+    """Checks the results of one role.
+
+    Args:
+        role: the role.
+        context: its context.
+    """
+
+    def __init__(self, role: Role, context: Context) -> None:
+        self._column, self._config = role.writes, context.config
+        self._author = f"role {context.role} ({type(role).__name__})"
+        self._rewards = ("reward", context.config.advantages.reads)
+
+    def __call__(self, row: Row, value: Any) -> None:
+        """Check the result of a row.
+
+        Raises:
+            RowError: the result cannot be the row's column: wrong type, number of numbers, or components.
+        """
+        if self._column in self._rewards:
+            self._check_rewards(row, value)
+        elif self._column == "advantage":
+            self._check_type(row, value, Advantage)
+            samples, tokens = self._samples(row), self._tokens(row)
+            if samples is not None and len(value.values) not in (samples, tokens or samples):
+                self._refuse(row, f"{len(value.values)} advantages", f"{samples}, one per sample, or one per token")
+        elif self._column == "trajectory":
+            self._check_type(row, value, Trajectory)
+        elif self._column in LOGPROBS and (tokens := self._tokens(row)) is not None:
+            found = self._numbers(row, value, f"{tokens} log-probs, one per token")
+            if len(found) != tokens:
+                self._refuse(row, f"{len(found)} log-probs", f"{tokens}, one per token")
+
+    def _check_rewards(self, row: Row, value: Any) -> None:
+        if self._column == "reward":
+            self._check_type(row, value, Reward)
+        samples = self._samples(row)
+        wanted = "one number per sample" if samples is None else f"{samples}, one per sample"
+        numbers = value.values if isinstance(value, Reward) else self._numbers(row, value, wanted)
+        if samples is not None and len(numbers) != samples:
+            self._refuse(row, f"{len(numbers)} numbers", wanted)
+        if not isinstance(value, Reward):
+            return
+        expected = sorted(self._config.reward_components)
+        if sorted(value.components) != expected:
+            how = f"components {expected}: the same in every row, or set reward.components"
+            self._refuse(row, f"reward components {sorted(value.components)}", how)
+        if value.lengths is not None and "trajectory" in row:
+            lengths = row.trajectory.sample_lengths.tolist()
+            if value.lengths.tolist() != lengths:
+                self._refuse(row, f"token_values for samples of {value.lengths.tolist()} tokens", f"{lengths}")
+
+    def _samples(self, row: Row) -> int | None:
+        """Return the number of samples of the row, from a column that the role reads; None if it reads none."""
+        if "trajectory" in row:
+            return len(row.trajectory.texts)
+        name = next((name for name in self._rewards if name in row), None)
+        return None if name is None else len(row.column(name))
+
+    def _tokens(self, row: Row) -> int | None:
+        return len(row.trajectory.token_ids) if "trajectory" in row else None
+
+    def _check_type(self, row: Row, value: Any, expected: type) -> None:
+        if not isinstance(value, expected):
+            self._refuse(row, f"a value of type {type(value).__name__}", f"relax_actors.messages.{expected.__name__}")
+
+    def _numbers(self, row: Row, value: Any, wanted: str) -> Array:
+        """Return plain data as an array of finite numbers."""
+        try:
+            found = np.asarray(value, np.float32) if isinstance(value, list | tuple | np.ndarray) else None
+        except (ValueError, TypeError, OverflowError):
+            found = None
+        if found is None or found.ndim != 1 or not np.isfinite(found).all():
+            self._refuse(row, f"{value!r:.100} ({type(value).__name__})", f"{wanted}, finite")
+        return found
+
+    def _refuse(self, row: Row, found: str, expected: str) -> NoReturn:
+        msg = f"{self._author} returned {found} for column {self._column} of {row.id}; expected {expected}"
+        raise RowError(msg)

@@ -1,0 +1,272 @@
+"""`relax check` reports what `relax up` cannot run, with one clear line for each cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from broker.server import Server, ServerSettings
+from relax_actors.cli.check import examine
+from relax_actors.cli.machine import GPU_FILES, gpu_problem
+from relax_actors.config import load_config
+from relax_actors.data.model_folder import prepare
+from relax_actors.runtime.run_folder import RunFolder
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
+ARCHITECTURE = "model.architecture"
+NOT_CAUSAL = "is not a causal language model of the installed transformers;"
+
+
+@pytest.fixture(autouse=True)
+def own_import_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Loading a configuration lets modules beside it be imported; keep that to the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+
+def errors(*overrides: str, config: Path = DEMO) -> tuple[str, ...]:
+    return examine(load_config(config, list(overrides))).errors
+
+
+def notes(*overrides: str) -> tuple[str, ...]:
+    findings = examine(load_config(DEMO, list(overrides)))
+    assert findings.errors == ()
+    return findings.notes
+
+
+def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "relax_actors.cli.main", "check", str(DEMO), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_data_is_checked_where_the_model_cannot_be_read(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.jsonl"
+    data = f"data.path = '{missing}' does not exist; give the path of a file, absolute or from the working directory"
+    model = f"{ARCHITECTURE}: hidden_size = 0 must be a whole number above 0"
+    assert errors(f"{ARCHITECTURE}.hidden_size=0", "data.kind=jsonl", f"data.path={missing}") == (model, data)
+
+
+def test_the_demo_has_no_errors() -> None:
+    assert errors() == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["model_type=qwen33"], f"model_type = 'qwen33' {NOT_CAUSAL} did you mean 'qwen3'?"),
+        (["model_type=t5"], f"model_type = 't5' {NOT_CAUSAL} use for example llama, mistral, qwen3"),
+        (
+            ["num_key_value_heads=3"],
+            "num_attention_heads = 4 is not a multiple of num_key_value_heads = 3; change one of them",
+        ),
+        (
+            ["model_type=llama", "hidden_size=66"],
+            "hidden_size = 66 is not a multiple of num_attention_heads = 4; change one of them",
+        ),
+        (["head_dim=15"], "head_dim = 15 is odd; rotary positions need an even number"),
+        (
+            ["hidden_act=sillu"],
+            "hidden_act = 'sillu' is not an activation of the installed transformers; did you mean 'silu'?",
+        ),
+        (
+            ["rope_parameters={rope_type='yarm'}"],
+            (
+                "rope_type = 'yarm' is not a scaling of rotary positions of the installed transformers; did you mean "
+                "'yarn'?"
+            ),
+        ),
+        (
+            ["dtype=fp8"],
+            "dtype = 'fp8' is no floating-point type of torch; use one of auto, float32, bfloat16, float16, float64",
+        ),
+        (["num_hidden_layers=0"], "num_hidden_layers = 0 must be a whole number above 0"),
+        (["num_attention_heads='four'"], "num_attention_heads = 'four' must be a whole number above 0"),
+    ],
+)
+def test_an_architecture_that_cannot_be_built_is_refused_with_the_field(settings: list[str], problem: str) -> None:
+    assert errors(*(f"{ARCHITECTURE}.{setting}" for setting in settings)) == (f"{ARCHITECTURE}: {problem}",)
+
+
+def test_head_dim_is_a_remedy_where_the_model_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "demo.toml"
+    path.write_text(DEMO.read_text().replace("head_dim = 16\n", "").replace("hidden_size = 64", "hidden_size = 66"))
+    sys.path.append(str(DEMO.parent))
+    problem = "hidden_size = 66 is not a multiple of num_attention_heads = 4; change one of them, or set head_dim"
+    assert errors(config=path) == (f"{ARCHITECTURE}: {problem}",)
+    assert errors(f"{ARCHITECTURE}.head_dim=16", config=path) == ()
+
+
+def test_a_model_folder_that_cannot_be_used_is_refused_with_its_path(tmp_path: Path) -> None:
+    folder, toml = tmp_path / "model", tmp_path / "run.toml"
+    toml.write_text(
+        f'[model]\npath = "{folder}"\n[data]\nkind = "python"\nfunction = "tiny_tasks.make"\n'
+        "[rollout]\nmax_tokens = 6\n"
+    )
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
+    assert errors(config=toml) == (f"model.path {folder} is not a model folder: it has no config.json",)
+    prepare(load_config(DEMO), folder)
+    assert errors(config=toml) == ()
+    (folder / "pytorch_model.bin").touch()
+    weights = f"model.path {folder} has no *.safetensors, only pytorch_model.bin; convert the weights to safetensors"
+    assert errors(config=toml) == (weights,)
+    body = json.loads((folder / "config.json").read_text()) | {"model_type": "qwen33"}
+    (folder / "config.json").write_text(json.dumps(body))
+    model_type = f"model_type = 'qwen33' {NOT_CAUSAL} did you mean 'qwen3'?"
+    assert errors(config=toml) == (f"{folder / 'config.json'}: {model_type}", weights)
+
+
+def cuda_reason() -> str:
+    installed = version("torch")
+    if installed.endswith("+cpu"):
+        return f'needs CUDA, but torch {installed} is built for CPUs; set "cpu" or "auto", or install torch with CUDA'
+    return 'needs CUDA, but this machine has no GPU; set "cpu" or "auto"'
+
+
+@pytest.mark.skipif(any(Path(path).exists() for path in GPU_FILES), reason=f"this machine has one of {GPU_FILES}")
+@pytest.mark.parametrize(
+    ("setting", "others"),
+    [
+        ("trainer.device", []),
+        ("rollout.device", []),
+        ("roles.reference.device", ["algorithm.kl_coefficient=0.1"]),
+        ("roles.actor_fwd.device", ["algorithm.proximal=actor_fwd"]),
+    ],
+)
+def test_cuda_without_a_gpu_is_refused_at_every_device_setting(setting: str, others: list[str]) -> None:
+    for device in ("cuda", "cuda:1"):
+        assert errors(f"{setting}={device}", *others) == (f"{setting} = {device!r} {cuda_reason()}",)
+
+
+def test_the_device_of_a_role_on_another_machine_is_not_checked() -> None:
+    config = load_config(DEMO, ["rollout.device=gpu"])
+    assert examine(config, ["prompts", "trainer"]).errors == ()
+    assert check("rollout.device=gpu", "--roles", "prompts,trainer").returncode == 0
+
+
+def test_a_device_that_torch_does_not_know_is_refused() -> None:
+    remedy = 'write "auto", "cpu", "cuda" or "cuda:<number>"'
+    assert errors("rollout.device=gpu") == (f"rollout.device = 'gpu' is no torch device; {remedy}",)
+
+
+def test_a_gpu_beyond_those_of_the_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_problem(1, 1, 2) == ""
+    assert gpu_problem(0, 4, 4) == ""
+    assert gpu_problem(2, 1, 2) == "is GPU number 2, counted from 0, but this machine has 2; set another device"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    limited = "(CUDA_VISIBLE_DEVICES = '0,3')"
+    assert gpu_problem(0, 4, 2) == f"needs 4 GPUs, but this machine has 2 {limited}; set another device"
+
+
+def test_a_port_in_use_is_refused_unless_the_runs_own_broker_has_it(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        message = f"port {port} is in use; set broker.port to another, or to 0 for a free one"
+        assert errors(f"broker.port={port}") == (message,)
+        assert errors(f"broker.port={port}", "broker.url=nats://127.0.0.1:4222") == ()
+    config = load_config(DEMO, [f"broker.port={port}", f"run.folder={tmp_path / 'run'}"])
+    server = Server(RunFolder(config.folder).broker, ServerSettings(port=port))
+    server.start()
+    try:
+        assert examine(config).errors == ()
+        assert errors(f"broker.port={port}") == (message,)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("setting", ["run.folder", "store.path"])
+def test_a_folder_that_cannot_be_written_is_refused(setting: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    user, remedy = os.getuid(), f"choose another {setting}"
+    for folder in (file, file / "below"):
+        expected = f"{setting} {folder} cannot be written by user {user}: {file} is a file; {remedy}"
+        assert errors(f"{setting}={folder}") == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["broker.url=nats://127.0.0.1:4222", "broker.credentials=/nowhere"],
+            "broker.credentials /nowhere does not exist; create credentials with `relax keys`, or correct the path",
+        ),
+        (
+            ["weights.transport=torch", "weights.listen=203.0.113.9"],
+            "weights.listen = '203.0.113.9' is no address of this machine; set an address of the trainer's machine",
+        ),
+        (
+            ["rollout.max_tokens=64"],
+            (
+                "rollout.max_tokens = 64 leaves no room for a prompt in the model's context "
+                "(max_position_embeddings) = 64; lower it"
+            ),
+        ),
+        (
+            ["trainer.max_tokens_per_microbatch=6"],
+            "rollout.max_tokens = 6 leaves no room for a prompt in trainer.max_tokens_per_microbatch = 6; lower it",
+        ),
+        (
+            ["trainer.max_tokens_per_microbatch=8"],
+            (
+                "trainer.max_tokens_per_microbatch = 8 is below one sequence of up to 11 tokens (5 of prompt + "
+                "rollout.max_tokens); raise it"
+            ),
+        ),
+    ],
+)
+def test_settings_that_cannot_work_give_one_error(overrides: list[str], message: str) -> None:
+    assert errors(*overrides) == (message,)
+
+
+def test_prompts_longer_than_the_context_are_refused_with_the_first_row() -> None:
+    limits = "the model's context, or trainer.max_tokens_per_microbatch if that is smaller"
+    assert errors("rollout.max_tokens=62") == tuple(
+        f"{where}: none of the first 200 rows can be used; the first: sort_digits.make item 1: prompt {prompt!r} has 5 "
+        f"tokens, more than the 2 that rollout.max_tokens = 62 leaves of 64 ({limits}); shorten the prompt or lower "
+        "rollout.max_tokens"
+        for where, prompt in (("data", "1872>"), ("eval.data", "1598>"))
+    )
+
+
+def test_a_letter_outside_of_the_alphabet_is_named_with_its_row(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    rows = [{"prompt": "12>", "answer": "1x"}, {"prompt": "1a2>", "answer": "12"}, {"prompt": "12>", "answer": "12"}]
+    tasks.write_text("\n".join(map(json.dumps, rows)))
+    remedy = "is not in the model's alphabet; add it to model.tokenizer.alphabet, or correct the row"
+    found = notes("data.kind=jsonl", f"data.path={tasks}")
+    assert (
+        f"data: 1 of the first 3 rows will be quarantined; the first: {tasks} line 2: prompt: character 'a' at "
+        f"position 2 of '1a2>' {remedy}"
+    ) in found
+    assert (
+        f"trainer.warm_start skips 1 of the first 3 rows; the first: {tasks} line 1: answer: character 'x' at position "
+        f"2 of '1x' {remedy}"
+    ) in found
+
+
+def test_more_evaluated_rows_than_there_are_is_noted() -> None:
+    assert "eval.rows = 300, but eval.data has 256 rows: 256 are evaluated" in notes("eval.rows=300")
+    assert not any("eval.rows" in note for note in notes("eval.rows=256"))
+
+
+def test_findings_come_without_the_resolved_configuration_unless_asked_for() -> None:
+    done = check("eval.rows=300")
+    assert (done.returncode, done.stdout) == (0, "")
+    *found, verdict = done.stderr.splitlines()
+    assert all(line.startswith("note: ") for line in found)
+    assert verdict == "ok: this configuration can be run"
+    resolved = check("--resolved", "rollout.device=gpu")
+    assert resolved.returncode == 2
+    assert json.loads(resolved.stdout)["rollout"]["device"] == "gpu"
+    assert resolved.stderr.splitlines()[0].startswith("error: rollout.device = 'gpu' is no torch device")
+    assert resolved.stderr.splitlines()[-1] == "failed: 1 error; fix it before `relax up`"

@@ -1,0 +1,131 @@
+"""What a user reads about failures: sentences, counted lines, the live view."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from relax_actors.monitoring.failures import LINE_SECONDS, MAX_KEYS, FailureCounts, sentence
+from relax_actors.monitoring.live_view import LABELS, LiveView
+from relax_actors.monitoring.progress import TRAINING, Progress
+
+
+def event(kind: str, role: str = "reward", n: int = 0, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "role": role, "n": n, **fields}
+
+
+def publish(progress: Progress, body: dict[str, Any], *, recent: bool = True) -> None:
+    subject = f"relax.x.event.{body['role']}.{body['n']}.{body['kind']}"
+    progress.take(subject, json.dumps(body).encode(), recent=recent)
+
+
+def shown(progress: Progress) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(LiveView(progress))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (event("crashed", reason="no progress for 1.2 s"), "reward.0 crashed: no progress for 1.2 s; it is restarted"),
+        (event("down", "broker", reason="killed by SIGKILL"), "broker crashed: killed by SIGKILL; it is restarted"),
+        (event("repaired", "broker", seconds=1.5, restarts=1), "broker recovered after 1.5 s"),
+        (
+            event("row_quarantined", row="group.1.2", error="ValueError: no\nmore"),
+            "group.1.2 failed for good in reward: ValueError: no",
+        ),
+        (
+            event("row_failed", row="group.1.2", failures=1, error="ValueError: no"),
+            "group.1.2 failed in reward and is tried again: ValueError: no",
+        ),
+        (
+            event("row_dropped", row="group.1.2", reason="no_signal", detail="all 4 samples scored 0"),
+            "group.1.2 dropped (no_signal): all 4 samples scored 0",
+        ),
+        (event("gave_up", reason="six failures"), "reward.0 cannot be kept running: six failures"),
+        (event("fault", "chaos", target="rollout.0", pid=1), "relax chaos hits rollout.0"),
+        (event("ready", seconds=1.0), ""),
+    ],
+)
+def test_event_is_a_sentence(body: dict[str, Any], text: str) -> None:
+    assert sentence(body) == text
+
+
+def test_failures_of_one_error_are_one_line_that_is_printed_now_and_then() -> None:
+    counts = FailureCounts()
+    counts.take(event("row_failed", error="ValueError: 'a'"))
+    assert counts.due(0.0) == ["reward: 1 failures tried again: ValueError: 'a'"]
+    for i in range(36):
+        counts.take(event("row_quarantined", error=f"ValueError: '{i}'"))
+    assert counts.due(1.0) == []
+    assert counts.due(LINE_SECONDS) == ["reward: 36 rows quarantined, 1 failures tried again: ValueError: '35'"]
+    assert counts.due(9 * LINE_SECONDS) == []
+    counts.take(event("suppressed", of="row_quarantined", count=100, seconds=5))
+    assert counts.lines() == ["reward: 136 rows quarantined, 1 failures tried again: ValueError: '35'"]
+
+
+def test_crashes_are_counted_by_role() -> None:
+    counts = FailureCounts()
+    counts.take(event("crashed", n=1, reason="no progress for 60.1 s while handling group.0.3"))
+    assert counts.lines() == ["reward.1 crashed: no progress for 60.1 s while handling group.0.3; it is restarted"]
+    counts.take(event("crashed", n=0, reason="killed by SIGKILL"))
+    assert counts.lines() == ["reward crashed 2 times, the last time reward.0: killed by SIGKILL; it is restarted"]
+
+
+def test_number_of_lines_is_bounded() -> None:
+    counts = FailureCounts()
+    for i in range(10 * MAX_KEYS):
+        counts.take(event("crashed", f"role{i}", reason="why"))
+        counts.take(event("row_quarantined", f"role{i}", error=f"Error{i}: why"))
+    assert len(counts.lines()) <= MAX_KEYS + 2
+
+
+def test_live_view_says_recovered_after_crashed() -> None:
+    progress = Progress("x", 10)
+    publish(progress, event("ready", seconds=0.5))
+    publish(progress, event("crashed", reason="killed by SIGKILL"))
+    publish(progress, event("ready", seconds=1.25))
+    publish(progress, event("ready", seconds=1.25))
+    assert list(progress.events) == [
+        "reward.0 crashed: killed by SIGKILL; it is restarted",
+        "reward.0 recovered, 1.2 s after its restart",
+    ]
+
+
+def test_failures_of_an_earlier_attempt_are_not_shown_again() -> None:
+    progress = Progress("x", 10)
+    publish(progress, event("row_quarantined", row="group.0.1", error="ValueError: fixed"), recent=False)
+    publish(progress, event("restarted"), recent=False)
+    assert (progress.failures.lines(), list(progress.events), progress.actor_restarts) == ([], [], 1)
+
+
+def test_live_view_reads_without_a_glossary() -> None:
+    progress = Progress("x", 10)
+    step = {"kind": "step", "step": 4, "reward": 0.5, "time": 9.0, "staleness": 1, "gradient_norm": 0.25, "loss": 0.5}
+    progress.take("relax.x.metric.trainer.0", json.dumps({"role": "trainer", "n": 0, **step}).encode())
+    rows = {"in_flight": 4, "trained": 20, "dropped": 1, "quarantined": 2, "lead": 1}
+    progress.take("relax.x.metric.prompts.0", json.dumps({"role": "prompts", "n": 0, **rows}).encode())
+    supervised = {"kind": "supervision", "role": "node", "n": 0, "restarts": {"reward.0": 2}}
+    progress.take("relax.x.metric.node.0", json.dumps(supervised).encode())
+    publish(progress, event("row_quarantined", row="group.1.2", error="ValueError: no"))
+    text = shown(progress)
+    for line in (
+        "5 of 10, 0.0 steps/s, time left unknown",
+        "4 in progress, 20 trained, 1 dropped unused, 2 quarantined after errors",
+        "loss 0.5, gradient norm 0.25",
+        "sampled by weights up to 1 steps old; generation is up to 1 steps ahead of training",
+        "1 working, 2 restarts: reward.0 2",
+        "reward: 1 rows quarantined: ValueError: no",
+        "group.1.2 failed for good in reward: ValueError: no",
+    ):
+        assert line in text, text
+
+
+def test_every_kept_figure_has_a_label() -> None:
+    assert set(LABELS) == set(TRAINING)
