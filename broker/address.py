@@ -8,7 +8,7 @@ import ssl
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from broker.credentials import read_claims
 from broker.errors import BrokerError
@@ -108,15 +108,31 @@ class Address:
 
 
 def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster."""
+    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster.
+
+    Raises:
+        BrokerError: it is no such address.
+    """
     own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     servers, account = [], ""
     for server in re.split(r",(?=\w+://)", url):
         scheme, _, rest = server.partition("://")
         known, at, host = rest.rpartition("@")
+        _check_server(scheme, host)
         servers.append(f"{scheme}://{host}" if at else server)
         account = known or account
     if not account:
         return Address(url, credentials=own, ca=authority)
     user, _, password = account.partition(":")
     return Address(",".join(servers), unquote(user), unquote(password), own, authority)
+
+
+def _check_server(scheme: str, host: str) -> None:
+    try:
+        parts = urlsplit(f"//{host}")
+        valid = scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or too large
+        valid = False
+    if not valid:
+        msg = f"broker address {f'{scheme}://{host}' if host else scheme!r} is invalid; write nats://host:port"
+        raise BrokerError(msg)

@@ -12,13 +12,15 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 log = structlog.get_logger()
+ASKS_FOR_NONE = "asks for no credentials, so it is not the broker"
 
 
 class Client(nats.aio.client.Client):
     """NATS client that survives subjects and headers that are not UTF-8.
 
     Any publisher can send them, and nats-py would close the connection.
-    If TLS is configured, it refuses a server without TLS.
+    With TLS configured it refuses a server without TLS, and with credentials a server that asks for none, because that
+    is another server at the same address.
     """
 
     def __init__(self) -> None:
@@ -56,6 +58,8 @@ class Client(nats.aio.client.Client):
         if initial_connection and "tls" in self.options and not info.get("tls_required"):
             msg = "nats: the server does not offer TLS, which these credentials require"
             raise nats.errors.Error(msg)
+        if initial_connection and self._user_credentials is not None and not info.get("auth_required"):
+            raise nats.errors.Error(ASKS_FOR_NONE)
         await super()._process_info(info, initial_connection)
 
     def _build_message(

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import re
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import nats.errors
@@ -20,7 +23,8 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from broker.address import Address
-from broker.client import Client
+from broker.client import ASKS_FOR_NONE, Client
+from broker.credentials import read_claims
 from broker.errors import BrokerError, BrokerUnreachableError
 from broker.publisher import ACK_TIMEOUT, Publisher
 
@@ -39,6 +43,15 @@ TRANSIENT = (
     ServiceUnavailableError,
 )
 """Errors of a request that may be repeated."""
+
+
+_DENIED = re.compile(r'permissions violation for (?P<kind>publish|subscription) to "(?P<subject>[^"]+)"')
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, socket.gaierror):
+        return "its host name is unknown on this machine"
+    return f"{type(error).__name__}: {error}" if str(error) else "no answer"
 
 
 def _is_refusal(text: str) -> bool:
@@ -65,6 +78,7 @@ class Connection:
         self.on_wait: Callable[[], None] = lambda: None
         """Called periodically while a request waits for the broker, so that a watchdog does not take it for a hang."""
         self._name = name
+        self._options = address.connect_options()
         self._closing = False
         self._refused_at, self._refusal = float("-inf"), ""
         self._thread = threading.Thread(target=self._run_loop, name="broker-connection", daemon=True)
@@ -75,6 +89,7 @@ class Connection:
         try:
             self.call(self._connect(deadline), deadline + DEADLINE_SLACK)
         except BaseException:
+            self._closing = True
             with suppress(BrokerError, nats.errors.Error):
                 self.call(self._close(), 3)
             self._stop_loop()
@@ -90,7 +105,7 @@ class Connection:
         async def on_error(error: Exception) -> None:
             nonlocal last_error
             # Errors after a refusal only report the closed socket; keep the refusal.
-            last_error = last_error if _is_refusal(last_error) else f"{type(error).__name__}: {error}"
+            last_error = last_error if _is_refusal(last_error) else _describe(error)
             if "permissions violation" in str(error).lower():
                 self._refused_at, self._refusal = time.monotonic(), str(error)
                 log.error("broker_permission_denied", error=str(error))
@@ -118,7 +133,7 @@ class Connection:
                 error_cb=on_error,
                 disconnected_cb=on_disconnect,
                 reconnected_cb=on_reconnect,
-                **self.address.connect_options(),
+                **self._options,
             )
         )
         # Retrieve the exception in every case, or asyncio warns about it.
@@ -131,19 +146,38 @@ class Connection:
                 raise TimeoutError  # noqa: TRY301 reported with the error of the last attempt
             connecting.result()
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
-            raise self._connect_error(last_error or f"{type(error).__name__}: {error}", deadline) from error
+            raise self._connect_error(last_error or _describe(error), deadline) from error
         self.js = self.nc.jetstream(timeout=ACK_TIMEOUT)
         self.publisher = Publisher(self.nc)
 
     def _connect_error(self, text: str, deadline: float) -> BrokerError:
         url = self.address.url
         if _is_refusal(text):
-            return BrokerError(f"broker {url} refuses these credentials ({text}); fix broker.url or .credentials")
-        msg = (
-            f"broker {url} does not answer within {deadline:g} s ({text}); "
-            "start it, or set broker.url and its credentials"
-        )
+            given = self.address.credentials or self.address.user or "none given"
+            msg = f"broker {url} refuses these credentials ({given}; {text}); give credentials that this broker issued"
+            return BrokerError(msg)
+        if ASKS_FOR_NONE in text:
+            own = self.address.credentials
+            msg = f"broker {url} {ASKS_FOR_NONE} of {own}; give the address of the broker that issued them"
+            return BrokerError(msg)
+        msg = f"broker {url} does not answer within {deadline:g} s ({text}); start it, or give its right address"
         return BrokerUnreachableError(msg)
+
+    def _permission_error(self, request: str) -> str:
+        """Describe a request that the broker refused, with the permission that is missing."""
+        credentials = self.address.credentials
+        user = read_claims(Path(credentials)).name if credentials else self.address.user
+        denied = _DENIED.search(self._refusal)
+        missing = self._refusal
+        if denied is not None:
+            # nats-py reports subjects in lower case.
+            at = request.lower().find(denied["subject"])
+            subject = request[at : at + len(denied["subject"])] if at >= 0 else denied["subject"]
+            missing = f"{'subscribe' if denied['kind'] == 'subscription' else 'publish'} to {subject}"
+        return (
+            f"broker {self.address.url} refuses to {request}: user {user!r} has no permission to {missing}. A role may "
+            "write its column `writes` and what its `spec` lists; add it there and run `relax keys` again"
+        )
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine in the connection's loop. May be called from any thread."""
@@ -189,8 +223,7 @@ class Connection:
                 if isinstance(error, APIError) and error.code != _NOT_READY:
                     raise
                 if self._refused_at > start:
-                    msg = f"broker {self.address.url} refuses to {request}: {self._refusal}; see `relax keys`"
-                    raise BrokerError(msg) from error
+                    raise BrokerError(self._permission_error(request)) from error
                 waited = time.monotonic() - start
                 if deadline is not None and waited > deadline:
                     msg = f"broker {self.address.url} did not answer to {request} within {deadline:g} s"
@@ -217,7 +250,7 @@ class Connection:
             if self.nc.is_connected:
                 await asyncio.wait_for(self.nc.flush(1), 1)
             await asyncio.wait_for(self.nc.close(), 1)
-        except (nats.errors.Error, TimeoutError, OSError) as error:
+        except (nats.errors.Error, TimeoutError, OSError, AssertionError) as error:  # the last if it never connected
             log.debug("broker_close_failed", error=str(error))
         finally:
             # A client that is still reconnecting leaves tasks behind.

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from relax_actors.errors import RelaxError, RowError
+    from relax_actors.registry import RoleSpec
     from relax_actors.runtime import Drop, Role, Row, StatefulRole
 
 __version__ = "0.1.0"
-__all__ = ["Drop", "RelaxError", "Role", "Row", "RowError", "StatefulRole"]
+__all__ = ["Drop", "RelaxError", "Role", "RoleSpec", "Row", "RowError", "StatefulRole"]
 
 _MODULES = {
     "Drop": "runtime",
     "RelaxError": "errors",
     "Role": "runtime",
+    "RoleSpec": "registry",
     "Row": "runtime",
     "RowError": "errors",
     "StatefulRole": "runtime",

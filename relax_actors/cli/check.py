@@ -102,6 +102,7 @@ def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
         attempt(lambda: checks.check_roles(config))
         attempt(lambda: checks.check_rewards(config))
         attempt(lambda: checks.check_steps(config))
+        attempt(lambda: checks.check_folder(config))
         attempt(lambda: placement.check_devices(config))
         attempt(lambda: machine.check_devices(config, here))
         attempt(lambda: machine.check_folders(config))

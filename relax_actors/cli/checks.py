@@ -5,6 +5,7 @@ Each yields notes, and raises ConfigError for what cannot work.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +28,12 @@ from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
-from relax_actors.roles.rollout import stop_id
+from relax_actors.roles.rollout import stops_of
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
 
+CACHED_BYTES = 4
+"""Bytes of a number in the key-value cache of a rollout that generates in its own process."""
 SAMPLED_ROWS = 200
 """Rows of a data source that are read."""
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
@@ -60,8 +63,7 @@ def check_model(config: Config, folder: Path) -> ModelFacts:
             "use the tokenizer of this model"
         )
         raise ConfigError(msg)
-    for text in config.rollout.stop:
-        stop_id(tokenizer, text)
+    stops_of(tokenizer, config.rollout.stop)
     return facts
 
 
@@ -297,6 +299,30 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
         msg = f"model: {text}, this machine has {have >> 20} MiB; use a smaller model or fewer replicas"
         raise ConfigError(msg)
     yield text
+    if config.simulate is None and not starts_servers and facts.cached:
+        samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
+        size = samples * facts.cached * CACHED_BYTES / (1 << 20)
+        yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
+
+
+def check_folder(config: Config) -> Iterator[str]:
+    """Check that the run's folder can be written, or created."""
+    folder = config.folder.absolute()
+    existing = _existing(folder)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        msg = (
+            f"run.folder {config.folder} cannot be written by user {os.geteuid()}: {existing} belongs to user "
+            f"{existing.stat().st_uid}; change its owner, or set another run.name or run.folder"
+        )
+        raise ConfigError(msg)
+    yield from ()
+
+
+def _existing(path: Path) -> Path:
+    """Return the path itself, or the nearest folder above it that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
 
 
 def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
@@ -304,10 +330,7 @@ def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
     checkpoints = facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
     weights = facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
     need = checkpoints + weights
-    existing = config.folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(_existing(config.folder.absolute())).free
     if need > free:
         msg = (
             f"run.folder {config.folder} needs about {need >> 20} MiB, {free >> 20} MiB are free; free space, or "

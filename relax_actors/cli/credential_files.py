@@ -6,7 +6,6 @@ import json
 import secrets
 import socket
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from broker.address import CREDENTIALS_FILE
 from broker.credentials import OperatorKeys
 from broker.files import write_private
 from broker.server import MAX_PAYLOAD
+from relax_actors.cli.credential_folder import prepare_folders
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import find
@@ -35,6 +35,7 @@ class Settings:
         hosts: names or addresses of the server in its certificate, besides the default ones.
         days: days until the credentials expire; None for never.
         renew: revoke all credentials created before.
+        replace: replace the credentials of another run.
         listen: address that the server listens on.
         websocket: port for WebSocket clients.
         store: folder of the server's files; DIR/server/store if None.
@@ -47,6 +48,7 @@ class Settings:
     hosts: tuple[str, ...] = ()
     days: float | None = None
     renew: bool = False
+    replace: bool = False
     listen: str = "0.0.0.0:4222"
     websocket: int | None = None
     store: Path | None = None
@@ -71,24 +73,19 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
         Lines of text that name the files and the commands that use them.
 
     Raises:
-        ConfigError: no such run.
-        BrokerError: the folder holds other files.
+        ConfigError: no such run, or the folder holds something else (see `prepare_folders`).
+        BrokerError: the authority's keys cannot be read.
     """
     config = _config_of(run, overrides)
+    names, granted = users(config), {user: permissions(config, user) for user in users(config)}
     folder = folder.resolve()
     private, server = folder / "private", folder / "server"
-    for path in (folder, private, server):
-        path.mkdir(parents=True, exist_ok=True)
-    with suppress(PermissionError):  # the root of a mounted volume may have another owner
-        private.chmod(0o700)
+    prepare_folders(folder, names, config.run.name, replace_run=settings.replace)
     authority = _authority(private / "keys.json", renew=settings.renew)
     expires = None if settings.days is None else time.time() + settings.days * DAY
-    names = users(config)
     for user in names:
-        own = folder / user
-        own.mkdir(exist_ok=True)
-        text = authority.credentials(f"{config.run.name}.{user}", permissions(config, user), expires)
-        write_private(own / CREDENTIALS_FILE, text)
+        text = authority.credentials(f"{config.run.name}.{user}", granted[user], expires)
+        write_private(folder / user / CREDENTIALS_FILE, text)
     if settings.tls:
         _certificates(folder, names, settings)
     else:

@@ -25,6 +25,9 @@ def keys(
     ] = None,
     days: Annotated[float | None, typer.Option(help="Days until the credentials expire.")] = None,
     renew: Annotated[bool, typer.Option("--renew", help="Revoke all credentials created before.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the credentials of another run in DIR, which must be over.")
+    ] = False,
     listen: Annotated[str, typer.Option(help="Address that the server listens on.")] = "0.0.0.0:4222",
     websocket: Annotated[int | None, typer.Option(help="Port of the server for WebSocket clients.")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder of the server's files. Default: DIR/server/store.")] = None,
@@ -40,6 +43,8 @@ def keys(
     from relax_actors.cli.credential_files import Settings, make_keys
 
     servers = tuple(cluster.split(",")) if cluster else ()
-    chosen = Settings(tls or mutual, mutual, tuple(host or ()), days, renew, listen, websocket, store, servers, http)
+    chosen = Settings(
+        tls or mutual, mutual, tuple(host or ()), days, renew, replace, listen, websocket, store, servers, http
+    )
     for line in make_keys(run, folder, settings or [], chosen):
         typer.echo(line)

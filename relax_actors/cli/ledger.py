@@ -7,20 +7,21 @@ import sys
 
 import typer
 
-from relax_actors.cli.options import AsJson, RunName
+from relax_actors.cli.options import AsJson, Broker, Credentials, RunName
 
 
-def ledger(run: RunName, json: AsJson = False) -> None:
+def ledger(run: RunName, json: AsJson = False, broker: Broker = None, credentials: Credentials = None) -> None:
     """Account for every row of a run, live or over.
 
     Exit code 1 if a row is lost or trained twice, else 0.
     """
     from rich.console import Console
 
+    from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.summary import accounting, read_ledger
 
-    with connected(run) as at:
+    with connected(run, Access(broker, credentials)) as at:
         found = read_ledger(at.table, at.config)
     account, violations = found.account(), found.violations()
     body = {"run": at.config.run.name, "steps": found.version or 0, **accounting(found)}

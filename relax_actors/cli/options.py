@@ -16,5 +16,9 @@ Overrides = Annotated[
 RunName = Annotated[str, typer.Argument(help="Name or folder of the run.", metavar="RUN")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 JsonResult = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON at the end.")]
+Broker = Annotated[
+    str | None,
+    typer.Option(help="Address of the run's broker from this machine, if not the recorded one: nats://host:port."),
+]
 Credentials = Annotated[Path | None, typer.Option(help="Folder written by `relax keys`, or a .creds file.")]
 CertificateAuthority = Annotated[Path | None, typer.Option(help="Certificate of the broker's certificate authority.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from relax_actors.cli.options import RunName
+from relax_actors.cli.options import Broker, Credentials, RunName
 
 quarantine = typer.Typer(help="Inspect and requeue quarantined rows.", no_args_is_help=True)
 
@@ -17,16 +17,19 @@ quarantine = typer.Typer(help="Inspect and requeue quarantined rows.", no_args_i
 def list_rows(
     run: RunName,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON a row.")] = False,
+    broker: Broker = None,
+    credentials: Credentials = None,
 ) -> None:
     """List the quarantined rows."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.quarantine import quarantined_rows, readmitted_rows, requeued_rows
 
-    with connected(run) as at:
+    with connected(run, Access(broker, credentials)) as at:
         found = quarantined_rows(at.table)
         requeued, readmitted = requeued_rows(at.table), readmitted_rows(at.table)
     if json:
@@ -50,14 +53,20 @@ def list_rows(
 
 
 @quarantine.command("show")
-def show_row(run: RunName, row: Annotated[str, typer.Argument(help="Row, e.g. group.12.3.", metavar="ROW")]) -> None:
+def show_row(
+    run: RunName,
+    row: Annotated[str, typer.Argument(help="Row, e.g. group.12.3.", metavar="ROW")],
+    broker: Broker = None,
+    credentials: Credentials = None,
+) -> None:
     """Show a quarantined row with its traceback and its columns."""
+    from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.quarantine import quarantined_row, row_cells
     from relax_actors.monitoring.render import printable
     from relax_actors.runtime import COLUMNS
 
-    with connected(run) as at:
+    with connected(run, Access(broker, credentials)) as at:
         found, cell = quarantined_row(at, row)
         columns = row_cells(at.table, found, [*COLUMNS, *at.config.roles])
     typer.echo(printable(f"{found} quarantined by {cell.role} after {cell.deliveries} deliveries"))
@@ -72,11 +81,14 @@ def requeue(
     run: RunName,
     rows: Annotated[list[str] | None, typer.Argument(help="Rows, e.g. group.12.3.", metavar="ROW")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Requeue all quarantined rows.")] = False,
+    broker: Broker = None,
+    credentials: Credentials = None,
 ) -> None:
     """Requeue the tasks of quarantined rows as new rows, after the cause is fixed."""
+    from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.quarantine import requeue as requeue_rows
 
-    with connected(run) as at:
+    with connected(run, Access(broker, credentials)) as at:
         count = requeue_rows(at, rows or [], everything=everything)
     typer.echo(f"{count} rows will be admitted again")

@@ -7,6 +7,7 @@ from typing import Any
 
 from relax_actors.config import Config, validate
 from relax_actors.errors import ConfigError
+from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.monitoring.leases import children_of
 from relax_actors.roles import role_names, section_of, spec_of
@@ -17,7 +18,7 @@ READY_SECONDS = 120.0
 """Time for new actors to start, besides the deadline in which surplus actors finish their rows."""
 
 
-def scale_roles(run: str, settings: list[str], node: str | None = None) -> dict[str, int]:
+def scale_roles(run: str, settings: list[str], node: str | None = None, access: Access | None = None) -> dict[str, int]:
     """Set the number of actors of roles, and wait until these actors are ready.
 
     Surplus actors finish their current rows first; they have their role's deadline to do so.
@@ -27,6 +28,7 @@ def scale_roles(run: str, settings: list[str], node: str | None = None) -> dict[
         settings: `role=number` each.
         node: number or name of the node to scale. Default: the node of `relax up` if it runs the roles, else the only
             node that runs them.
+        access: options for the run's broker.
 
     Returns:
         The number of actors of each role given.
@@ -35,7 +37,7 @@ def scale_roles(run: str, settings: list[str], node: str | None = None) -> dict[
         ConfigError: an unknown role or node, a number that the role cannot have, a run that is not up, or actors that
             are not ready in time.
     """
-    with connected(run) as at:
+    with connected(run, access) as at:
         if not at.live:
             msg = f"run {at.config.run.name} is not up; set replicas in its TOML file, or start it with `relax up`"
             raise ConfigError(msg)

@@ -6,18 +6,19 @@ import json as json_module
 import sys
 from typing import Any
 
-from relax_actors.cli.options import AsJson, RunName
+from relax_actors.cli.options import AsJson, Broker, Credentials, RunName
 
 NOT_ACTORS = ("node.", "root.", "owner.")
 """Prefixes of the leases that are not held by actors."""
 
 
-def status(run: RunName, json: AsJson = False) -> None:
+def status(run: RunName, json: AsJson = False, broker: Broker = None, credentials: Credentials = None) -> None:
     """Show the progress of a run and its actors."""
+    from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.summary import accounting, read_ledger
 
-    with connected(run) as at:
+    with connected(run, Access(broker, credentials)) as at:
         ledger = read_ledger(at.table, at.config)
         leases = at.table.connection.call(at.state.leases(), 10)
     last = ledger.batches[max(ledger.batches)] if ledger.batches else None

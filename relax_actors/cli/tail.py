@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from relax_actors.cli.options import Broker, Credentials
+
 
 def tail(
     subject: Annotated[str, typer.Argument(help="NATS subject, may have wildcards, e.g. 'relax.demo.event.>'.")],
@@ -14,8 +16,11 @@ def tail(
         bool, typer.Option("--history", help="Start with the stored messages; works without a live run.")
     ] = False,
     count: Annotated[int, typer.Option(help="Exit after this many messages; 0 for no limit.")] = 0,
+    broker: Broker = None,
+    credentials: Credentials = None,
 ) -> None:
     """Print the messages of a subject as they arrive: events, metrics and cells."""
+    from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.tail import print_messages
 
-    print_messages(subject, run, history=history, count=count)
+    print_messages(subject, run, Access(broker, credentials), history=history, count=count)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from relax_actors.cli.options import RunName
+from relax_actors.cli.options import Broker, Credentials, RunName
 
 WIDTH = 250
 """Columns where output is no terminal, so that no line is cut."""
 
 
-def tree(run: RunName) -> None:
+def tree(run: RunName, broker: Broker = None, credentials: Credentials = None) -> None:
     """Show the supervision tree: the state of each actor, its restarts, and what it does."""
     from rich.console import Console
 
+    from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.supervision_view import supervision_tree
 
-    with connected(run) as at:
+    with connected(run, Access(broker, credentials)) as at:
         shown = supervision_tree(at)
     Console(width=None if sys.stdout.isatty() else WIDTH).print(shown, highlight=False)

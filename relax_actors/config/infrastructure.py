@@ -20,6 +20,9 @@ class BrokerSection(Section):
     url: str | None = None
     """nats://[user:password@]host:port of a running server; several of one cluster, separated by commas. An embedded
     server is started if not set."""
+    published: str | None = None
+    """Address of the same server for commands such as `relax ledger` on a machine that does not know the host names in
+    `url`, e.g. a port that a container publishes. Used with `credentials` only."""
     credentials: Path | None = None
     """NATS .creds file for `url`, or a folder written by `relax keys`, which gives each process its own user."""
     ca: Path | None = None

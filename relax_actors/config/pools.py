@@ -40,9 +40,12 @@ class RolloutSection(PoolSection):
     max_tokens: Positive = 64
     """Maximum length of a completion, in tokens."""
     min_tokens: NonNegativeInt = 0
-    """Minimum length of a completion: no stop token is sampled before."""
-    stop: list[str] = Field(default_factory=list)
-    """Strings that end a sample, in addition to the end-of-sequence token; each must be a single token."""
+    """Minimum length of a completion: no stop token is sampled before it, and stop strings of several tokens do not end
+    the sample."""
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Strings that end a sample, in addition to the end-of-sequence token. A sample ends with the first token that
+    completes one of them in the text of its tokens, special tokens included, whatever tokens spell it. The string stays
+    in the sample and, unless it is a special token, in its text."""
     max_concurrent_prompts: Positive = 16
     """Prompts that an actor generates for at once; 1 with `run.deterministic`."""
     in_flight_updates: bool | None = None

@@ -34,13 +34,23 @@ class MoeFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts of a model that are known without building it."""
+    """Facts of a model that are known without building it.
+
+    Attributes:
+        parameters: number of parameters.
+        context_length: largest number of tokens of prompt and completion together.
+        vocabulary: number of token ids.
+        model_type: name of the architecture in transformers.
+        moe: experts, if there are any.
+        cached: numbers in the key-value cache for a token; 0 if unknown.
+    """
 
     parameters: int
     context_length: int
     vocabulary: int
     model_type: str
     moe: MoeFacts | None = None
+    cached: int = 0
 
 
 def prepare(config: Config, folder: Path) -> None:
@@ -94,6 +104,7 @@ def measure(folder: Path, where: str = "") -> ModelFacts:
             vocabulary=int(body["vocab_size"]),
             model_type=str(body["model_type"]),
             moe=_moe(body),
+            cached=_cached(body),
         )
     except FileNotFoundError as error:
         msg = f"model.path {folder} is not a model folder: it has no config.json"
@@ -148,6 +159,14 @@ def _moe(body: dict[str, Any]) -> MoeFacts | None:
     layers = range(int(body["num_hidden_layers"]))
     without = tuple(layer for layer in layers if (layer + 1) % every or layer in dense)
     return MoeFacts(len(layers) - len(without), experts, of_token, without)
+
+
+def _cached(body: dict[str, Any]) -> int:
+    heads = int(body.get("num_attention_heads") or 0)
+    if not heads:
+        return 0
+    width = int(body.get("head_dim") or int(body["hidden_size"]) // heads)
+    return 2 * int(body["num_hidden_layers"]) * int(body.get("num_key_value_heads") or heads) * width
 
 
 def _stored_parameters(folder: Path) -> int:

@@ -16,6 +16,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
+from relax_actors.data.token_bytes import TokenBytes
 from relax_actors.errors import ConfigError, RowError
 
 PAD = "<pad>"
@@ -47,6 +48,11 @@ class Tokenizer:
             ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
             found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
         return frozenset(found)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of each token."""
+        return TokenBytes(self._inner)
 
     @property
     def size(self) -> int:

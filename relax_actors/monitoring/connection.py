@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from nats.js.errors import NotFoundError
 
 from broker.address import Address, address_of
 from broker.connection import Connection
@@ -23,6 +25,7 @@ from broker.subjects import Subjects, check_name
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
+from relax_actors.monitoring.access import Access, address_for
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
 
@@ -57,19 +60,25 @@ def find(run: str) -> RunFolder:
 
 
 @contextmanager
-def connected(run: str) -> Iterator[Connected]:
-    """Connect to the table of a run on this machine, as its operator.
+def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
+    """Connect to the table of a run whose folder this machine has, as its operator.
+
+    Args:
+        run: name or folder of the run.
+        access: options that replace the recorded address and credentials of the broker.
 
     Raises:
-        ConfigError: no such run.
+        ConfigError: no such run, or its broker cannot be reached by what it recorded.
         BrokerError: the broker does not answer and is not embedded in the run.
     """
     logs.configure(logging.WARNING)
     folder = find(run)
     config = folder.load_config()
-    address = Address.load(folder.address)
-    live = config.broker.url is not None or is_listening(address)
-    store = Store(config.store_path)
+    address = address_for(folder, config, OPERATOR, access or Access())
+    external = config.broker.url is not None or (access is not None and access.broker is not None)
+    live = external or is_listening(address)
+    # The containers of a run may see its folder at another path.
+    store = Store(config.store_path if config.store_path.exists() else folder.root / "store")
     server = lock = None
     if not live:
         lock = folder.lock()
@@ -77,9 +86,11 @@ def connected(run: str) -> Iterator[Connected]:
         server = Server(folder.broker, limits)
         address = server.start()
     try:
-        connection = Connection(address.for_user(OPERATOR), "reader", REACH_SECONDS)
+        connection = Connection(address, "reader", REACH_SECONDS)
         try:
             subjects = Subjects(config.run.name)
+            if external:
+                connection.call(_require_run(connection, subjects), 2 * REACH_SECONDS)
             table = Table(connection, subjects, store, "reader", direct=config.broker.replicas == 1)
             state = RunState(
                 connection, connection.call(ensure_bucket(connection, subjects, config.broker.replicas), 30)
@@ -94,11 +105,28 @@ def connected(run: str) -> Iterator[Connected]:
             lock.close()
 
 
+async def _require_run(connection: Connection, subjects: Subjects) -> None:
+    """Raise ConfigError if the broker has no table of the run, so that none is created on a wrong server."""
+
+    async def look() -> bool:
+        with suppress(NotFoundError):
+            await connection.js.stream_info(subjects.table_stream)
+            return True
+        return False
+
+    if not await connection.retry(look, f"look for {subjects.table_stream}", REACH_SECONDS):
+        msg = (
+            f"broker {connection.address.url} has no run {subjects.run!r}; give the address of the run's broker with "
+            "--broker, or start the run with `relax up`"
+        )
+        raise ConfigError(msg)
+
+
 def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path | None) -> tuple[str, Address]:
     """Return name and broker address of a run, for an observer.
 
     Args:
-        run: name or folder of a run on this machine; with `url`, its name.
+        run: name or folder of a run that this machine has the folder of; with `url`, its name.
         url: broker of a run elsewhere.
         credentials: folder written by `relax keys`, or a .creds file.
         ca: certificate of the broker's certificate authority.
@@ -113,11 +141,12 @@ def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path 
         msg = "name the run or its broker: relax monitor RUN, or --broker nats://host:port"
         raise ConfigError(msg)
     folder = find(run)
-    config, address = folder.load_config(), Address.load(folder.address)
+    config = folder.load_config()
+    address = address_for(folder, config, OBSERVER, Access(credentials=credentials))
     if config.broker.url is None and not is_listening(address):
         msg = f"run {config.run.name} is not up and publishes nothing; start it with `relax up`"
         raise ConfigError(msg)
-    return config.run.name, address.for_user(OBSERVER)
+    return config.run.name, address
 
 
 def run_of_credentials(address: Address, run: str | None) -> str:

@@ -9,6 +9,7 @@ from nats.aio.msg import Msg
 
 from broker.ordered_consumer import OrderedConsumer
 from relax_actors.errors import ConfigError
+from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.monitoring.render import printable, readable
 
@@ -16,12 +17,13 @@ FOREVER = 1e9
 TICK = 1.0
 
 
-def print_messages(subject: str, run: str | None, *, history: bool, count: int) -> None:
+def print_messages(subject: str, run: str | None, access: Access, *, history: bool, count: int) -> None:
     """Print the messages of a subject until interrupted, or to the end of a run that is not up.
 
     Args:
         subject: NATS subject, may have wildcards.
         run: name or folder of the run; taken from the subject if None.
+        access: options for the run's broker.
         history: start with the stored messages instead of the next one.
         count: return after this many messages; 0 for no limit.
 
@@ -55,7 +57,7 @@ def print_messages(subject: str, run: str | None, *, history: bool, count: int) 
             if show(message):
                 return
 
-    with connected(run or run_of(subject)) as at:
+    with connected(run or run_of(subject), access) as at:
         if not at.live and not history:
             msg = f"run {at.config.run.name} is not up and publishes nothing; --history prints the stored messages"
             raise ConfigError(msg)

@@ -10,7 +10,8 @@ class RoleSpec:
     """Columns, permissions and place of a role; the class attribute `spec` of a `Role`.
 
     For a pool role `reads`, `writes` and `kinds` follow from the class attributes of the same names and are not
-    repeated here. A role of the user needs a spec only if it is a `StatefulRole` that writes to a guarded broker.
+    repeated here. A role of the user needs a spec only if it is a `StatefulRole` that writes more than its column
+    `writes`: with credentials it may write only what its spec lists.
     `section`, `requires` and `start_order` apply to built-in roles; those of the user stand in [roles.<name>].
     """
 

@@ -22,7 +22,7 @@ from broker.permissions import (
 from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
-from relax_actors.roles.registry import role_class, role_names, spec_of
+from relax_actors.roles.registry import role_names, spec_of
 
 
 def users(config: Config) -> list[str]:
@@ -42,7 +42,7 @@ def permissions(config: Config, user: str) -> Permissions:
     """Subjects that a user may publish and subscribe to.
 
     Raises:
-        ConfigError: a stateful role does not state in its spec what it writes.
+        ConfigError: the run has no such role, or its class is not a usable role.
     """
     subjects = Subjects(config.run.name)
     answers = Permissions((), (f"{inbox_prefix(config.run.name, user)}.>",))
@@ -91,12 +91,6 @@ def _node(subjects: Subjects) -> Permissions:
 def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
     table, _, bucket = _streams(subjects)
     spec = spec_of(config, role)
-    if spec.single and not (spec.writes or spec.numbered):
-        msg = (
-            f"roles.{role}: {role_class(config, role).__name__} owns state and does not state which cells it writes; "
-            "set its class attribute, e.g. spec = RoleSpec(writes=('dropped',))"
-        )
-        raise ConfigError(msg)
     keys = [f"incarnation.{role}.*", f"lease.{role}.*", f"failure.{role}.>", *spec.notes]
     published = [
         subjects.event(role, "*", "*"),

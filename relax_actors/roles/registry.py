@@ -26,9 +26,10 @@ def built_in_spec(name: str) -> RoleSpec:
 
 def complete_spec(cls: type[Role]) -> RoleSpec:
     """Spec of a role class, with what follows from the class itself."""
+    own = (cls.writes,) if cls.writes else ()
     if issubclass(cls, StatefulRole):
-        return replace(cls.spec, single=True)
-    writes = (*([cls.writes] if cls.writes else []), *FAILURES)
+        return replace(cls.spec, writes=tuple(dict.fromkeys((*own, *cls.spec.writes))), single=True)
+    writes = (*own, *FAILURES)
     return replace(cls.spec, reads=cls.reads, writes=writes, kinds=cls.kinds)
 
 

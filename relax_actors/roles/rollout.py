@@ -12,7 +12,7 @@ import numpy as np
 
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend
-from relax_actors.engines.protocols import Generation, GenerationRequest
+from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
@@ -57,7 +57,7 @@ class Rollout(Role):
         config = self.context.config
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
-        self._stops = self._tokenizer.stop_ids | {stop_id(self._tokenizer, text) for text in config.rollout.stop}
+        self._stop_ids, self._stop_strings = stops_of(self._tokenizer, config.rollout.stop)
         self._engine = inference_backend(config).build(self.context)
         self._stager = Stager(self.context, self._engine)
         self._stager.start()
@@ -173,9 +173,10 @@ class Rollout(Role):
             temperature=settings.temperature,
             top_p=settings.top_p,
             max_tokens=settings.max_tokens,
-            stop_ids=self._stops,
+            stop_ids=self._stop_ids,
             greedy=greedy,
             min_tokens=settings.min_tokens,
+            stop_strings=self._stop_strings,
         )
 
     def _trajectory(self, row: Row, samples: list[Generation]) -> Trajectory:
@@ -214,14 +215,24 @@ class Rollout(Role):
         self._engine.close()
 
 
-def stop_id(tokenizer: Tokenizer, text: str) -> int:
-    """Return the token id of a stop string.
+def stops_of(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[frozenset[int], StopStrings | None]:
+    """Return the tokens that end a sample, and the stop strings `texts`.
+
+    A stop string that is a token is among both: it is not sampled before rollout.min_tokens, and a server ends a sample
+    without delay at a token.
 
     Raises:
-        ConfigError: the string is not a single token of the model.
+        ConfigError: a stop string cannot be sampled.
     """
-    found = tokenizer.token_id(text)
-    if found is None:
-        msg = f"rollout.stop {text!r} is not a single token of this model; choose a string that is"
-        raise ConfigError(msg)
-    return found
+    if not texts:
+        return tokenizer.stop_ids, None
+    for text in texts:
+        try:
+            tokens = tokenizer.encode(text, special=False).tolist()
+        except RowError:
+            tokens = []
+        if StopStrings([text], tokenizer.token_bytes).find(tokens) is None:
+            msg = f"rollout.stop {text!r} cannot be written with the tokens of this model; choose a string that can"
+            raise ConfigError(msg)
+    ids = {token for text in texts if (token := tokenizer.token_id(text)) is not None}
+    return tokenizer.stop_ids | ids, StopStrings(texts, tokenizer.token_bytes)

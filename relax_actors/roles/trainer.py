@@ -42,7 +42,6 @@ class Trainer(StatefulRole):
     All methods but `metrics` run in the role's thread. The publisher has a thread of its own.
     """
 
-    writes = "batch"
     spec = RoleSpec(
         reads=("prompt", "dropped", "quarantined", "advantage"),
         writes=("dropped", "quarantined"),

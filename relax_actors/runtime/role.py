@@ -67,7 +67,8 @@ class Role:
         batch_wait: seconds to wait for further rows after the first one, to fill a batch.
         prefetch: whether the actor fetches its next rows while it handles some. Set it to False where a row takes so
             long that an idle actor of the pool should get it instead.
-        spec: permissions and place in a run. Only a `StatefulRole` needs one, which lists the cells that it writes.
+        spec: permissions and place in a run. Only a `StatefulRole` needs one, which lists the cells that it writes
+            besides the column `writes`.
         context: the actor's surroundings; available from `setup` on.
     """
 

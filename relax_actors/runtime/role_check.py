@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from broker.subjects import check_name
+from broker.subjects import NUMBERED_KINDS, check_name
 from relax_actors.errors import ConfigError, SubjectError
 from relax_actors.runtime.role import Role
 from relax_actors.runtime.row import END_COLUMNS
@@ -47,10 +47,11 @@ def check_role(cls: object, where: str) -> type[Role]:
 
     Raises:
         ConfigError: not a subclass of `Role`; abstract; a constructor with arguments; no column to read; an invalid
-            column to write; no `handle`.
+            column or numbered cell to write; no `handle`.
     """
     cls = _role_class(cls, where)
     if issubclass(cls, StatefulRole):
+        _check_spec(cls, where)
         return cls
     if not cls.reads and cls.inputs is Role.inputs:
         msg = f"{where}: {cls.__name__} reads no column; set `reads`, e.g. reads = ('trajectory',)"
@@ -70,3 +71,21 @@ def check_role(cls: object, where: str) -> type[Role]:
         msg = f"{where}: {cls.__name__} defines none of handle, handle_many, stream; define handle(row)"
         raise ConfigError(msg)
     return cls
+
+
+def _check_spec(cls: type[StatefulRole], where: str) -> None:
+    """Check the names of the cells that a stateful role writes."""
+    spec = cls.spec
+    try:
+        for column in (cls.writes, *spec.writes):
+            if column:
+                check_name(column, f"{where}: column")
+    except SubjectError as error:
+        raise ConfigError(str(error)) from error
+    unknown = [kind for kind in spec.numbered if kind not in NUMBERED_KINDS]
+    if unknown:
+        msg = (
+            f"{where}: {cls.__name__}.spec.numbered names {unknown[0]!r}; the kinds of numbered cells are "
+            f"{', '.join(NUMBERED_KINDS)}, and other cells are columns (spec.writes)"
+        )
+        raise ConfigError(msg)

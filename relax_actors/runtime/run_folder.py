@@ -117,8 +117,8 @@ class RunFolder:
             file = (self.root / "lock").open("a+")
         except OSError as error:
             msg = (
-                f"run folder {self.root} cannot be written by user {os.getuid()}: {error}; give that user the folder "
-                "above it (with docker compose: set RELAX_UID and RELAX_GID to the owner of ./runs), or set run.folder"
+                f"run folder {self.root} cannot be written by user {os.getuid()}: {error}; give that user the folder, "
+                "or set another run.name or run.folder"
             )
             raise ConfigError(msg) from error
         try:
@@ -183,7 +183,10 @@ class RunFolder:
             return None
         try:
             body: dict[str, Any] = json.loads(self.config.read_text())
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            msg = f"{self.config} cannot be read by user {os.getuid()}: {error}; use the user who started the run"
+            raise ConfigError(msg) from error
+        except ValueError as error:
             msg = f"{self.config} cannot be read: {error}; restore it, or set another run.name"
             raise ConfigError(msg) from error
         if (found := body.get("schema", 1)) != SCHEMA:

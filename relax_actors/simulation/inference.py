@@ -53,6 +53,8 @@ class DigestCopy:
 class SimulatedInference(GenerateMixin):
     """Takes the time of one rollout actor's generation; implements `InferenceEngine`.
 
+    The lengths of samples are drawn: stop tokens and stop strings have no effect.
+
     Args:
         devices: of the run.
         n: number of the actor.

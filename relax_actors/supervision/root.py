@@ -172,8 +172,8 @@ class Root:
             except BrokerError as error:
                 raise ConfigError(str(error)) from error
         else:
-            address = address_of(broker.url, broker.credentials, broker.ca)
             try:
+                address = address_of(broker.url, broker.credentials, broker.ca)
                 self._make_streams(address.for_user(OPERATOR))
             except BrokerError as error:
                 raise ConfigError(str(error)) from error

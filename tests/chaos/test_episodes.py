@@ -17,6 +17,7 @@ EPISODES = (
     "advantages.reads=token_reward",
     "algorithm.loss=sequence",
     "algorithm.step_normalisation=whiten",
+    "rollout.stop=['12', '77', '90']",
 )
 
 

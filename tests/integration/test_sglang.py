@@ -27,7 +27,15 @@ from relax_actors.engines.torch.experts import Routers
 from relax_actors.errors import ActorError, EngineError
 from relax_actors.supervision.janitor import SHARED_MEMORY, members
 from tests.conformance.base.inference_engine import pairs_of
-from tests.support.models import STOP, ReferenceModel, check_logprobs, publish, random_weights, request_of
+from tests.support.models import (
+    STOP,
+    ReferenceModel,
+    check_logprobs,
+    publish,
+    random_weights,
+    request_of,
+    stop_strings,
+)
 from tests.support.running import wait_until
 from tests.support.sglang_servers import DENSE, MOE, Kept, config_of, engine_of, skip_if_missing
 
@@ -38,6 +46,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 REQUESTS = [request_of(text, seed, samples=8) for text, seed in (("12>", 1), ("9081>", 2))]
 REQUESTS.append(request_of("5>", 3, samples=8, temperature=0.7))
 LONG = [request_of("12>", 1, max_tokens=450, stop_ids=frozenset())]
+STRINGS = stop_strings("123", "45", "709")
+ENDED = request_of("12>", 4, samples=8, max_tokens=300, stop_ids=frozenset(), stop_strings=STRINGS)
 
 
 def nothing() -> None: ...
@@ -277,7 +287,7 @@ def test_a_refusal_of_the_server_is_reported_in_its_words(kept: Kept, tmp_path: 
 
 
 def test_a_deterministic_row_gives_the_same_bits_after_its_server_is_killed(exact: Kept, tmp_path: Path) -> None:
-    one = [request_of("12>", 1, samples=6, max_tokens=200, stop_ids=frozenset([STOP]))]
+    one = [request_of("12>", 1, samples=6, max_tokens=200, stop_ids=frozenset([STOP]), stop_strings=STRINGS)]
     found = []
     for disturbed in (False, False, True):
         with engine_of(exact, keep_partial=False, rows=1) as engine:
@@ -309,10 +319,13 @@ def test_the_chosen_experts_of_every_token_are_reported(tmp_path: Path) -> None:
     try:
         with engine_of(kept, moe=measure(kept.config.model_path).moe) as engine:
             engine.load(3, *shards(kept, tmp_path))
-            made = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+            # Some samples are aborted when a stop string has ended in them.
+            requests = [*REQUESTS, ENDED]
+            made = pairs_of(requests, engine.generate(requests, nothing))
             check_logprobs(kept.config, made, {3: 1.0}, 5e-5)
     finally:
         kept.close()
+    assert any(STRINGS.find(sample.tokens.tolist()) for asked, sample in made if asked is ENDED)
     for asked, sample in made:
         chosen: list[torch.Tensor] = []
         sequence = torch.tensor([[*asked.tokens.tolist(), *sample.tokens.tolist()]])[:, :-1]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
-from relax_actors.engines.protocols import Generation, GenerationRequest
+from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
 from relax_actors.engines.torch.model import build, copy_into, tensors_of
 from relax_actors.weights import files as weights
 
@@ -71,6 +71,11 @@ def request_of(text: str, seed: int, **fields: Any) -> GenerationRequest:
     tokens = np.array([ALPHABET.index(c) for c in text], np.int32)
     settings = {"samples": 4, "temperature": 1.0, "top_p": 1.0, "max_tokens": 9, "stop_ids": frozenset([STOP])}
     return GenerationRequest(tokens, seed, **(settings | fields))
+
+
+def stop_strings(*strings: str) -> StopStrings:
+    """Stop strings in text of `ALPHABET`."""
+    return StopStrings(strings, lambda token: [*ALPHABET, "<pad>"][token].encode())
 
 
 def random_weights(config: Config, scale: float = 1.0) -> dict[str, Tensor]:

@@ -122,6 +122,7 @@ def test_an_unknown_key_suggests_a_close_one(write: Write, more: str, key: str, 
         ("rollout.backend=vllm", "rollout.backend", "transformers"),
         ("rollout.stop=3", "rollout.stop", "list"),
         ("rollout.stop=[1]", "rollout.stop.0", "string"),
+        ("rollout.stop=['a', '']", "rollout.stop.1", "String should have at least 1 character"),
         ("data.kind=csv", "data.kind", "jsonl"),
         ("data.template=x", "data.template", "must contain {prompt}"),
         ("data.size=0", "data.size", "greater than 0"),
@@ -421,6 +422,17 @@ def test_the_memory_transport_is_saved_and_counted_as_memory(write: Write) -> No
         for settings in ([*wide, "weights.transport=store"], [*wide, "weights.transport=torch"])
     ]
     assert needs[0] < needs[1]
+
+
+def test_the_size_of_the_key_value_cache_is_noted() -> None:
+    shape = ["num_hidden_layers=30", "num_attention_heads=9", "num_key_value_heads=3", "head_dim=64"]
+    settings = [f"model.architecture.{setting}" for setting in shape]
+    batch = ["rollout.max_concurrent_prompts=8", "rollout.group_size=8"]
+    # 64 samples x 2 x 30 layers x 3 heads x 64 x 4 bytes
+    note = "besides, keys and values of 64 samples: 2.81 MiB a token in each rollout actor"
+    assert note in examine(load_config(DEMO, [*settings, *batch])).notes
+    simulated = examine(load_config(DEMO.parents[1] / "simulate" / "qwen3_4b_16_h800.toml")).notes
+    assert not any("keys and values" in note for note in simulated)
 
 
 def test_a_proximal_policy_needs_a_role_that_computes_it() -> None:

@@ -107,7 +107,7 @@ def test_failures_of_an_earlier_attempt_are_not_shown_again() -> None:
 
 def test_live_view_reads_without_a_glossary() -> None:
     progress = Progress("x", 10)
-    step = {"kind": "step", "step": 4, "reward": 0.5, "time": 9.0, "staleness": 1, "gradient_norm": 0.25, "loss": 0.5}
+    step = {"kind": "step", "step": 4, "reward": 0.5, "time": 9.0, "staleness": 1, "grad_norm": 0.25, "loss": 0.5}
     progress.take("relax.x.metric.trainer.0", json.dumps({"role": "trainer", "n": 0, **step}).encode())
     rows = {"in_flight": 4, "trained": 20, "dropped": 1, "quarantined": 2, "lead": 1}
     progress.take("relax.x.metric.prompts.0", json.dumps({"role": "prompts", "n": 0, **rows}).encode())

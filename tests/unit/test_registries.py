@@ -54,6 +54,12 @@ class Archivist(StatefulRole):
 class Usurper(StatefulRole):
     spec = RoleSpec(writes=("trajectory",))
 
+class Teller(StatefulRole):
+    writes = "told"
+
+class Numberer(StatefulRole):
+    spec = RoleSpec(numbered=("summary",))
+
 class Silent(StatefulRole):
     pass
 
@@ -234,10 +240,24 @@ def test_a_stateful_role_has_one_actor(install: Install) -> None:
     assert examine(config).errors == ("roles.own.replicas = 2: the role owns state and has one actor; set 1",)
 
 
-def test_a_stateful_role_without_a_spec_gets_no_credentials(install: Install) -> None:
-    install("acme_roles", "[relax_actors.roles]\nsilent = acme_roles:Silent\n")
-    with pytest.raises(ConfigError, match=r"Silent owns state and does not state which cells it writes; .*RoleSpec"):
-        permissions(load_config(DEMO, ["roles.silent.replicas=1"]), "silent")
+def test_a_stateful_role_without_a_spec_may_write_its_column_only(install: Install) -> None:
+    install("acme_roles", "[relax_actors.roles]\nsilent = acme_roles:Silent\nteller = acme_roles:Teller\n")
+    config = load_config(DEMO, ["run.name=demo", "roles.silent.replicas=1", "roles.teller.replicas=1"])
+    cells = [f"relax.demo.{cell}" for cell in ("group.3.1.told", "group.3.1.dropped", "batch.3", "eval.3.1.told")]
+    allowed = {name: permissions(config, name) for name in ("silent", "teller")}
+    assert [cell for cell in cells if allowed["teller"].allows(cell, publish=True)] == cells[:1]
+    assert not any(allowed["silent"].allows(cell, publish=True) for cell in cells)
+    assert allowed["silent"].allows("relax.demo.event.silent.0.ready", publish=True)
+
+
+def test_unknown_numbered_cells_of_a_spec_are_refused(install: Install) -> None:
+    install("acme_roles", "[relax_actors.roles]\nteller = acme_roles:Numberer\n")
+    with pytest.raises(ConfigError) as refused:
+        permissions(load_config(DEMO, ["roles.teller.replicas=1"]), "teller")
+    assert str(refused.value) == (
+        "roles.teller.actor: Numberer.spec.numbered names 'summary'; the kinds of numbered cells are batch, weights, "
+        "checkpoint, evaluation, and other cells are columns (spec.writes)"
+    )
 
 
 def test_built_in_backends_are_found() -> None:

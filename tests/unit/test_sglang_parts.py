@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts, MoeFacts
 from relax_actors.engines.backends import inference_backend
-from relax_actors.engines.protocols import GenerationRequest
+from relax_actors.engines.protocols import GenerationRequest, StopStrings
 from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
@@ -111,6 +111,88 @@ def test_tokens_of_uncertain_version_are_generated_again() -> None:
     assert sample.prompt == [1, 2, 5, 6]
     sample.request_broken(keep=False)
     assert sample.prompt == [1, 2]
+
+
+def stopping(**fields: Any) -> PartialSample:
+    """A sample that ends with the tokens 8 and 9."""
+    strings = StopStrings(["89"], lambda token: str(token).encode())
+    sample = PartialSample(request(stop_strings=strings, **fields), 0)
+    sample.request_started()
+    return sample
+
+
+def test_sample_ends_at_the_token_that_completes_a_stop_string() -> None:
+    sample = stopping()
+    assert not sample.add_chunk(chunk([5, 8], 2), 3, NAMED)
+    assert not sample.is_stopped
+    assert not sample.add_chunk(chunk([9, 5, 6], 5), 3, NAMED)
+    assert sample.is_stopped
+    # Tokens sampled before the request is aborted are dropped; its end reports the versions.
+    assert not sample.add_chunk(chunk([1], 6), 3, NAMED)
+    abort = {"type": "abort", "message": "Aborted"}
+    assert sample.add_chunk(chunk([2, 3], 8, abort, [("3:a", 0, 1), ("4:b", 1, 8)]), 3, NAMED)
+    found = sample.result()
+    assert (found.tokens.tolist(), found.versions.tolist()) == ([5, 8, 9], [3, 4, 4])
+    assert found.logprobs.tolist() == [-2.5, -4.0, -4.5]
+    assert found.finish_reason is FinishReason.STOP
+
+
+def test_no_stop_string_begins_in_the_prompt_or_ends_before_min_tokens() -> None:
+    strings = StopStrings(["25"], lambda token: str(token).encode())  # the prompt ends with 2
+    sample = PartialSample(request(stop_strings=strings, min_tokens=3), 0)
+    sample.request_started()
+    assert not sample.add_chunk(chunk([5, 2, 5, 2], 4), 3, NAMED)
+    assert not sample.is_stopped
+    assert sample.add_chunk(chunk([5, 1], 6, {"type": "length"}, [("3:a", 0, 6)]), 3, NAMED)
+    assert sample.result().tokens.tolist() == [5, 2, 5, 2, 5]
+    assert sample.finish_reason is FinishReason.STOP
+
+
+def test_stop_string_is_completed_after_a_broken_request() -> None:
+    sample = stopping()
+    sample.add_chunk(chunk([5, 8], 2), 3, NAMED)
+    sample.request_broken(keep=True)
+    sample.request_started()
+    sample.add_chunk(chunk([9], 1), 3, NAMED)
+    assert sample.is_stopped
+    sample.request_broken(keep=True)
+    assert (sample.finish_reason, sample.result().tokens.tolist()) == (FinishReason.STOP, [5, 8, 9])
+
+
+def test_stop_string_with_a_token_of_uncertain_version_is_generated_again() -> None:
+    for keep, prompt in ((True, [1, 2, 5, 8]), (False, [1, 2])):
+        sample = stopping()
+        sample.add_chunk(chunk([5, 8], 2), 3, NAMED)
+        sample.swapped()
+        sample.add_chunk(chunk([9, 5], 4), 4, NAMED)
+        assert sample.is_stopped
+        sample.request_broken(keep=keep)
+        assert (sample.finish_reason, sample.is_stopped, sample.prompt) == (None, False, prompt)
+        sample.request_started()
+        sample.add_chunk(chunk([9, 5], 2), 4, NAMED)
+        assert sample.is_stopped is keep
+
+
+def test_experts_of_a_sample_with_a_stop_string_are_cut_like_its_tokens() -> None:
+    moe = MoeFacts(layers=1, experts=8, experts_of_token=2, without=[])
+    strings = StopStrings(["89"], lambda token: str(token).encode())
+    end = chunk([8, 9, 5, 6], 4, {"type": "length"}, [("3:a", 0, 4)])
+    reported = np.arange(10, dtype="<i4").reshape(5, 1, 2) % 8
+    sample = PartialSample(request(stop_strings=strings), 0, moe)
+    sample.request_started()
+    end["meta_info"]["routed_experts"] = base64.b64encode(reported.tobytes()).decode()
+    assert sample.add_chunk(end, 3, NAMED)
+    found = sample.result().routed_experts
+    assert found is not None
+    np.testing.assert_array_equal(found, reported[:3])
+    # Aborted in the queue of the server, which then reports no experts.
+    sample = PartialSample(request(stop_strings=strings), 0, moe)
+    sample.request_started()
+    sample.add_chunk(chunk([8, 9, 5], 3), 3, NAMED)
+    assert sample.add_chunk(chunk([5], 3, {"type": "abort"}, [("3:a", 0, 3)]), 3, NAMED)
+    found = sample.result().routed_experts
+    assert found is not None
+    assert (found.shape, found.dtype, set(found.ravel())) == ((3, 1, 2), np.int16, {-1})
 
 
 def test_experts_get_their_checkpoint_names(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from relax_actors.engines.protocols.inference import Done, Generation, GenerationRequest, InferenceEngine
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import ScoringEngine
+from relax_actors.engines.protocols.stop_strings import StopStrings
 from relax_actors.engines.protocols.training import StepResult, TrainingEngine, train
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "InferenceEngine",
     "ScoringEngine",
     "StepResult",
+    "StopStrings",
     "TrainSample",
     "TrainingEngine",
     "train",

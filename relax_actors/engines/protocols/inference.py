@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
+from relax_actors.engines.protocols.stop_strings import StopStrings
 from relax_actors.messages import FinishReason
 from relax_actors.weights.protocols import WeightConsumer
 
@@ -32,7 +33,8 @@ class GenerationRequest:
         max_tokens: largest number of tokens of a sample.
         stop_ids: tokens that end a sample.
         greedy: choose the most likely token; the temperature then applies to log-probs only.
-        min_tokens: number of tokens before which no stop token is sampled.
+        min_tokens: number of tokens before which no stop token is sampled and no stop string ends a sample.
+        stop_strings: strings that end a sample; None if there are none.
     """
 
     tokens: NDArray[Any]
@@ -44,6 +46,7 @@ class GenerationRequest:
     stop_ids: frozenset[int]
     greedy: bool = False
     min_tokens: int = 0
+    stop_strings: StopStrings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Generation:
     """One generated sample.
 
     Attributes:
-        tokens: `[len] int32`, including the stop token.
+        tokens: `[len] int32`, including the stop token, or the token in which a stop string ends.
         logprobs: `[len] float32`, natural log-probs of the softmax over the whole vocabulary at the temperature of the
             request.
         versions: `[len] int32`, version of the weights that sampled each token.

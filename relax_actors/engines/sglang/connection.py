@@ -39,8 +39,8 @@ class SglangSettings:
         patience: seconds to wait for a server.
         stall: seconds without a token after which a server counts as hung.
         moe: of the model, if its chosen experts are recorded.
-        keep_partial: whether samples continue after their server was lost. If not, they start again, so that their
-            tokens do not depend on the loss.
+        keep_partial: whether samples continue after their server was lost, and are aborted at a stop string. If not,
+            they start again, and run to their end, so that their tokens and log-probs do not depend on time.
         progress: called while the engine waits for a server.
         stopping: returns whether to give up waiting.
     """

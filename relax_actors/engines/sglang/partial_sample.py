@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.inference import Generation, GenerationRequest
+from relax_actors.engines.protocols.stop_strings import START
 from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.engines.sglang.server_arguments import stream_interval
 from relax_actors.errors import ActorError, EngineError
@@ -48,6 +49,10 @@ class PartialSample:
         # Number of tokens received before weights changed during the running request; None if they did not. Only the
         # end of a request reports the versions of the tokens after them.
         self._certain: int | None = None
+        self.is_stopped = False
+        """Whether the tokens end with a stop string; later tokens of the request are ignored."""
+        # Number of tokens that were searched for stop strings, and the state after them.
+        self._searched, self._state = 0, START
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -104,7 +109,26 @@ class PartialSample:
             ActorError: the server used weights that this actor did not load.
         """
         meta = chunk["meta_info"]
-        tokens = chunk["output_ids"]
+        if not self.is_stopped:
+            self._add_tokens(chunk["output_ids"], meta, version)
+        reason = meta.get("finish_reason")
+        if reason is None:
+            return False
+        self._set_versions(meta.get("weight_versions") or [], named)
+        if reason["type"] != "abort" or self.is_stopped:
+            self._finish(FinishReason.STOP if self.is_stopped else FinishReason(reason["type"]), meta)
+        elif reason.get("status_code"):
+            msg = f"the server aborted a request: {reason.get('message')}"
+            raise EngineError(msg)
+        return True
+
+    def _finish(self, reason: FinishReason, meta: Mapping[str, Any]) -> None:
+        self.finish_reason = reason
+        if self.moe is not None:
+            self._experts = self._experts_of(meta, self.moe)
+
+    def _add_tokens(self, tokens: list[int], meta: Mapping[str, Any], version: int) -> None:
+        """Add the tokens of a message, up to the one in which a stop string ends."""
         scored = meta.get("output_token_logprobs") or []
         # A message has all tokens of the request, or those since the last message; both end at the same position.
         start = self._offset + int(meta["completion_tokens"]) - len(tokens)
@@ -114,29 +138,41 @@ class PartialSample:
                 f"{len(self)} were received"
             )
             raise EngineError(msg)
-        del self._tokens[start:], self._logprobs[start:], self._versions[start:]
+        self._truncate(start)
         self._tokens += tokens
         self._logprobs += [float(entry[0]) for entry in scored]
         self._versions += [version] * len(tokens)
-        reason = meta.get("finish_reason")
-        if reason is None:
-            return False
-        self._set_versions(meta.get("weight_versions") or [], named)
-        if reason["type"] != "abort":
-            self.finish_reason = FinishReason(reason["type"])
-            if self.moe is not None:
-                self._experts = self._experts_of(meta.get("routed_experts") or "", self.moe)
-        elif reason.get("status_code"):
-            msg = f"the server aborted a request: {reason.get('message')}"
-            raise EngineError(msg)
-        return True
+        self._find_stop()
 
-    def _experts_of(self, text: str, moe: MoeFacts) -> NDArray[Any]:
+    def _find_stop(self) -> None:
+        """Search new tokens for stop strings; drop the tokens after the first in which one ends."""
+        strings = self._request.stop_strings
+        if strings is None:
+            return
+        while not self.is_stopped and self._searched < len(self._tokens):
+            self._state, found = strings.advance(self._state, self._tokens[self._searched])
+            self.is_stopped = found and self._searched >= self._request.min_tokens
+            self._searched += 1
+        if self.is_stopped:
+            self._truncate(self._searched)
+
+    def _truncate(self, length: int) -> None:
+        """Keep the first tokens only."""
+        del self._tokens[length:], self._logprobs[length:], self._versions[length:]
+        if length < self._searched:
+            self.is_stopped, self._searched, self._state = False, 0, START
+
+    def _experts_of(self, meta: Mapping[str, Any], moe: MoeFacts) -> NDArray[Any]:
         """Decode the experts reported by the last request, which prefilled all tokens before it.
 
-        Tokens of older weights were sampled with experts that no answer reports: they are marked as missing.
+        Tokens of older weights were sampled with experts that no answer reports: they are marked as missing. So are all
+        tokens of a sample with a stop string that was aborted in the server's queue, or whose server was lost.
         """
-        experts = routed_experts(text, len(self.prompt) - 1, moe)
+        text = meta.get("routed_experts") or ""
+        if self.is_stopped and not text:
+            return np.full((len(self.prompt) - 1, moe.layers, moe.experts_of_token), MISSING, np.int16)
+        read = len(self._request.tokens) + self._offset + int(meta["completion_tokens"]) - 1
+        experts = routed_experts(text, read, moe)[: len(self.prompt) - 1].copy()
         versions = np.array(self._versions)
         experts[len(self._request.tokens) - 1 :][versions != versions[-1]] = MISSING
         return experts
@@ -156,7 +192,9 @@ class PartialSample:
     def request_broken(self, *, keep: bool) -> None:
         """Drop tokens of uncertain version after a broken request; all tokens unless `keep`."""
         kept = (len(self._tokens) if self._certain is None else self._certain) if keep else 0
-        del self._tokens[kept:], self._logprobs[kept:], self._versions[kept:]
+        self._truncate(kept)
+        if self.is_stopped:
+            self._finish(FinishReason.STOP, {})
 
     def result(self) -> Generation:
         """Return the finished sample."""

@@ -27,7 +27,8 @@ class RowStreams:
     Args:
         record: address and key of the server.
         row_limit: limits the rows that are requested at once.
-        keep_partial: whether samples keep their tokens when their request breaks off.
+        keep_partial: whether samples keep their tokens when their request breaks off, and are aborted at a stop string.
+            Log-probs then depend on time, by rounding.
     """
 
     def __init__(self, record: ServerRecord, row_limit: RowLimit, *, keep_partial: bool) -> None:
@@ -72,7 +73,8 @@ class RowStreams:
         An abort on the server can end it while samples are unfinished.
         """
         name = uuid.uuid4().hex
-        running = {f"{name}-{i}": sample for i, sample in enumerate(samples)}
+        # Servers abort all requests whose name begins with a given one: no name may be the beginning of another.
+        running = {f"{i}-{name}": sample for i, sample in enumerate(samples)}
         body = {
             "rid": list(running),
             "input_ids": [sample.prompt for sample in samples],
@@ -84,6 +86,7 @@ class RowStreams:
         for sample in samples:
             sample.request_started()
         limit, retracted = self._row_limit.limit, False
+        aborted: set[str] = set()
         try:
             async with self._client.stream("POST", "/generate", json=body) as answer:
                 if answer.status_code != OK:
@@ -94,6 +97,11 @@ class RowStreams:
                     if not line.startswith(DATA) or line == DATA + END:
                         continue
                     retracted |= self._handle(json.loads(line[len(DATA) :]), running, versions)
+                    for stopped in [name for name, sample in running.items() if sample.is_stopped]:
+                        # The batches of a deterministic run must not depend on when an abort arrives.
+                        if self._keep_partial and stopped not in aborted:
+                            aborted.add(stopped)
+                            await self._abort(stopped)
         except httpx.TransportError as error:
             msg = f"the server at {self.record.url} broke the connection of a row: {error or type(error).__name__}"
             raise ServerGoneError(msg) from error
@@ -102,6 +110,14 @@ class RowStreams:
                 sample.request_broken(keep=self._keep_partial)
         if self._row_limit.limit == limit:
             self._row_limit.row_finished(retracted=retracted)
+
+    async def _abort(self, name: str) -> None:
+        """Abort the request of a sample in which a stop string has ended; its last message comes sooner."""
+        answer = await self._client.post("/abort_request", json={"rid": name})
+        if answer.status_code != OK:
+            why = f"({answer.status_code}): {answer.text[:1000]}"
+            msg = f"the server at {self.record.url} refuses to abort a sample {why}"
+            raise EngineError(msg)
 
     def _handle(self, chunk: dict[str, Any], running: dict[str, PartialSample], versions: ServedVersions) -> bool:
         """Handle one message; return whether the server retracted the sample for lack of cache."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import Cache
 
 from relax_actors.engines.protocols.inference import (
     Done,
@@ -28,6 +28,7 @@ from relax_actors.engines.torch.model import context_length
 from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
 from relax_actors.engines.transformers.lockstep_batch import LockstepBatch
+from relax_actors.engines.transformers.reserved_cache import reserved_cache
 
 
 class TransformersEngine(SwappableModel, GenerateMixin):
@@ -74,7 +75,8 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         version = self.require_weights()
         batch = LockstepBatch(requests, self._pad, self._device)
         experts = ExpertRecorder([r.samples for r in requests]) if self._routers is not None else None
-        cache, logits, chosen = self._prefill(batch.prompts, batch.prompt_mask)
+        cache = reserved_cache(self._model.config, batch.max_length)
+        logits, chosen = self._prefill(batch.prompts, batch.prompt_mask, cache)
         # Each prompt is prefilled once, then repeated for its samples.
         cache.batch_repeat_interleave(batch.repeats)
         logits = logits.repeat_interleave(batch.repeats_tensor, dim=0)
@@ -93,20 +95,18 @@ class TransformersEngine(SwappableModel, GenerateMixin):
             if refresh is not None and refresh():
                 version = self.require_weights()
                 # A cache of the old weights would give log-probs that belong to no version.
-                cache, logits, chosen = self._prefill(batch.all_tokens(), batch.mask)
+                cache = reserved_cache(self._model.config, batch.max_length)
+                logits, chosen = self._prefill(batch.all_tokens(), batch.mask, cache)
             else:
                 logits, chosen = self._forward(tokens[:, None], batch.mask, batch.positions[:, None], cache)
             if experts is not None and chosen is not None:
                 experts.record_step(chosen[:, -1], batch.alive)
 
-    def _prefill(self, tokens: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor, Tensor | None]:
-        """Return the cache of tokens padded on the left, and the results of `_forward`."""
-        cache = DynamicCache(config=self._model.config)
-        return cache, *self._forward(tokens, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
+    def _prefill(self, tokens: Tensor, mask: Tensor, cache: Cache) -> tuple[Tensor, Tensor | None]:
+        """Fill an empty cache with tokens padded on the left; return the results of `_forward`."""
+        return self._forward(tokens, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
 
-    def _forward(
-        self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
-    ) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> tuple[Tensor, Tensor | None]:
         """Run the model; return the last logits, and the chosen experts if they are recorded.
 
         Returns:

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.engines.protocols.inference import Generation, GenerationRequest
+from relax_actors.engines.protocols.stop_strings import START
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
 from relax_actors.messages import FinishReason
+
+CPU_CHUNK, GPU_CHUNK = 1 << 20, 1 << 24
+"""Logits from which tokens are drawn at once: the copies made of them need about 30 bytes each."""
 
 
 class LockstepBatch:
@@ -58,6 +62,10 @@ class LockstepBatch:
         stops = sorted({s for r in requests for s in r.stop_ids})
         self._stops = torch.tensor(stops, dtype=torch.long, device=device)
         total = sum(counts)
+        # Stop strings of each sample, and the state of its tokens so far.
+        self._stop_strings = [r.stop_strings for r in requests for _ in range(r.samples)]
+        self._has_stop_strings = any(self._stop_strings)
+        self._states = [START] * total
         # First sample of each request, and the total.
         self._starts = np.cumsum([0, *counts])
         # Requests that have running samples, and the number of running samples, at the last call of `ended`.
@@ -81,19 +89,20 @@ class LockstepBatch:
         Returns:
             Token ids, `[batch]`.
         """
-        alive = self._alive
-        scaled = logits.float() / self._temperature[alive]
-        logprobs = scaled.log_softmax(-1)
-        allowed = self._allowed(logprobs)
-        choice = _choose(allowed, self._top_p[alive], self._uniforms[alive, self._step])
-        tokens = torch.where(self._greedy[alive], allowed.argmax(-1), choice)
-        running = self._running
+        alive, running = self._alive, self._running
+        rows_at_once = max(1, (CPU_CHUNK if logits.is_cpu else GPU_CHUNK) // logits.shape[1])
+        starts = range(0, len(alive), rows_at_once)
+        drawn = [self._draw(logits[i : i + rows_at_once], alive[i : i + rows_at_once]) for i in starts]
+        tokens, logprobs = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         rows = alive[running]
         self._tokens[rows, self._step] = tokens[running].int()
-        self._logprobs[rows, self._step] = logprobs.gather(1, tokens[:, None])[running, 0]
+        self._logprobs[rows, self._step] = logprobs[running]
         self._versions[rows, self._step] = version
         self._lengths[rows] += 1
-        stopped = torch.isin(tokens, self._stops) & running
+        stopped = torch.isin(tokens, self._stops)
+        if self._has_stop_strings:
+            stopped |= self._end_stop_strings(tokens)
+        stopped &= running
         self._stopped[alive[stopped]] = True
         self._step += 1
         self._running = running & ~stopped & (self._max_tokens[alive] > self._step)
@@ -101,14 +110,44 @@ class LockstepBatch:
         self.positions = self.positions + 1
         return tokens
 
-    def _allowed(self, logprobs: Tensor) -> Tensor:
+    def _draw(self, logits: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a token of some samples.
+
+        Args:
+            logits: `[samples, vocab]`.
+            samples: their numbers, `[samples]`.
+
+        Returns:
+            Token ids and their log-probs, `[samples]`.
+        """
+        logprobs = (logits.float() / self._temperature[samples]).log_softmax(-1)
+        allowed = self._allowed(logprobs, samples)
+        tokens = _choose(allowed, self._top_p[samples], self._uniforms[samples, self._step])
+        tokens = torch.where(self._greedy[samples], allowed.argmax(-1), tokens)
+        return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+    def _end_stop_strings(self, tokens: Tensor) -> Tensor:
+        """Return which samples in the batch `[batch] bool` end because a stop string ends in their newest token."""
+        alive = self._alive.tolist()
+        found = [False] * len(alive)
+        for i, (number, token) in enumerate(zip(alive, tokens.tolist(), strict=True)):
+            if (strings := self._stop_strings[number]) is not None:
+                self._states[number], found[i] = strings.advance(self._states[number], token)
+        return torch.tensor(found, device=tokens.device) & (self._min_tokens[self._alive] <= self._step)
+
+    def _allowed(self, logprobs: Tensor, samples: Tensor) -> Tensor:
         """Mask the stop tokens of samples below their minimum length."""
         if not self._has_min_tokens:
             return logprobs
-        early = (self._min_tokens[self._alive] > self._step)[:, None]
+        early = (self._min_tokens[samples] > self._step)[:, None]
         stops = torch.zeros(logprobs.shape[1], dtype=torch.bool, device=logprobs.device)
         stops[self._stops] = True
         return logprobs.masked_fill(early & stops, float("-inf"))
+
+    @property
+    def max_length(self) -> int:
+        """Largest number of tokens of prompt and completion, padding included."""
+        return self.prompts.shape[1] + self._tokens.shape[1]
 
     @property
     def alive(self) -> Tensor:
@@ -191,7 +230,7 @@ def _choose(logprobs: Tensor, top_p: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = probs.cumsum(-1)
     index = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(-1)
     # A uniform close to 1 can step past the last token because of rounding.
-    last = (probs > 0).cumsum(-1).argmax(-1)
+    last = probs.shape[1] - 1 - (probs > 0).flip(-1).byte().argmax(-1)
     return torch.minimum(index, last)
 
 

@@ -20,6 +20,7 @@ from relax_actors.config import Config
 from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
 from relax_actors.messages import FinishReason
 from tests.support.models import (
+    ALPHABET,
     STOP,
     VOCABULARY,
     ReferenceModel,
@@ -27,6 +28,7 @@ from tests.support.models import (
     publish,
     random_weights,
     request_of,
+    stop_strings,
 )
 
 REQUESTS = [request_of("12>", 1), request_of("9081>", 2), request_of("5>", 3, temperature=0.7)]
@@ -225,6 +227,14 @@ class MinTokens:
         assert min(len(sample.tokens) for sample in late) >= 5
         assert all(STOP not in sample.tokens[:4] for sample in late)
 
+    def test_no_stop_string_ends_a_sample_before_min_tokens(self, loaded: Any) -> None:
+        # All pairs: without the limit every sample would end at its second token.
+        pairs = stop_strings(*(a + b for a in ALPHABET for b in ALPHABET))
+        request = request_of("1>", 1, samples=16, stop_ids=frozenset(), stop_strings=pairs)
+        for limit, length in ((0, 2), (1, 2), (4, 5)):
+            (samples,) = loaded.generate([replace(request, min_tokens=limit)], silent)
+            assert min(len(sample.tokens) for sample in samples) == length
+
 
 class LanguageModelConformance(InferenceEngineConformance):
     """Laws of engines that compute a model of Hugging Face format.
@@ -288,6 +298,40 @@ class LanguageModelConformance(InferenceEngineConformance):
         every = request_of("1>", 1, samples=1, stop_ids=frozenset(range(VOCABULARY)))
         ((sample,),) = loaded.generate([every], silent)
         assert (len(sample.tokens), sample.finish_reason) == (1, FinishReason.STOP)
+
+    def test_a_sample_ends_at_the_token_that_completes_a_stop_string(self, loaded: Any, config: Config) -> None:
+        strings = [*(a + b for a in "13579" for b in "02468"), "111", "42"]
+        requests = [
+            request_of(text, seed, samples=32, max_tokens=limit, stop_strings=stop_strings(*strings))
+            for text, seed, limit in (("12>", 1, 40), ("9081>1", 2, 30), ("5>", 3, 3))
+        ]
+        made = pairs_of(requests, loaded.generate(requests, silent))
+        reasons = set()
+        for request, sample in made:
+            text = "".join(ALPHABET[token] if token < STOP else "!" for token in sample.tokens)
+            assert not any(string in text[:-1] for string in strings)
+            completed = any(text.endswith(string) for string in strings)
+            ended = completed or sample.tokens[-1] == STOP
+            assert sample.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+            assert ended or len(text) == request.max_tokens
+            assert sample.tokens.shape == sample.logprobs.shape == sample.versions.shape
+            reasons.add((completed, sample.finish_reason))
+            # The prompt ends with a 1, which is no part of the text.
+            reasons.add("after the prompt" if request is requests[1] and len(text) > 1 and text[0] in "02468" else "")
+        assert {(True, FinishReason.STOP), (False, FinishReason.LENGTH), "after the prompt"} <= reasons
+        check_logprobs(config, made, {3: 1.0}, self.rounding_long)
+
+    def test_stop_strings_are_found_over_a_swap(self, loaded: Any, config: Config, publish: Any) -> None:
+        three = stop_strings(*(a + b + c for a in "0123" for b in ALPHABET for c in "456"))
+        self.long = replace(self.long, samples=32, stop_strings=three)
+        made = self.generate_over_a_swap(loaded, publish(0.7))
+        for request, sample in made:
+            assert three.find(sample.tokens.tolist()) in (len(sample.tokens), None)
+            ended = three.find(sample.tokens.tolist()) is not None
+            assert sample.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+            assert ended or len(sample.tokens) == request.max_tokens
+        assert {4} <= {int(sample.versions[-1]) for _, sample in made if sample.finish_reason is FinishReason.STOP}
+        check_logprobs(config, made, {3: 1.0, 4: 0.7}, self.rounding_long)
 
     def test_greedy_takes_the_likeliest_token(self, loaded: Any, config: Config) -> None:
         reference = ReferenceModel(config, random_weights(config))

@@ -20,7 +20,6 @@ from tests.support.running import wait_until
 
 ROOT = Path(__file__).parents[3]
 IMAGE = os.environ.get("RELAX_IMAGE", "relax-actors")
-UID = 1000
 
 
 def compose_command() -> list[str] | None:
@@ -48,38 +47,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass
 class Project:
-    """The containers of one `docker compose up`."""
+    """The containers of one `docker compose up` in a clone."""
 
     folder: Path
     settings: str
     files: tuple[str, ...] = ("docker-compose.yml",)
+    owner: int | None = None
+    """User of the host who owns the clone; None for the user of the test."""
+    run: str = "demo"
     name: str = field(default_factory=lambda: f"relaxtest{uuid.uuid4().hex[:8]}")
     began: float = 0.0
     profiles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        (self.folder / "runs").mkdir()
-        os.chown(self.folder / "runs", UID, UID) if os.getuid() == 0 else None
-        for name in ("docker-compose.yml", "examples", "deploy"):
-            (self.folder / name).symlink_to(ROOT / name)
+        # No folder `runs`: the engine creates it, for root.
+        shutil.copy(ROOT / "docker-compose.yml", self.folder)
+        for name in ("examples", "deploy"):
+            shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+        if self.owner is not None:
+            for path in (self.folder, *self.folder.rglob("*")):
+                os.chown(path, self.owner, self.owner)
         self.environment = os.environ | {
             "SETTINGS": self.settings,
             "NATS_PORT": str(free_port()),
             "WEBSOCKET_PORT": str(free_port()),
             "RELAX_IMAGE": IMAGE,
-            "RELAX_UID": str(UID if os.getuid() == 0 else os.getuid()),
         }
 
-    def compose(self, *arguments: str, check: bool = True) -> str:
-        done = subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
+    def try_compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command, environment = self.command(*arguments), self.environment
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=240
         )
+
+    def compose(self, *arguments: str, check: bool = True) -> str:
+        done = self.try_compose(*arguments)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -117,7 +119,7 @@ class Project:
 
     def step(self) -> int:
         """The newest version of the weights, by its file; a command in a container would slow the run down."""
-        names = [path.name for path in self.folder.glob("runs/demo/store/weights/*.safetensors")]
+        names = [path.name for path in self.folder.glob(f"runs/{self.run}/store/weights/*.safetensors")]
         return max((int(n) for name in names if (n := name.split(".", 1)[0]).isdigit()), default=-1)
 
     def await_step(self, step: int, deadline: float = 120) -> int:
@@ -141,12 +143,12 @@ class Project:
 
     def summary(self, deadline: float) -> dict[str, Any]:
         """The result of the run, once it is written."""
-        path = self.folder / "runs" / "demo" / "summary.json"
+        path = self.folder / "runs" / self.run / "summary.json"
         wait_until(path.exists, "summary.json", deadline)
         return dict(json.loads(path.read_text()))
 
     def assert_ledger_holds(self) -> None:
-        found = self.relax("ledger", "demo")
+        found = self.relax("ledger", self.run)
         assert found["violations"] == []
         assert found["admitted"] == sum(found[name] for name in ("trained", "dropped", "quarantined", "in_flight"))
 
@@ -160,8 +162,10 @@ class Project:
 def make_project(tmp_path: Path) -> Iterator[Any]:
     made: list[Project] = []
 
-    def make(settings: str, *files: str) -> Project:
-        made.append(Project(tmp_path, settings, files or ("docker-compose.yml",)))
+    def make(settings: str, *files: str, owner: int | None = None, run: str = "demo") -> Project:
+        clone = tmp_path / "clone"
+        clone.mkdir()
+        made.append(Project(clone, settings, files or ("docker-compose.yml",), owner, run))
         return made[-1]
 
     yield make

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.compose.conftest import IMAGE, Event, Project
-from tests.support.running import wait_until
+from tests.support.running import relax, wait_until
 
 MakeProject = Callable[..., Project]
 SHORT = "run.steps={} eval.rows=16 eval.every=1000 trainer.checkpoint_every=20"
+NO_USER_OF_THE_HOST = 65532
 SERVICES = ("prompts", "rollout", "reward", "advantages", "trainer")
 
 
@@ -22,37 +26,72 @@ def say(what: str) -> None:
     print(f"compose: {what}", flush=True)  # noqa: T201 make compose-test shows what it did
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a clone to another user")
+@pytest.mark.parametrize(("owner", "works_as"), [(0, NO_USER_OF_THE_HOST), (1001, 1001)])
 @pytest.mark.timeout(280)
-def test_it_trains_to_the_end(make_project: MakeProject) -> None:
-    project = make_project(SHORT.format(60))
+def test_it_trains_to_the_end_for_any_owner_of_the_clone(
+    make_project: MakeProject, tmp_path: Path, owner: int, works_as: int
+) -> None:
+    project = make_project(SHORT.format(60), owner=owner)
     project.up()
     project.await_step(1)
-    say(f"first step {time.monotonic() - project.began:.1f} s after up")
-    for container in project.compose("ps", "-q").split():
-        inspected = json.loads(project.docker("inspect", container))[0]
-        host, user = inspected["HostConfig"], inspected["Config"]["User"]
-        assert host["ReadonlyRootfs"], inspected["Name"]
-        assert host["CapDrop"] == ["ALL"], inspected["Name"]
-        assert not host["CapAdd"], inspected["Name"]
-        assert user.split(":")[0] not in ("", "0", "root"), inspected["Name"]
+    say(f"first step {time.monotonic() - project.began:.1f} s after up, in a clone of user {owner}")
+    (prepare,) = project.compose("ps", "-a", "-q", "prepare").split()
+    for container in {*project.compose("ps", "-q").split()} - {prepare}:
+        assert_unprivileged(project, container, works_as)
     summary = project.summary(200)
     assert summary["steps"] == 60
     assert summary["trained"] == 60 * 16
-    assert (project.folder / "runs" / "demo" / "model" / "config.json").exists()
     said = wait_until(
         lambda: "finished" in (text := project.compose("logs", "monitor")) and text, "the monitor's end", 30
     )
     assert "step 60/60" in said
+    run = project.folder / "runs" / "demo"
+    assert (run / "model" / "config.json").exists()
+    assert {path.stat().st_uid for path in (run.parent, run, *run.rglob("*"))} == {works_as}
+    assert_host_can_read(project, tmp_path)
     size = json.loads(project.docker("image", "inspect", IMAGE))[0]["Size"]
     say(f"image {size / 1e9:.2f} GB; trained {summary['trained']} rows")
     assert size < 2.5e9
     assert_no_secret_is_told(project)
 
 
+def assert_unprivileged(project: Project, container: str, user: int) -> None:
+    """Check that no process of a container is root or has, or could get, a capability."""
+    inspected = json.loads(project.docker("inspect", container))[0]
+    host, name = inspected["HostConfig"], inspected["Name"]
+    assert host["ReadonlyRootfs"], name
+    assert host["CapDrop"] == ["ALL"], name
+    assert set(host["CapAdd"]) == {"SETUID", "SETGID", "SETPCAP"}, name
+    assert "no-new-privileges:true" in host["SecurityOpt"], name
+    for pid in project.docker("top", container, "-eo", "pid").split()[1:]:
+        with suppress(FileNotFoundError, ProcessLookupError):  # a probe of the health check ends at once
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            status = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+            if status["Name"] != ["runc:[2:INIT]"]:
+                assert set(status["Uid"]) == {str(user)}, name
+                held = {int(status[key][0], 16) for key in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
+                assert held == {0}, name
+
+
+def assert_host_can_read(project: Project, tmp_path: Path) -> None:
+    """Check that the commands of the message work: copy the credentials, then read through the published port."""
+    run = str(project.folder / "runs" / "demo")
+    told = relax("ledger", run, cwd=tmp_path)
+    assert (told.returncode, told.stdout) == (2, ""), told.stderr
+    assert "docker compose cp prompts:/keys/operator keys, then --credentials keys" in told.stderr
+    (prompts,) = project.compose("ps", "-a", "-q", "prompts").split()
+    project.docker("cp", f"{prompts}:/keys/operator", str(tmp_path / "keys"))
+    read = relax("ledger", run, "--credentials", str(tmp_path / "keys"), cwd=tmp_path)
+    assert read.returncode == 0, read.stderr
+    assert read.stdout.endswith("the ledger is complete\n")
+
+
 def assert_no_secret_is_told(project: Project) -> None:
     """Check that no private key is in logs, container settings, the run's folder, the streams or the image."""
-    read = "cat /keys/*/nats.creds /keys/private/keys.json"
-    words = [word.strip('",') for word in project.compose("exec", "-T", "nats", "sh", "-c", read).split()]
+    read = ["as-owner", "prepare", "sh", "-c", "cat /keys/*/nats.creds /keys/private/keys.json"]
+    keys = project.compose("run", "--rm", "--no-deps", "-T", "--entrypoint", *read)
+    words = [word.strip('",') for word in keys.split()]
     secrets = [word for word in words if word[:2] in ("SU", "SO", "SA") and len(word) > 50]
     assert len(secrets) > 10
     inspected = project.docker("inspect", *project.compose("ps", "-q").split())
@@ -60,13 +99,54 @@ def assert_no_secret_is_told(project: Project) -> None:
     assert not any(secret in text for secret in secrets for text in shown)
     # Events, cells and the run's state are in the broker's folder.
     pattern = "|".join(secrets)
-    found = project.compose("exec", "-T", "nats", "sh", "-c", f"grep -rlE '{pattern}' /nats || true")
+    found = project.compose("exec", "-T", "nats", "as-owner", "sh", "-c", f"grep -rlE '{pattern}' /nats || true")
     kept = [path for path in (project.folder / "runs").rglob("*") if path.is_file()]
     found += "".join(str(path) for path in kept if any(secret.encode() in path.read_bytes() for secret in secrets))
     assert found.strip() == "", found
     look = ["run", "--rm", "--entrypoint", "sh", IMAGE, "-c"]
     files = "find / -xdev ( -name '*.creds' -o -name keys.json -o -name '*-key.pem' -o -name broker.json )"
     assert project.docker(*look, files.replace("(", "\\(").replace(")", "\\)") + " 2>/dev/null || true").strip() == ""
+
+
+@pytest.mark.timeout(120)
+def test_what_cannot_work_fails_at_once(make_project: MakeProject) -> None:
+    project = make_project("run.steps=0")
+    assert "run.steps" in error_of_prepare(project)
+    project.environment["SETTINGS"] = ""
+    (project.folder / "runs" / "demo").mkdir(parents=True)
+    (project.folder / "runs" / "demo" / "lock").touch()
+    (project.folder / "runs" / "demo").chmod(0o500)
+    os.chown(project.folder / "runs", 1001, 1001)
+    assert "error: run.folder runs/demo cannot be written by user 1001" in error_of_prepare(project)
+    os.chown(project.folder / "runs", 0, 0)
+    (project.folder / "examples").chmod(0o700)
+    said = error_of_prepare(project)
+    assert "prepare: ./examples cannot be read by user 65532; on the host: chmod -R o+rX examples" in said
+
+
+def error_of_prepare(project: Project) -> str:
+    """Start the containers, which must fail before any but the first has begun; return its output."""
+    done = project.try_compose("up", "-d")
+    assert done.returncode != 0
+    found = [json.loads(project.docker("inspect", name))[0] for name in project.compose("ps", "-a", "-q").split()]
+    started = [container for container in found if not container["State"]["StartedAt"].startswith("0001-")]
+    begun = [(container["State"]["ExitCode"], container["RestartCount"]) for container in started]
+    assert begun == [(2, 0)], begun
+    said = project.compose("logs", "--no-color", "prepare")
+    project.compose("down", "-v")
+    return said
+
+
+@pytest.mark.timeout(280)
+def test_a_role_of_the_user_has_its_own_container_and_credentials(make_project: MakeProject) -> None:
+    files = ("docker-compose.yml", "examples/custom_role/docker-compose.yml")
+    project = make_project("run.steps=20", *files, run="custom-role")
+    project.environment["CONFIG"] = "examples/custom_role/custom_role.toml"
+    project.up()
+    assert project.summary(200)["steps"] == 20
+    (own,) = project.compose("ps", "-a", "-q", "length_penalty").split()
+    mounts = {mount["Destination"] for mount in json.loads(project.docker("inspect", own))[0]["Mounts"]}
+    assert mounts == {"/data/examples", "/data/runs", "/keys/length_penalty", "/keys/node"}
 
 
 @pytest.mark.timeout(295)

@@ -1,0 +1,79 @@
+"""Folder that `relax keys` writes to: private to its user, and never one that holds something else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from broker.address import CREDENTIALS_FILE
+from broker.credentials import read_claims
+from relax_actors.errors import ConfigError
+
+ROOT_USER = 0
+
+
+def prepare_folders(folder: Path, users: list[str], run: str, *, replace_run: bool) -> None:
+    """Create the folder and its subfolders with mode 0700.
+
+    Args:
+        folder: the folder to write to.
+        users: names of the users of the run.
+        run: name of the run.
+        replace_run: whether credentials of another run may be replaced.
+
+    Raises:
+        ConfigError: the folder has other content, belongs to another user or another run, or cannot be written.
+    """
+    subfolders = ["private", "server", *users]
+    path = folder
+    try:
+        if folder.exists():
+            _check_content(folder, subfolders)
+            if not replace_run:
+                _check_run(folder, run)
+        for path in (folder, *(folder / name for name in subfolders)):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(path, is_top=path == folder)
+    except OSError as error:
+        msg = (
+            f"credentials cannot be written to {path}: {error.strerror}; give a folder that user {os.geteuid()} owns "
+            "(in a container: mount a volume there)"
+        )
+        raise ConfigError(msg) from error
+
+
+def _make_private(path: Path, *, is_top: bool) -> None:
+    """Set mode 0700. Root may own the top folder: it is above the volumes of a container."""
+    owner = path.stat().st_uid
+    if owner == os.geteuid():
+        path.chmod(0o700)
+    elif not (is_top and owner == ROOT_USER):
+        msg = f"{path} belongs to user {owner}, and this is user {os.geteuid()}; remove it, or give another folder"
+        raise ConfigError(msg)
+
+
+def _check_content(folder: Path, subfolders: list[str]) -> None:
+    if not folder.is_dir():
+        msg = f"{folder} is not a folder; give another path"
+        raise ConfigError(msg)
+    if (folder / "private" / "keys.json").exists():
+        return
+    if other := sorted(path.name for path in folder.iterdir() if path.name not in subfolders and not _is_ignored(path)):
+        msg = f"{folder} was not written by `relax keys`: it holds {', '.join(other[:3])}; give a new or empty folder"
+        raise ConfigError(msg)
+
+
+def _is_ignored(path: Path) -> bool:
+    """Whether a path is nothing of anybody: hidden, or an empty folder, as the volume of a role that the run lacks."""
+    return path.name.startswith(".") or path.name == "lost+found" or (path.is_dir() and not any(path.iterdir()))
+
+
+def _check_run(folder: Path, run: str) -> None:
+    for path in sorted(folder.glob(f"*/{CREDENTIALS_FILE}")):
+        other = read_claims(path).name.partition(".")[0]
+        if other != run:
+            msg = (
+                f"{folder} holds the credentials of run {other!r}, which would lose them; give another folder, or "
+                "--replace if that run is over"
+            )
+            raise ConfigError(msg)

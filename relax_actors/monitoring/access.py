@@ -1,0 +1,85 @@
+"""How a command on this machine reaches the broker of a run that was started elsewhere, e.g. in containers.
+
+Such a run records a host name of its own network and a folder of its own containers.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from broker.address import Address, address_of
+from broker.permissions import OBSERVER, OPERATOR
+from relax_actors.config import Config
+from relax_actors.errors import ConfigError
+from relax_actors.runtime.run_folder import RunFolder
+
+_SERVICES = {OPERATOR: "prompts", OBSERVER: "monitor"}
+"""Service of docker-compose.yml that has the credentials of a user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Options of a command that replace what the run recorded.
+
+    Attributes:
+        broker: address of the broker, `nats://host:port`.
+        credentials: folder written by `relax keys`, or a .creds file.
+    """
+
+    broker: str | None = None
+    credentials: Path | None = None
+
+
+def address_for(folder: RunFolder, config: Config, user: str, access: Access) -> Address:
+    """Return the address of a run's broker as this machine reaches it.
+
+    `broker.published` replaces a host name that is unknown on this machine, for a run with credentials only: these
+    prove a key without sending it, so another server at that address learns no secret, and `Connection` refuses a
+    server that asks for none.
+
+    Args:
+        folder: folder of the run.
+        config: configuration of the run.
+        user: user to sign in as.
+        access: options of the command.
+
+    Raises:
+        ConfigError: the broker's name or its credentials are unknown on this machine.
+        BrokerError: the run has no recorded address, or `access.broker` is no address.
+    """
+    found = Address.load(folder.address)
+    if access.broker is not None:
+        found = replace(address_of(access.broker), credentials=found.credentials, ca=found.ca)
+    elif config.broker.url is not None and (unknown := unknown_hosts(found.url)):
+        if config.broker.published is None or found.credentials is None:
+            msg = (
+                f"broker {found.url} of run {config.run.name}: host name {unknown!r} is unknown on this machine; give "
+                "the broker's address from here, e.g. --broker nats://127.0.0.1:4222 for a port that is published here"
+            )
+            raise ConfigError(msg)
+        found = replace(found, url=config.broker.published)
+    if access.credentials is not None:
+        found = replace(found, credentials=str(access.credentials.resolve()))
+    if found.credentials is not None and not Path(found.credentials).exists():
+        msg = (
+            f"run {config.run.name} has its credentials in {found.credentials}, which does not exist on this machine; "
+            f"copy those of user {user!r} here and pass them with --credentials. With docker compose: "
+            f"docker compose cp {_SERVICES[user]}:/keys/{user} keys, then --credentials keys"
+        )
+        raise ConfigError(msg)
+    return found.for_user(user)
+
+
+def unknown_hosts(url: str) -> str:
+    """Return the host names of a broker's servers if this machine knows none of them, else an empty string."""
+    hosts = [urlsplit(server).hostname or "" for server in url.split(",")]
+    for host in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            continue
+        return ""
+    return ", ".join(hosts)

@@ -1,0 +1,34 @@
+"""A user's role that owns state, for tests of its credentials."""
+
+from __future__ import annotations
+
+from broker.subjects import CellId
+from broker.table import Cell
+from relax_actors import RoleSpec, StatefulRole
+from relax_actors.messages import Evaluation
+
+
+class Auditor(StatefulRole):
+    """Write column `audited` beside each reward, and one numbered cell `evaluation.<step>` for each step it saw."""
+
+    spec = RoleSpec(reads=("reward",), writes=("audited",), numbered=("evaluation",))
+
+    column: str = "audited"
+
+    def follows(self) -> list[str]:
+        """Return the columns to read: the rewards, and what an earlier incarnation has audited."""
+        subjects = self.context.table.subjects
+        return [subjects.column(name) for name in ("reward", "audited")]
+
+    def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
+        """Audit the rows that no earlier incarnation has audited."""
+        known = {cell_id.row for cell_id, _ in cells if cell_id.field == "audited"}
+        self.on_cells([(cell_id, cell) for cell_id, cell in cells if cell_id.row not in known])
+
+    def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
+        """Audit new rows."""
+        table = self.context.table
+        for cell_id, _ in cells:
+            if cell_id.field == "reward":
+                table.put(table.subject(cell_id.row, self.column), {"by": self.context.author})
+                table.put(table.subjects.numbered("evaluation", cell_id.step), Evaluation(cell_id.step, 0.5, 1))

@@ -1,0 +1,79 @@
+"""`relax keys` writes to private folders, and replaces nothing that is not its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from relax_actors.cli.credential_files import Settings, make_keys
+from relax_actors.errors import ConfigError
+from tests.support.running import TINY, relax
+
+
+def error_of(folder: Path, *settings: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        make_keys(str(TINY), folder, list(settings), Settings())
+    return str(refused.value)
+
+
+def test_every_folder_is_private(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir(mode=0o755)
+    make_keys(str(TINY), keys, [], Settings(tls=True, mutual=True, cluster=("a", "b")))
+    modes = {path: path.stat().st_mode & 0o777 for path in (keys, *keys.rglob("*"))}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    secret = ("nats.creds", "keys.json", "key.pem", "ca-key.pem", "route.json", "a.conf")
+    assert {mode for path, mode in modes.items() if path.name in secret} == {0o600}
+
+
+def test_folder_with_other_content_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    assert error_of(tmp_path) == (
+        f"{tmp_path} was not written by `relax keys`: it holds thesis.tex; give a new or empty folder"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_empty_folders_of_roles_that_the_run_lacks_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "reference").mkdir()
+    make_keys(str(TINY), tmp_path, [], Settings())
+    assert not any((tmp_path / "reference").iterdir())
+
+
+def test_credentials_of_another_run_are_replaced_on_request_only(tmp_path: Path) -> None:
+    first = ["run.name=first"]
+    make_keys(str(TINY), tmp_path, first, Settings())
+    before = (tmp_path / "rollout" / "nats.creds").read_text()
+    assert error_of(tmp_path, "run.name=second") == (
+        f"{tmp_path} holds the credentials of run 'first', which would lose them; give another folder, or --replace if "
+        "that run is over"
+    )
+    assert (tmp_path / "rollout" / "nats.creds").read_text() == before
+    make_keys(str(TINY), tmp_path, first, Settings())
+    make_keys(str(TINY), tmp_path, ["run.name=second"], Settings(replace=True))
+
+
+def test_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").touch()
+    assert error_of(tmp_path / "keys") == f"{tmp_path}/keys is not a folder; give another path"
+
+
+def test_path_that_cannot_be_created_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = relax("keys", str(TINY), f"{tmp_path}/file/keys", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"relax: credentials cannot be written to {tmp_path}/file/keys: Not a directory; give a folder that user "
+        f"{os.geteuid()} owns (in a container: mount a volume there)\n"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    make_keys(str(TINY), tmp_path, [], Settings())
+    os.chown(tmp_path / "rollout", 1001, 1001)
+    assert error_of(tmp_path) == (
+        f"{tmp_path}/rollout belongs to user 1001, and this is user 0; remove it, or give another folder"
+    )
