@@ -60,7 +60,7 @@ class LoopConnection(Connection):
     def __init__(self, address: Address, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.address, self.loop, self.on_reconnect = address, loop, []
         self.on_wait = lambda: None
-        self._name, self._closing = name, False
+        self._name, self._closing, self._options = name, False, address.connect_options()
         self._refused_at, self._refusal = float("-inf"), ""
 
     async def connect(self) -> None:
