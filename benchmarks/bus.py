@@ -4,10 +4,10 @@
     python benchmarks/bus.py --tq-python PYTHON --json
 
 A batch is 64 samples: prompt of 256 and response of 1,024 tokens int64, log-probs float32, 0.9 MB. Producer and
-consumer are one process each; the bus has its own processes. The table writes one cell per group of 8 with its arrays
-in a segment, like a rollout, and reads them with the standing pull of a pool actor: checksum, decoding,
-acknowledgement, purge of the batch. TransferQueue puts a batch in one call and reads it with `get_meta`, `get_data` and
-`clear_samples`. Both consumers add up all elements and check the sum.
+consumer are one process each; the bus has its own processes. The table writes one cell per group of 8, and the arrays
+of a batch into one segment, like a rollout whose rows end together. It reads them with the standing pull of a pool
+actor: checksum, decoding, acknowledgement, purge of the batch. TransferQueue puts a batch in one call and reads it with
+`get_meta`, `get_data` and `clear_samples`. Both consumers add up all elements and check the sum.
 
     put         the producer alone
     get         the consumer alone, after all batches are written

@@ -13,7 +13,7 @@ from bus_workload import Workload, arguments, check, serve
 from nats.aio.msg import Msg
 
 from broker.address import Address
-from broker.codec import Array
+from broker.codec import Array, Resolver
 from broker.connection import Connection
 from broker.pull import PullSubscription
 from broker.store import Store
@@ -54,7 +54,7 @@ class Producer:
         """Write batches; return when the last one is acknowledged."""
         pending: deque[Future[list[bool]]] = deque()
         for number in range(first, first + count):
-            pending.append(self.table.connection.submit(self._write(self._encoded(number))))
+            pending.append(self.table.connection.submit(self.table.put_encoded_async(self._encoded(number))))
             if len(pending) > WINDOW:
                 self._wait_for(pending.popleft())
         while pending:
@@ -65,12 +65,9 @@ class Producer:
         cells = []
         for index in range(self.work.samples // size):
             group = Samples(**{name: array[index * size : (index + 1) * size] for name, array in arrays.items()})
-            subject = self.table.subject(RowId(number, index), COLUMN)
-            cells.append((subject, self.table.encode(subject, group)))
-        return cells
-
-    async def _write(self, cells: list[tuple[str, bytes]]) -> list[bool]:
-        return await asyncio.gather(*(self.table.put_async(subject, data) for subject, data in cells))
+            cells.append((self.table.subject(RowId(number, index), COLUMN), group))
+        encoded = self.table.encode_all(cells)
+        return [(subject, data) for (subject, _), data in zip(cells, encoded, strict=True)]
 
     @staticmethod
     def _wait_for(written: Future[list[bool]]) -> None:
@@ -101,22 +98,24 @@ class Consumer:
             if not messages:
                 msg = f"{seen} of {count * groups} cells arrived within a minute"
                 raise RuntimeError(msg)
+            resolve = self.table.store.reader()
             for message in messages:
                 number = self.table.subjects.parse(message.subject).step
-                totals.setdefault(number, []).append(self._touch(message))
+                totals.setdefault(number, []).append(self._touch(message, resolve))
             seen += len(messages)
             done = [number for number, parts in totals.items() if len(parts) == groups]
             for number in done:
                 check(self.work, number, sum(totals.pop(number)))
-                self.table.store.remove(f"group/{number}")
+                self.table.store.remove_later(f"group/{number}")
             pending.append(self.table.connection.submit(self._release(messages, done)))
             if len(pending) > WINDOW:
                 pending.popleft().result(60)
         while pending:
             pending.popleft().result(60)
+        self.table.store.close()
 
-    def _touch(self, message: Msg) -> float:
-        cell = self.table.read(message.data, Samples)
+    def _touch(self, message: Msg, resolve: Resolver) -> float:
+        cell = self.table.read(message.data, Samples, resolve=resolve)
         return float(sum(np.sum(array, dtype=np.float64) for array in (cell.prompt, cell.response, cell.logprobs)))
 
     async def _release(self, messages: list[Msg], done: list[int]) -> None:

@@ -52,6 +52,10 @@ prompts_per_step = {rows}
 learning_rate = {learning_rate}
 checkpoint_every = {steps}
 
+[algorithm]
+# The ratio of a step's only update is 1, as in TRL: tokens are not clipped for being a step old.
+proximal = "trainer"
+
 [staleness]
 max = {staleness}
 """

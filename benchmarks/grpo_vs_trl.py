@@ -6,7 +6,8 @@
 Runs `relax up` as a user does (broker, supervisor and five actor processes) and TRL's trainer in one process,
 interleaved. Both get the same model (Qwen3, hidden 128, 4 layers, 0.8 M parameters, float32, the same random weights),
 the same tokenizer, the same prompts (8 per step, 16 tokens each), 8 samples per prompt of exactly 32 new tokens (the
-end token is masked out), the same reward, AdamW at 1e-3, no KL term, one torch thread per process.
+end token is masked out), the same reward, AdamW at 1e-3, no KL term, one torch thread per process. The clipped ratio is
+taken against the trainer's own log-probs on both sides, so it is 1 in a step's only update.
 
 The figure of a run is completions per second from the end of step `--warm-up` to the end of the last step but one. It
 includes generation, reward, advantages, training, weight transfer, messages and logging; it excludes start, warm-up,

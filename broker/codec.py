@@ -11,7 +11,6 @@ a cell controls the run and cannot be regenerated like a row, so an altered or m
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +33,8 @@ MAX_DIMENSIONS = 8
 MAX_REFERENCES = 256
 _ARRAY, _REFERENCE = 1, 2
 _CHECKSUM_BYTES = 16
-_DTYPES = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
+_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+_ITEM_BYTES = {name: np.dtype(name).itemsize for name in _DTYPES}
 
 Array = NDArray[Any]
 
@@ -229,7 +229,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
-    if dtype_name(array.dtype) not in _DTYPES:
+    if dtype_name(array.dtype) not in _ITEM_BYTES:
         msg = f"an array of dtype {array.dtype} cannot be encoded; use one of {', '.join(sorted(_DTYPES))}"
         raise CodecError(msg)
     if array.ndim > MAX_DIMENSIONS:
@@ -246,17 +246,24 @@ def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
 
 
 def _sizes(dtype: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
+    nbytes = _ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
+    if nbytes is None:
         msg = f"array of dtype {str(dtype)[:80]!r} is not allowed"
         raise CodecError(msg)
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
-        msg = f"array shape {str(shape)[:80]} is not a list of at most {MAX_DIMENSIONS} sizes"
-        raise CodecError(msg)
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
+        raise _bad_shape(shape)
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise _bad_shape(shape)
+        nbytes *= size
     if nbytes > MAX_ARRAY_BYTES:
         msg = f"array of {nbytes} bytes is over the limit"
         raise CodecError(msg)
     return dtype, tuple(shape), nbytes
+
+
+def _bad_shape(shape: Any) -> CodecError:
+    return CodecError(f"array shape {str(shape)[:80]} is not a list of at most {MAX_DIMENSIONS} sizes")
 
 
 def _decode_array(payload: bytes) -> Array:

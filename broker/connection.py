@@ -19,60 +19,30 @@ from typing import Any, TypeVar
 
 import nats.errors
 import structlog
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from broker.address import Address
+from broker.client import ASKS_FOR_NONE, Client
 from broker.credentials import read_claims
 from broker.errors import BrokerError, BrokerUnreachableError
+from broker.publisher import ACK_TIMEOUT, Publisher
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
-ACK_TIMEOUT = 2.0
 DEADLINE_SLACK = 10.0
 """Seconds after a deadline within which a loaded machine must report that it has passed."""
 RETRY_SECONDS = 0.05
 _NOT_READY = 503
-_ASKS_FOR_NONE = "asks for no credentials, so it is not the broker"
-_TRANSIENT = (
+TRANSIENT = (
     nats.errors.TimeoutError,
     nats.errors.NoRespondersError,
     nats.errors.OutboundBufferLimitError,
     NoStreamResponseError,
     ServiceUnavailableError,
 )
-
-
-class _Client(Client):
-    """NATS client that survives subjects and headers that are not UTF-8.
-
-    Any publisher can send them, and nats-py would close the connection.
-    With TLS configured it refuses a server without TLS, and with credentials a server that asks for none, because that
-    is another server at the same address.
-    """
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 signature of nats-py
-        if initial_connection and "tls" in self.options and not info.get("tls_required"):
-            msg = "nats: the server does not offer TLS, which these credentials require"
-            raise nats.errors.Error(msg)
-        if initial_connection and self._user_credentials is not None and not info.get("auth_required"):
-            raise nats.errors.Error(_ASKS_FOR_NONE)
-        await super()._process_info(info, initial_connection)
-
-    def _build_message(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
-    ) -> Msg:
-        plain = subject.decode(errors="backslashreplace").encode()
-        return super()._build_message(sid, plain, reply, data, headers)  # type: ignore[no-any-return]
-
-    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        try:
-            return await super()._process_headers(headers)
-        except ValueError:
-            return None
+"""Errors of a request that may be repeated."""
 
 
 _DENIED = re.compile(r'permissions violation for (?P<kind>publish|subscription) to "(?P<subject>[^"]+)"')
@@ -115,6 +85,7 @@ class Connection:
         self._thread.start()
         self.nc: Client
         self.js: JetStreamContext
+        self.publisher: Publisher
         try:
             self.call(self._connect(deadline), deadline + DEADLINE_SLACK)
         except BaseException:
@@ -151,7 +122,7 @@ class Connection:
                 await hook()
 
         # nats-py retries the first connection forever, so the deadline is enforced here.
-        self.nc = _Client()
+        self.nc = Client()
         connecting = asyncio.ensure_future(
             self.nc.connect(
                 self.address.url.split(","),
@@ -177,6 +148,7 @@ class Connection:
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
             raise self._connect_error(last_error or _describe(error), deadline) from error
         self.js = self.nc.jetstream(timeout=ACK_TIMEOUT)
+        self.publisher = Publisher(self.nc)
 
     def _connect_error(self, text: str, deadline: float) -> BrokerError:
         url = self.address.url
@@ -184,9 +156,9 @@ class Connection:
             given = self.address.credentials or self.address.user or "none given"
             msg = f"broker {url} refuses these credentials ({given}; {text}); give credentials that this broker issued"
             return BrokerError(msg)
-        if _ASKS_FOR_NONE in text:
+        if ASKS_FOR_NONE in text:
             own = self.address.credentials
-            msg = f"broker {url} {_ASKS_FOR_NONE} of {own}; give the address of the broker that issued them"
+            msg = f"broker {url} {ASKS_FOR_NONE} of {own}; give the address of the broker that issued them"
             return BrokerError(msg)
         msg = f"broker {url} does not answer within {deadline:g} s ({text}); start it, or give its right address"
         return BrokerUnreachableError(msg)
@@ -246,7 +218,7 @@ class Connection:
         while True:
             try:
                 return await attempt()
-            except (*_TRANSIENT, APIError) as error:
+            except (*TRANSIENT, APIError) as error:
                 # Code 503: JetStream is not ready yet, e.g. right after a restart.
                 if isinstance(error, APIError) and error.code != _NOT_READY:
                     raise

@@ -1,4 +1,4 @@
-"""Segment of one cell: a safetensors file with its large arrays, and the references to them.
+"""Segment: a safetensors file with the large arrays of cells that were written together, and the references to them.
 
 Arrays are aligned to 64 bytes, so that a mapped array can be used without a copy. The header has a fixed size, so that
 the offset of an array is known when it is placed, before the others are.
@@ -6,6 +6,7 @@ the offset of an array is known when it is placed, before the others are.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from broker.fields import TensorRef
 Bytes = NDArray[np.uint8]
 INLINE_BYTES = 8 << 10
 """Largest array that stays inline in its cell, in bytes."""
+SEGMENT_BYTES = 64 << 20
+"""Size from which no further array is added to a segment, in bytes."""
 _ALIGN = 64
 _HEADER_BYTES = 4096 - 8
 _DATA_OFFSET = 8 + _HEADER_BYTES
@@ -41,70 +44,80 @@ def checksum(data: Any) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-class SegmentWriter:
-    """Collects the large arrays of one cell; `close` writes them as one segment.
+class _Segment:
+    """Arrays of one segment, and its header so far."""
 
-    Pass `place` to `broker.codec.encode`.
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.size = 0
+        self._header = ["{"]
+        self._header_size = 1
+        self._parts: list[Any] = []
+        self._count = 0
+
+    def add(self, array: Array) -> int | None:
+        """Add an array and return its offset in the file; None if the segment is full."""
+        name, shape, end = self._count, ",".join(map(str, array.shape)), self.size + array.nbytes
+        kind = _SAFETENSORS[dtype_name(array.dtype)]
+        entry = f'"{name}":{{"dtype":"{kind}","shape":[{shape}],"data_offsets":[{self.size},{end}]}},'
+        if pad := -array.nbytes % _ALIGN:  # the format does not allow gaps between tensors
+            entry += f'"pad{name}":{{"dtype":"U8","shape":[{pad}],"data_offsets":[{end},{end + pad}]}},'
+        if self._parts and (self._header_size + len(entry) > _HEADER_BYTES or self.size >= SEGMENT_BYTES):
+            return None
+        offset = _DATA_OFFSET + self.size
+        self._header.append(entry)
+        self._header_size += len(entry)
+        self._parts.append(array.reshape(-1).view(np.uint8).data)
+        if pad:
+            self._parts.append(bytes(pad))
+        self._count += 1
+        self.size = end + pad
+        return offset
+
+    def parts(self) -> list[Any]:
+        """Return the content of the file, as buffers."""
+        header = "".join(self._header).removesuffix(",") + "}"
+        return [_HEADER_BYTES.to_bytes(8, "little") + header.encode().ljust(_HEADER_BYTES), *self._parts]
+
+
+class SegmentWriter:
+    """Collects the large arrays of cells that are written together; `close` writes them as one segment.
+
+    Further segments are begun when one is full. Pass `place` to `broker.codec.encode`.
 
     Args:
-        uri: path of the segment in the store.
+        next_uri: returns an unused path for a segment in the store.
         write: writes buffers one after the other to a path in the store, atomically.
     """
 
-    def __init__(self, uri: str, write: Callable[[str, list[Any]], None]) -> None:
-        self._uri = uri
+    def __init__(self, next_uri: Callable[[], str], write: Callable[[str, list[Any]], None]) -> None:
+        self._next_uri = next_uri
         self._write = write
-        self._arrays: list[Array] = []
-        self._size = 0
+        self._segments: list[_Segment] = []
 
     def place(self, array: Array) -> TensorRef | None:
-        """Add an array to the segment and return its reference; None if it stays inline."""
+        """Add an array to a segment and return its reference; None if it stays inline."""
         if array.nbytes <= INLINE_BYTES:
             return None
         if array.dtype.byteorder == ">":
             array = array.astype(array.dtype.newbyteorder("<"))
         data = np.ascontiguousarray(array)
-        offset = _DATA_OFFSET + self._size
-        self._arrays.append(data)
-        self._size += -(-data.nbytes // _ALIGN) * _ALIGN
+        offset = self._segments[-1].add(data) if self._segments else None
+        if offset is None:
+            self._segments.append(_Segment(self._next_uri()))
+            offset = typing.cast("int", self._segments[-1].add(data))
         sum_ = checksum(data.reshape(-1).view(np.uint8))
-        return TensorRef(self._uri, offset, data.nbytes, dtype_name(data.dtype), data.shape, sum_)
+        return TensorRef(self._segments[-1].uri, offset, data.nbytes, dtype_name(data.dtype), data.shape, sum_)
 
     def close(self) -> bool:
-        """Write the segment; False if no array was placed and nothing was written.
+        """Write the segments; False if no array was placed and nothing was written.
 
         Raises:
-            StoreError: the cell has more arrays than the segment's header can describe.
             StoreFullError: no space is left.
         """
-        if not self._arrays:
-            return False
-        self._write(self._uri, self._parts())
-        return True
-
-    def _parts(self) -> list[Any]:
-        entries: list[str] = []
-        parts: list[Any] = []
-        offset = 0
-        for i, array in enumerate(self._arrays):
-            shape = ",".join(map(str, array.shape))
-            ends = f"[{offset},{offset + array.nbytes}]"
-            kind = _SAFETENSORS[dtype_name(array.dtype)]
-            entries.append(f'"{i}":{{"dtype":"{kind}","shape":[{shape}],"data_offsets":{ends}}}')
-            offset += array.nbytes
-            parts.append(array.reshape(-1).view(np.uint8).data)
-            if pad := -array.nbytes % _ALIGN:  # the format does not allow gaps between tensors
-                entries.append(f'"pad{i}":{{"dtype":"U8","shape":[{pad}],"data_offsets":[{offset},{offset + pad}]}}')
-                offset += pad
-                parts.append(bytes(pad))
-        header = ("{" + ",".join(entries) + "}").encode()
-        if len(header) > _HEADER_BYTES:
-            msg = (
-                f"segment {self._uri} has {len(self._arrays)} arrays, more than its header can describe; "
-                "concatenate small arrays"
-            )
-            raise StoreError(msg)
-        return [_HEADER_BYTES.to_bytes(8, "little") + header.ljust(_HEADER_BYTES), *parts]
+        for segment in self._segments:
+            self._write(segment.uri, segment.parts())
+        return bool(self._segments)
 
 
 def array_view(segment: Bytes, reference: TensorRef) -> Array:

@@ -1,7 +1,8 @@
-"""Store of a run's tensors: one segment file per cell, in folders that mirror subjects.
+"""Store of a run's tensors: segment files in one folder per step of a kind of row, removed with the step.
 
-A segment is written under a temporary name, renamed, and only then referenced by a published cell, so a reference never
-points to a partial file. Readers map it without a copy and verify the checksum.
+A segment holds the large arrays of cells of one step that one author wrote together. It is written under a temporary
+name, renamed, and only then referenced by a published cell, so a reference never points to a partial file. Readers map
+it without a copy and verify the checksum.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import errno
 import mmap
 import os
 import shutil
+import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from broker.codec import Array
+from broker.codec import Array, Resolver
 from broker.errors import StoreError, StoreFullError
 from broker.fields import TensorRef
 from broker.segment import Bytes, SegmentWriter, array_view
@@ -26,6 +30,8 @@ from broker.subjects import RowId
 
 T = TypeVar("T")
 _MAX_KNOWN_FOLDERS = 1024
+_IOV_MAX = 1024
+"""Most buffers that one system call writes."""
 
 
 def raise_error(error: StoreFullError) -> None:
@@ -72,6 +78,9 @@ class Store:
         self.root = root.resolve()
         self.on_full = on_full or raise_error
         self._folders: set[str] = set()
+        self._serials = count()
+        self._lock = threading.Lock()
+        self._remover: ThreadPoolExecutor | None = None
 
     def path(self, uri: str) -> Path:
         """Return the path of a file of the store.
@@ -96,8 +105,8 @@ class Store:
         """
         return self.reader()(reference)
 
-    def reader(self) -> Callable[[TensorRef], Array]:
-        """Return a function like `read` for the arrays of one cell, which maps each segment once."""
+    def reader(self) -> Resolver:
+        """Return a function like `read` for the arrays of cells that are read together: it maps each segment once."""
         mapped: dict[str, Bytes] = {}
 
         def read(reference: TensorRef) -> Array:
@@ -154,21 +163,17 @@ class Store:
     def write_parts(self, uri: str, parts: list[Any]) -> None:
         """Write buffers one after the other to a file, atomically.
 
-        Faster than `write` for many small files in few folders: a known folder is not checked again.
+        Faster than `write` for many small files: a known folder is not checked again.
 
         Raises:
             StoreFullError: no space is left, and `on_full` gave up.
         """
         folder, _, name = uri.rpartition("/")
-        if folder not in self._folders:
-            self.write(uri, partial(_save_parts, parts))
-            if len(self._folders) > _MAX_KNOWN_FOLDERS:
-                self._folders.clear()
-            self._folders.add(folder)
-            return
         temporary = f"{self.root}/{folder}/.{name}.{os.getpid()}.tmp"
 
         def attempt() -> None:
+            if folder not in self._folders:
+                self._make_folder(folder)
             try:
                 _save_parts(parts, temporary)
                 os.rename(temporary, f"{self.root}/{uri}")  # noqa: PTH104 hot
@@ -182,16 +187,30 @@ class Store:
         except FileNotFoundError:
             # The folder was removed since the last write.
             self._folders.discard(folder)
-            self.write(uri, partial(_save_parts, parts))
+            retry_when_full(attempt, self.root, f"segment {uri}", self.on_full)
+
+    def _make_folder(self, folder: str) -> None:
+        """Make a folder of the store and remember that it is inside the store."""
+        if len(self._folders) > _MAX_KNOWN_FOLDERS:
+            self._folders.clear()
+        parent = folder.rpartition("/")[0]
+        if parent in self._folders:
+            # A folder that this call creates is no link, so its path needs no check.
+            with suppress(FileExistsError, FileNotFoundError):
+                os.mkdir(f"{self.root}/{folder}")  # noqa: PTH102 hot
+                self._folders.add(folder)
+                return
+        self.path(folder).mkdir(parents=True, exist_ok=True)
+        self._folders |= {parent, folder}
 
     def segment_writer(self, row: RowId, field: str, author: str) -> SegmentWriter:
-        """Return a writer for the large arrays of one cell.
+        """Return a writer for the large arrays of cells of one step that are written together.
 
-        The author is part of the file's name: of two authors of one cell, the refused one must not have overwritten the
-        segment of the other.
+        A segment is named after the first cell, its author and a serial number, so no segment is written twice: of two
+        authors of one cell, the refused one must not have overwritten the segment of the other.
         """
-        by = author.replace("#", "-")
-        return SegmentWriter(f"{row.kind}/{row.step}/{row.index}.{field}.{by}.safetensors", self.write_parts)
+        stem = f"{row.kind}/{row.step}/{row.index}.{field}.{author.replace('#', '-')}"
+        return SegmentWriter(lambda: f"{stem}.{next(self._serials)}.safetensors", self.write_parts)
 
     def list_names(self, uri: str) -> list[str]:
         """Return the sorted names in a folder of the store; empty if the folder does not exist."""
@@ -206,13 +225,36 @@ class Store:
         else:
             path.unlink(missing_ok=True)
 
+    def remove_later(self, uri: str) -> None:
+        """Remove like `remove`, in a thread: removing files can wait milliseconds for the file system's journal.
+
+        What a killed process leaves behind is removed with the next call for the same folder.
+        """
+        with self._lock:
+            if self._remover is None:
+                self._remover = ThreadPoolExecutor(1, "store-remover")
+            self._remover.submit(self.remove, uri)
+
+    def close(self) -> None:
+        """Wait until everything given to `remove_later` is removed."""
+        with self._lock:
+            remover, self._remover = self._remover, None
+        if remover is not None:
+            remover.shutdown()
+
 
 def _save_parts(parts: list[Any], path: Path | str) -> None:
-    with open(path, "wb", buffering=0) as file:  # noqa: PTH123 hot
-        for part in parts:
-            view = memoryview(part)
-            while view:
-                view = view[file.write(view) :]
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        left: deque[memoryview[int]] = deque(memoryview(part) for part in parts)
+        while left:
+            written = os.writev(fd, list(islice(left, _IOV_MAX)))
+            while left and written >= len(left[0]):
+                written -= len(left.popleft())
+            if written:
+                left[0] = left[0][written:]
+    finally:
+        os.close(fd)
 
 
 def _outside(root: Path, uri: str) -> StoreError:

@@ -20,8 +20,9 @@ from nats.errors import NoRespondersError
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
-from broker.codec import Envelope, decode_fields, encode, open_envelope
-from broker.connection import Connection
+from broker.codec import Envelope, Resolver, decode_fields, open_envelope
+from broker.connection import TRANSIENT, Connection
+from broker.encoder import CellEncoder
 from broker.errors import BrokerError, BrokerFullError, CodecError, SubjectError
 from broker.ordered_consumer import OrderedConsumer
 from broker.store import Store
@@ -78,6 +79,10 @@ class Table:
         # Users with credentials may not send DIRECT.GET (see `broker.permissions`).
         self._direct = direct and connection.address.credentials is None
 
+    def encoder(self) -> CellEncoder:
+        """Return an encoder for cells that are written together."""
+        return CellEncoder(self.subjects, self.store, self.author, self.connection.nc.max_payload)
+
     def encode(self, subject: str, value: Any) -> bytes:
         """Encode a cell and write its large arrays to the store. Does not publish the cell.
 
@@ -85,17 +90,14 @@ class Table:
             CodecError: the value cannot be encoded, or the cell is too large.
             StoreFullError: no space is left for the arrays.
         """
-        cell = self.subjects.parse(subject)
-        if not cell.field:
-            return encode(value, self.author, subject=subject)
-        segment = self.store.segment_writer(cell.row, cell.field, self.author)
-        data = encode(value, self.author, segment.place)
-        if len(data) > self.connection.nc.max_payload:
-            limit = self.connection.nc.max_payload
-            msg = f"cell {subject} has {len(data)} bytes, over the broker's max_payload of {limit}; raise max_payload"
-            raise CodecError(msg)
-        segment.close()
-        return data
+        return self.encode_all([(subject, value)])[0]
+
+    def encode_all(self, cells: Iterable[tuple[str, Any]]) -> list[bytes]:
+        """Encode cells that are written together: the large arrays of one step share a segment. See `encode`."""
+        encoder = self.encoder()
+        encoded = [encoder.encode(subject, value) for subject, value in cells]
+        encoder.close()
+        return encoded
 
     async def put_async(self, subject: str, data: bytes) -> bool:
         """Write an encoded cell; False if the cell was already written.
@@ -119,23 +121,28 @@ class Table:
 
     async def _publish(self, subject: str, data: bytes) -> bool:
         async def publish() -> bool:
-            try:
-                # No headers: they would be stored with the cell and parsed by every reader.
-                stored = await self.connection.js.publish(subject, data)
-            except APIError as error:
-                # The server uses one code for every failed store; only this text means "already written".
-                if error.err_code == _STORE_FAILED:
-                    if error.description == _ALREADY_WRITTEN:
-                        return False
-                    msg = f"broker cannot store {subject}: {error.description}; free space or raise broker.max_bytes"
-                    raise BrokerFullError(msg) from error
-                raise
-            if stored.stream != self.subjects.table_stream:
-                msg = f"{subject} went to stream {stored.stream}, which is not this run's; remove it or set run.name"
-                raise BrokerError(msg)
-            return True
+            answer = await self.connection.publisher.publish(subject, data)
+            await asyncio.wait((answer,))
+            return self._is_stored(subject, answer)
 
         return await self.connection.retry(publish, f"write {subject}")
+
+    def _is_stored(self, subject: str, answer: asyncio.Future[dict[str, Any]]) -> bool:
+        """Return whether the server stored a cell; False if it was already written."""
+        try:
+            stream = answer.result().get("stream")
+        except APIError as error:
+            # The server uses one code for every failed store; only this text means "already written".
+            if error.err_code == _STORE_FAILED:
+                if error.description == _ALREADY_WRITTEN:
+                    return False
+                msg = f"broker cannot store {subject}: {error.description}; free space or raise broker.max_bytes"
+                raise BrokerFullError(msg) from error
+            raise
+        if stream != self.subjects.table_stream:
+            msg = f"{subject} went to stream {stream}, which is not this run's; remove it or set run.name"
+            raise BrokerError(msg)
+        return True
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the connection's loop, within `CALL_DEADLINE`; see `Connection.call`."""
@@ -147,15 +154,27 @@ class Table:
 
     def put_all(self, cells: Iterable[tuple[str, Any]]) -> list[bool]:
         """Encode cells and write them concurrently, in no particular order; see `put`."""
-        return self.put_encoded([(subject, self.encode(subject, value)) for subject, value in cells])
+        cells = list(cells)
+        encoded = self.encode_all(cells)
+        return self.put_encoded([(subject, data) for (subject, _), data in zip(cells, encoded, strict=True)])
 
     def put_encoded(self, cells: list[tuple[str, bytes]]) -> list[bool]:
         """Write encoded cells concurrently, in no particular order; see `put` for the results."""
+        return self.call(self.put_encoded_async(cells))
 
-        async def work() -> list[bool]:
-            return await asyncio.gather(*(self.put_async(subject, data) for subject, data in cells))
+    async def put_encoded_async(self, cells: list[tuple[str, bytes]]) -> list[bool]:
+        """Async variant of `put_encoded`: all cells leave in one write, before any acknowledgement is awaited."""
+        answers = [await self.connection.publisher.publish(subject, data) for subject, data in cells]
+        if answers:
+            await asyncio.wait(answers)
 
-        return self.connection.call(work(), CALL_DEADLINE)
+        async def finish(subject: str, data: bytes, answer: asyncio.Future[dict[str, Any]]) -> bool:
+            try:
+                return self._is_stored(subject, answer)
+            except (*TRANSIENT, APIError, BrokerFullError):
+                return await self.put_async(subject, data)
+
+        return [await finish(*cell, answer) for cell, answer in zip(cells, answers, strict=True)]
 
     async def get_async(self, subject: str, *, direct: bool = True) -> Cell | None:
         """Return the last cell that a subject or filter matches, or None.
@@ -194,19 +213,20 @@ class Table:
 
         return self.connection.call(work(), CALL_DEADLINE)
 
-    def read(self, data: bytes, expected: type[T], *, subject: str | None = None) -> T:
+    def read(self, data: bytes, expected: type[T], *, subject: str | None = None, resolve: Resolver | None = None) -> T:
         """Decode a cell, including its arrays in the store.
 
         Args:
             data: the encoded cell.
             expected: dataclass to decode into.
             subject: verify the checksum of a numbered cell with this subject. Required before acting on such a cell.
+            resolve: `store.reader()` shared by cells that are read together; by default the cell has its own.
 
         Raises:
             CodecError: the cell is malformed or has another type.
             StoreError: an array in the store is missing or corrupt.
         """
-        return decode_fields(open_envelope(data, self.store.reader(), subject=subject), expected)
+        return decode_fields(open_envelope(data, resolve or self.store.reader(), subject=subject), expected)
 
     def read_envelope(self, data: bytes) -> Envelope:
         """Decode the envelope of a cell, including its arrays in the store; raises as `read`."""

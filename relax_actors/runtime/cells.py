@@ -92,7 +92,8 @@ def put_own(context: Context, subject: str, value: N) -> N | None:
 
 def read_column(table: Table, rows: Sequence[RowId], name: str, expected: type[T]) -> list[T | RelaxError]:
     """Read a column of some rows; a lost column gives a `StoreError`, a malformed one a `CodecError`, in its place."""
-    return _read(table, rows, name, lambda _, data: table.read(data, expected))
+    resolve = table.store.reader()
+    return _read(table, rows, name, lambda _, data: table.read(data, expected, resolve=resolve))
 
 
 def read_logprobs(

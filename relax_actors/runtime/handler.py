@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 
 from nats.aio.msg import Msg
 
-from broker.store import Store
+from broker.encoder import CellEncoder
 from broker.subjects import RowId
+from broker.table import Table
 from relax_actors.errors import ActorError, BrokerError, ConfigError, StoreError, StoreFullError
 from relax_actors.messages import Dropped, DropReason
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.result_check import ResultCheck
-from relax_actors.runtime.role import Drop, Role
+from relax_actors.runtime.role import Drop, Results, Role
 from relax_actors.runtime.row import Row
 
 BLAMELESS_ERRORS = (ActorError, BrokerError, ConfigError, StoreFullError)
@@ -40,24 +41,33 @@ class _OpenJobs:
     """Jobs given to a role: unfinished ones by row, and finished ones that were not reported yet."""
 
     def __init__(
-        self, store: Store, encode: Callable[[Job, Row, Any], None], report: Callable[[list[Job]], None]
+        self, table: Table, encode: Callable[[Job, Row, Any, CellEncoder], None], report: Callable[[list[Job]], None]
     ) -> None:
-        self._store, self._encode, self._report = store, encode, report
+        self._table, self._encode, self._report = table, encode, report
         self.unfinished: dict[Row, Job] = {}
         self.finished: list[Job] = []
 
     def add(self, jobs: list[Job]) -> list[Row]:
-        rows = {Row(job.row, job.cells, self._store): job for job in jobs}
+        rows = {Row(job.row, job.cells, self._table.store): job for job in jobs}
         self.unfinished |= rows
         return list(rows)
 
-    def finish(self, row: Row, value: Any) -> None:
-        job = self.unfinished.pop(row)
+    def finish(self, results: Results) -> None:
+        """Encode results that came together; their large arrays share a segment."""
+        results = list(results)
+        jobs = {row: self.unfinished[row] for row, _ in results}
+        encoder = self._table.encoder()
+        for row, value in results:
+            try:
+                self._encode(jobs[row], row, value, encoder)
+            except Exception as error:  # noqa: BLE001 classified by the pump
+                jobs[row].error = error
         try:
-            self._encode(job, row, value)
+            encoder.close()
         except Exception as error:  # noqa: BLE001 classified by the pump
-            job.error = error
-        self.finished.append(job)
+            for job in jobs.values():
+                job.error = job.error or error
+        self.finished += map(self.unfinished.pop, jobs)
 
     def flush(self) -> None:
         if self.finished:
@@ -88,7 +98,7 @@ class Handler:
         Returns:
             Finished jobs that were not passed to `report`.
         """
-        open_jobs = _OpenJobs(self._table.store, self._encode, report)
+        open_jobs = _OpenJobs(self._table, self._encode, report)
 
         def take_more(most: int) -> list[Row]:
             open_jobs.flush()
@@ -98,8 +108,7 @@ class Handler:
             first = open_jobs.add(jobs)
             with self._context.device_lock():
                 for results in self._role.stream(first, take_more):
-                    for row, value in results:
-                        open_jobs.finish(row, value)
+                    open_jobs.finish(results)
                     if open_jobs.unfinished:
                         open_jobs.flush()
             if rows := open_jobs.unfinished:
@@ -114,7 +123,7 @@ class Handler:
             same_error = len(open_jobs.unfinished) == 1 or isinstance(error, BLAMELESS_ERRORS)
             for row in list(open_jobs.unfinished):
                 open_jobs.flush()
-                open_jobs.finish(row, error if same_error else self._handle_alone(row))
+                open_jobs.finish([(row, error if same_error else self._handle_alone(row))])
         return open_jobs.finished
 
     def _handle_alone(self, row: Row) -> Any:
@@ -125,7 +134,7 @@ class Handler:
             return error
         return found[0] if found else ValueError(f"{type(self._role).__name__} returned no value for {row.id}")
 
-    def _encode(self, job: Job, row: Row, result: Any) -> None:
+    def _encode(self, job: Job, row: Row, result: Any, encoder: CellEncoder) -> None:
         if isinstance(result, StoreError) and not isinstance(result, StoreFullError):
             result = Drop(DropReason.LOST_SEGMENT, str(result))
         if isinstance(result, Exception):
@@ -137,7 +146,7 @@ class Handler:
         elif job.field:
             self._check(row, result)
         if job.field:
-            job.data = self._table.encode(self._table.subject(job.row, job.field), result)
+            job.data = encoder.encode(self._table.subject(job.row, job.field), result)
 
 
 def _no_more(most: int) -> Sequence[Row]:

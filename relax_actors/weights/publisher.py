@@ -68,9 +68,10 @@ class Publisher:
             pending.result()
 
     def close(self) -> None:
-        """Stop the thread and the sender."""
+        """Stop the thread and the sender, and finish removing collected segments."""
         self._thread.shutdown(cancel_futures=True)
         self._sender.close()
+        self._context.table.store.close()
 
     def _publish(self, version: int) -> None:
         context, table = self._context, self._context.table
@@ -232,7 +233,7 @@ class Publisher:
         table.purge(table.subject(c.row, c.field) for c in gone if c.field != "prompt" or c.row not in quarantined)
         for name in table.store.list_names("group"):
             if name.isdigit() and int(name) < floor:
-                table.store.remove(f"group/{name}")
+                table.store.remove_later(f"group/{name}")
         forget = self._context.state.forget_failures(lambda row: row.kind == "group" and row.step < floor)
         table.call(forget)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,8 +48,8 @@ def files(store: Store) -> list[str]:
 
 def test_segment_path_mirrors_the_subject(store: Store) -> None:
     (reference,) = put(store, large(), row=RowId(3, 4, "eval"))
-    assert reference.uri == "eval/3/4.own.role.0-7.safetensors"
-    assert files(store) == ["eval/3/4.own.role.0-7.safetensors"]
+    assert reference.uri == "eval/3/4.own.role.0-7.0.safetensors"
+    assert files(store) == ["eval/3/4.own.role.0-7.0.safetensors"]
 
 
 def test_two_authors_of_one_cell_write_separate_segments(store: Store) -> None:
@@ -104,13 +105,48 @@ def test_small_arrays_stay_inline_without_a_segment(store: Store) -> None:
     assert files(store) == []
 
 
-def test_cell_with_too_many_arrays_is_refused_and_leaves_no_file(store: Store) -> None:
-    segment = store.segment_writer(RowId(0, 0), "own", "role.0#7")
-    for _ in range(200):
-        segment.place(large())
-    with pytest.raises(StoreError, match="200 arrays"):
-        segment.close()
+def test_same_author_never_writes_a_segment_twice(store: Store) -> None:
+    first = put(store, np.full(INLINE_BYTES + 1, 1, np.uint8))[0]
+    second = put(store, np.full(INLINE_BYTES + 1, 2, np.uint8))[0]
+    assert files(store) == ["group/3/4.own.role.0-7.0.safetensors", "group/3/4.own.role.0-7.1.safetensors"]
+    assert [int(store.read(reference)[0]) for reference in (first, second)] == [1, 2]
+
+
+def test_arrays_beyond_the_header_of_a_segment_go_into_a_further_one(store: Store) -> None:
+    arrays = [large(extra=i) for i in range(200)]
+    references = put(store, *arrays)
+    names = files(store)
+    assert 1 < len(names) < 10
+    for name in names:
+        load_file(store.root / name)
+    for array, reference in zip(arrays, references, strict=True):
+        assert np.array_equal(store.read(reference), array)
+
+
+def test_full_segment_is_followed_by_another(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.segment.SEGMENT_BYTES", 50_000)
+    references = put(store, *[np.full(20_000, i, np.uint8) for i in range(7)])
+    assert list(Counter(reference.uri for reference in references).values()) == [3, 3, 1]
+    assert [int(store.read(reference)[0]) for reference in references] == list(range(7))
+
+
+def test_removal_in_the_background_is_complete_after_close(store: Store) -> None:
+    for step in range(20):
+        put(store, large(), row=RowId(step, 0))
+    for step in range(19):
+        store.remove_later(f"group/{step}")
+    store.close()
+    assert files(store) == ["group/19/0.own.role.0-7.19.safetensors"]
+    store.remove_later("group/19")
+    store.close()
     assert files(store) == []
+
+
+def test_writer_makes_a_removed_folder_again(store: Store) -> None:
+    put(store, large())
+    store.remove("group")
+    (reference,) = put(store, large())
+    assert np.array_equal(store.read(reference), large())
 
 
 @settings(max_examples=40)
@@ -122,7 +158,7 @@ def test_flipped_bit_is_detected(tmp_path_factory: pytest.TempPathFactory, place
     data = bytearray(path.read_bytes())
     data[reference.offset + int(place * reference.nbytes)] ^= 1 << bit
     path.write_bytes(data)
-    with pytest.raises(StoreError, match=r"segment group/3/4\.own\.role\.0-7\.safetensors is corrupt"):
+    with pytest.raises(StoreError, match=r"segment group/3/4\.own\.role\.0-7\.\d\.safetensors is corrupt"):
         store.read(reference)
 
 
@@ -132,7 +168,7 @@ def test_truncated_segment_is_detected(store: Store, left: int) -> None:
     path = store.path(reference.uri)
     path.write_bytes(path.read_bytes()[: left if left >= 0 else reference.offset + reference.nbytes - 1])
     with pytest.raises(
-        StoreError, match=r"segment group/3/4\.own\.role\.0-7\.safetensors (is missing or empty|holds \d+ bytes)"
+        StoreError, match=r"segment group/3/4\.own\.role\.0-7\.\d\.safetensors (is missing or empty|holds \d+ bytes)"
     ):
         store.read(reference)
 
@@ -249,9 +285,9 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 def test_full_store_refuses_a_segment_without_leaving_a_partial_file(tiny: Path) -> None:
     store = Store(tiny)
     (fits,) = put(store, large("uint8"), row=RowId(0, 0))
-    with pytest.raises(StoreFullError, match=r"too little for segment group/0/1\.own\.role\.0-7\.safetensors"):
+    with pytest.raises(StoreFullError, match=r"too little for segment group/0/1\.own\.role\.0-7\.\d\.safetensors"):
         put(store, np.zeros(60_000, np.uint8), row=RowId(0, 1))
-    assert files(store) == ["group/0/0.own.role.0-7.safetensors"]
+    assert files(store) == ["group/0/0.own.role.0-7.0.safetensors"]
     assert np.array_equal(store.read(fits), large("uint8"))
     store.remove("group/0")
     (after,) = put(store, large("uint8"), row=RowId(0, 1))

@@ -1,0 +1,83 @@
+"""NATS client: survives what other clients publish, and hands messages over without a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import nats.aio.client
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+log = structlog.get_logger()
+ASKS_FOR_NONE = "asks for no credentials, so it is not the broker"
+
+
+class Client(nats.aio.client.Client):
+    """NATS client that survives subjects and headers that are not UTF-8.
+
+    Any publisher can send them, and nats-py would close the connection.
+    With TLS configured it refuses a server without TLS, and with credentials a server that asks for none, because that
+    is another server at the same address.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._direct: dict[int, Callable[[Msg], None]] = {}
+
+    async def subscribe_direct(self, subject: str, handle: Callable[[Msg], None]) -> Subscription:
+        """Subscribe with a function that is called as soon as a message is parsed, without a queue and a task."""
+
+        async def never(message: Msg) -> None:
+            handle(message)
+
+        subscription = await self.subscribe(subject, cb=never)
+        self._direct[subscription._id] = handle  # noqa: SLF001
+        return subscription
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._direct.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        handle = self._direct.get(sid)
+        if handle is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        found = await self._process_headers(headers) if headers else None
+        try:
+            handle(self._build_message(sid, subject, reply, data, found))
+        except Exception as error:  # noqa: BLE001 a malformed message must not end the connection
+            log.warning("malformed_message", subject=repr(subject)[:200], error=str(error))
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 signature of nats-py
+        if initial_connection and "tls" in self.options and not info.get("tls_required"):
+            msg = "nats: the server does not offer TLS, which these credentials require"
+            raise nats.errors.Error(msg)
+        if initial_connection and self._user_credentials is not None and not info.get("auth_required"):
+            raise nats.errors.Error(ASKS_FOR_NONE)
+        await super()._process_info(info, initial_connection)
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        return Msg(
+            _client=self,
+            subject=subject.decode(errors="backslashreplace"),
+            reply=reply.decode(),
+            data=data,
+            headers=headers,
+            _sid=sid,
+        )
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        if not headers:
+            return None
+        try:
+            return await super()._process_headers(headers)
+        except ValueError:
+            return None
