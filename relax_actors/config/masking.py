@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 _SECRET = re.compile(r"(^|_)(password|passwd|secret|token|api_key|access_key|private_key)$")
-_ACCOUNT = re.compile(r"(?<=://)[^/@,\s]*@")
+# Up to the last @ of a server: a password may contain one, and commas separate the servers of a cluster.
+_ACCOUNT = re.compile(r"(?<=://)(?:(?!,\w+://)[^/\s])*@")
 
 
 def masked(value: Any, name: str = "") -> Any:

@@ -207,6 +207,8 @@ class Trainer(StatefulRole):
         ready = self._ready(step)
         candidates = self._ledger.candidates(step)
         unusable = self._feed.take(step, candidates, ready.__contains__, self._settings.prompts_per_step)
+        if self._feed.has_read_usable:
+            self._first_rows.succeeded()
         if unusable:
             # A later incarnation may have trained and removed these rows: then they are not lost.
             self.context.raise_if_fenced()
@@ -240,7 +242,6 @@ class Trainer(StatefulRole):
 
     def _train(self, step: int, rows: StepRows) -> None:
         """Write the step's batch cell, then step on its rows; an existing batch takes precedence."""
-        self._first_rows.succeeded()
         waited = time.monotonic() - self._idle_since - self._feed.seconds
         # Time until the last row arrived. The rest of `waited` is the trainer's own: reading rows, publishing.
         starved = min(waited, max(0.0, waited - (time.time() - self._last_arrival.get(step, 0.0))))

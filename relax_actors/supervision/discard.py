@@ -62,7 +62,7 @@ def discard(folder: RunFolder) -> None:
     """Remove the run in a locked folder; files that the run has not written stay.
 
     Raises:
-        ConfigError: nodes of the run are up.
+        ConfigError: nodes of the run are up, or its saved settings cannot be read.
         BrokerError: the run's broker does not answer; nothing was removed.
     """
     if folder.config.exists():
@@ -94,8 +94,21 @@ def finish_discarding(folder: RunFolder) -> None:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Saved settings, which may be those of another version."""
-    settings: dict[str, Any] = json.loads(path.read_text())["config"]
+    """Return saved settings, which may be those of another version.
+
+    Raises:
+        ConfigError: the file cannot be read, or lacks what tells where the run has its files.
+    """
+    try:
+        settings: dict[str, Any] = json.loads(path.read_text())["config"]
+        for section, key in (("run", "name"), ("broker", "url"), ("store", "path")):
+            settings[section][key]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        msg = (
+            f"{path} cannot be read ({type(error).__name__}: {error}), so the run's broker and store are unknown; "
+            f"remove the folder {path.parent} yourself, or set another run.name"
+        )
+        raise ConfigError(msg) from error
     return settings
 
 

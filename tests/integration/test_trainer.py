@@ -13,9 +13,10 @@ import pytest
 
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.errors import ConfigError
+from relax_actors.errors import AllRowsFailedError, ConfigError
 from relax_actors.messages import Checkpoint, Dropped, Quarantined, Trajectory, Weights
 from relax_actors.messages.trajectory import fingerprints_of
+from relax_actors.roles.trainer import Trainer
 from tests.support.contexts import MakeTrainer
 from tests.support.steps import ROWS, SAMPLES, TOKENS, batches, fingerprint, put_rows, put_step, read_all
 
@@ -148,6 +149,35 @@ def test_row_sampled_with_other_weights_than_the_published_is_quarantined(
     assert sorted(batches(table)[1]) == [0, 1, 3, ROWS + 2]
     again = make_trainer("staleness.max=1", incarnation=2)
     assert again._engine.fingerprint() == fingerprint(table, 2)
+
+
+def outside_the_vocabulary(trajectory: Trajectory) -> Trajectory:
+    return replace(trajectory, token_ids=trajectory.token_ids + 1000)
+
+
+def refill(table: Table, trainer: Trainer, rows: int) -> None:
+    """Write malformed rows of step 0, each in the slot of its predecessor, beginning with index 1."""
+    for index in (index for index in range(2 * rows) if index % ROWS):
+        put_rows(table, 0, [index], change=outside_the_vocabulary)
+        read_all(table, trainer)
+
+
+def test_run_stops_if_the_first_rows_are_all_malformed(make_trainer: MakeTrainer, table: Table) -> None:
+    with pytest.raises(AllRowsFailedError, match=r"^the first 8 rows of role trainer all failed with the same error"):
+        refill(table, make_trainer(), 8)
+    assert table.count_cells(table.subjects.column("quarantined")) == 8
+
+
+@pytest.mark.parametrize("settings", [(), ("run.deterministic=true",)])
+def test_usable_row_of_an_incomplete_step_keeps_the_run_up(
+    make_trainer: MakeTrainer, table: Table, settings: tuple[str, ...]
+) -> None:
+    trainer = make_trainer(*settings)
+    put_rows(table, 0, [0])
+    read_all(table, trainer)
+    refill(table, trainer, 8)
+    assert batches(table) == {}
+    assert table.count_cells(table.subjects.column("quarantined")) >= 8
 
 
 TWO_ROWS = "trainer.max_tokens_per_microbatch=64"

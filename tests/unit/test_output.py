@@ -27,6 +27,19 @@ def test_secrets_are_masked_wherever_they_stand() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("nats://me:p@ss@one:1", "nats://***@one:1"),
+        ("nats://a:b@c@one:1,tls://d:e@f@two:2", "nats://***@one:1,tls://***@two:2"),
+        ("nats://a:b,c@one:1", "nats://***@one:1"),
+        ("https://github.com/owner/name@v2", "https://github.com/owner/name@v2"),
+    ],
+)
+def test_account_is_masked_up_to_the_last_at_sign_of_a_server(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An executable `relax` below the working directory, which runs this process."""
