@@ -37,6 +37,18 @@ def test_each_message_gets_its_own_answer(table: Table) -> None:
     assert refusals == ["maximum messages per subject exceeded"] * 60
 
 
+def test_cancelled_first_message_leaves_the_publisher_usable(table: Table) -> None:
+    async def cancel_first() -> None:
+        first = asyncio.ensure_future(table.connection.publisher.publish(table.subject(RowId(0, 0), "dropped"), b"x"))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait((first,))
+
+    table.connection.call(cancel_first(), 10)
+    (answer,) = publish_all(table.connection, [table.subject(RowId(0, 1), "dropped")])
+    assert isinstance(answer, dict)
+
+
 def test_message_that_no_stream_takes_fails(connection: Connection) -> None:
     (answer,) = publish_all(connection, ["nobody.listens"])
     assert isinstance(answer, NoStreamResponseError)
