@@ -210,6 +210,8 @@ class Trainer(StatefulRole):
         if unusable:
             # A later incarnation may have trained and removed these rows: then they are not lost.
             self.context.raise_if_fenced()
+        if self._feed.found_usable:
+            self._first_rows.succeeded()
         for index, ending in unusable.items():
             self._end_row(RowId(step, index), ending)
         return self._feed.complete(self._settings.prompts_per_step)
@@ -240,7 +242,6 @@ class Trainer(StatefulRole):
 
     def _train(self, step: int, rows: StepRows) -> None:
         """Write the step's batch cell, then step on its rows; an existing batch takes precedence."""
-        self._first_rows.succeeded()
         waited = time.monotonic() - self._idle_since - self._feed.seconds
         # Time until the last row arrived. The rest of `waited` is the trainer's own: reading rows, publishing.
         starved = min(waited, max(0.0, waited - (time.time() - self._last_arrival.get(step, 0.0))))

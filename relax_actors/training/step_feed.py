@@ -38,6 +38,8 @@ class StepFeed:
         """Wall time in the engine for the current step, and CPU time in the engine for this incarnation."""
         self.early_seconds = 0.0
         """Wall time in the engine before the last row of the step was there."""
+        self.found_usable = False
+        """Whether this incarnation has read a row of a new step that can be trained."""
 
     def take(self, step: int, candidates: Mapping[int, int], ready: Callable[[int], bool], rows: int) -> UnusableRows:
         """Read the rows that have become ready, and compute on the parts that are full.
@@ -59,6 +61,7 @@ class StepFeed:
         if not new or not (self._streams or len(self._rows) + len(new) == rows):
             return {}
         found, unusable = self._reader.read(step, new)
+        self.found_usable = self.found_usable or bool(len(found))
         if unusable and self._in_slot_order:
             # Rows after an unusable one must wait for its successor, which takes its place in the order.
             found = found.part(range(next(i for i, index in enumerate(new) if index in unusable)))

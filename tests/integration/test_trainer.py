@@ -13,7 +13,7 @@ import pytest
 
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.errors import ConfigError
+from relax_actors.errors import AllRowsFailedError, ConfigError
 from relax_actors.messages import Checkpoint, Dropped, Quarantined, Trajectory, Weights
 from relax_actors.messages.trajectory import fingerprints_of
 from tests.support.contexts import MakeTrainer
@@ -148,6 +148,30 @@ def test_row_sampled_with_other_weights_than_the_published_is_quarantined(
     assert sorted(batches(table)[1]) == [0, 1, 3, ROWS + 2]
     again = make_trainer("staleness.max=1", incarnation=2)
     assert again._engine.fingerprint() == fingerprint(table, 2)
+
+
+def malformed(trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory with a token outside the vocabulary."""
+    return replace(trajectory, token_ids=np.full_like(trajectory.token_ids, 1 << 20))
+
+
+def test_malformed_rows_beside_good_ones_do_not_stop_the_run(make_trainer: MakeTrainer, table: Table) -> None:
+    trainer = make_trainer()
+    bad = range(ROWS - 1, 10 * ROWS, ROWS)  # the last slot, ten times
+    put_rows(table, 0, range(ROWS - 1))
+    put_rows(table, 0, bad, change=malformed)
+    read_all(table, trainer)
+    assert table.count_cells(table.subjects.column("quarantined")) == len(bad)
+    put_rows(table, 0, [bad[-1] + ROWS])
+    read_all(table, trainer)
+    assert sorted(batches(table)[0]) == [0, 1, 2, bad[-1] + ROWS]
+
+
+def test_run_whose_first_rows_are_all_malformed_is_stopped(make_trainer: MakeTrainer, table: Table) -> None:
+    trainer = make_trainer()
+    put_rows(table, 0, range(4 * ROWS), change=malformed)
+    with pytest.raises(AllRowsFailedError, match="the first 8 rows of role trainer all failed with the same error"):
+        read_all(table, trainer)
 
 
 TWO_ROWS = "trainer.max_tokens_per_microbatch=64"
