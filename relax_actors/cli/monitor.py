@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from relax_actors.cli.options import CertificateAuthority, Credentials
-from relax_actors.errors import ConfigError
-
-if TYPE_CHECKING:
-    from broker.address import Address
 
 
 def monitor(
@@ -39,17 +35,5 @@ def monitor(
     from relax_actors.monitoring.terminal import watch
 
     name, address = locate(run, broker, credentials, ca)
-    if run is not None and broker is None:
-        _require_up(run, address)
     make_importable(Path.cwd())
     watch(name, address, open_sinks(sink or [], name), count=count)
-
-
-def _require_up(run: str, address: Address) -> None:
-    """Refuse a run whose embedded broker is not up: nothing would be shown until the connection fails."""
-    from broker.server import is_listening
-    from relax_actors.monitoring.connection import find
-
-    if find(run).load_config().broker.url is None and not is_listening(address):
-        msg = f"run {run} is not up, so there is nothing to watch; `relax status {run}` shows its last state"
-        raise ConfigError(msg)

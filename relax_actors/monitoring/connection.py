@@ -144,7 +144,7 @@ def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path 
     config = folder.load_config()
     address = address_for(folder, config, OBSERVER, Access(credentials=credentials))
     if config.broker.url is None and not is_listening(address):
-        msg = f"run {config.run.name} is not up and publishes nothing; start it with `relax up`"
+        msg = f"run {run} is not up, so there is nothing to watch; `relax status {run}` shows its last state"
         raise ConfigError(msg)
     return config.run.name, address
 

@@ -117,7 +117,7 @@ def test_commands_about_a_configuration_work(tmp_path: Path) -> None:
     shutil.copy(TINY.parent / "tiny_tasks.py", tmp_path)
     wanted = ("relax up CONFIG.toml", "relax check CONFIG.toml", "relax keys CONFIG.toml")
     found = [command for command in commands(README) if command.startswith(wanted)]
-    assert len(found) == 4
+    assert len(found) == 6
     for command in found:
         run_command(command.replace("[section.key=value ...]", "run.name=other run.steps=4"), tmp_path, variables)
     done = relax("monitor", "other", cwd=tmp_path)

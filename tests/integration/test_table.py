@@ -353,9 +353,7 @@ def test_port_in_use_is_reported_with_the_remedy(address: Address, tmp_path: Pat
 
 
 def test_unreachable_broker_is_reported_with_the_remedy() -> None:
-    with pytest.raises(
-        BrokerUnreachableError, match=r"127\.0\.0\.1:1 does not answer .* give its right address"
-    ):
+    with pytest.raises(BrokerUnreachableError, match=r"127\.0\.0\.1:1 does not answer .* give its right address"):
         Connection(Address("nats://127.0.0.1:1"), "test", deadline=0.5)
 
 

@@ -239,4 +239,5 @@ def test_monitor_of_a_run_that_is_not_up_says_so(refused: Callable[..., str]) ->
     folder.save_config(load_config(TINY), "")
     Address("nats://127.0.0.1:9").save(folder.address)
     said = refused("monitor", "tiny")
-    assert said == "relax: run tiny is not up and publishes nothing; start it with `relax up`\n"
+    remedy = "so there is nothing to watch; `relax status tiny` shows its last state"
+    assert said == f"relax: run tiny is not up, {remedy}\n"

@@ -39,11 +39,13 @@ class Scores(Role):
     reads = ("trajectory",)
 
 
-def check(tmp_path: Path, column: str, value: Any, *settings: str, reads: str = "trajectory") -> None:
+def check(
+    tmp_path: Path, column: str, value: Any, *settings: str, reads: str = "trajectory", row: RowId = RowId(1, 2)
+) -> None:
     cls = type("Scores", (Scores,), {"writes": column})
     context: Any = SimpleNamespace(config=load_config(TINY, list(settings)), role="scores")
     data = encode({"trajectory": TRAJECTORY, "reward": REWARD}[reads], "x.0#1")
-    ResultCheck(cls(), context)(Row(RowId(1, 2), {reads: data}, Store(tmp_path / "store")), value)
+    ResultCheck(cls(), context)(Row(row, {reads: data}, Store(tmp_path / "store")), value)
 
 
 SHAPED = "advantages.reads=shaped"
@@ -68,6 +70,13 @@ COMPONENTS = 'reward.components=["style"]'
 )
 def test_results_that_fit_are_accepted(tmp_path: Path, column: str, value: Any, settings: list[str]) -> None:
     check(tmp_path, column, value, *settings)
+
+
+def test_reward_of_a_held_out_row_needs_no_components(tmp_path: Path) -> None:
+    """`eval.reward` has components of its own, or none."""
+    held_out = RowId(1, 2, "eval")
+    check(tmp_path, "reward", REWARD, COMPONENTS, row=held_out)
+    check(tmp_path, "reward", Reward(REWARD.values, {"exact": REWARD.values}), row=held_out)
 
 
 @pytest.mark.parametrize(
