@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def test_silent_server_fails_all_messages_and_the_table_repeats_them(
     try:
         table.put(table.subject(RowId(0, 0), "dropped"), Dropped("x", ""))
         server.process.send_signal(signal.SIGSTOP)
+        os.waitpid(server.process.pid, os.WUNTRACED)  # until then it may answer
         answers = publish_all(connection, [table.subject(RowId(1, index), "dropped") for index in range(3)])
         assert [type(answer) for answer in answers] == [nats.errors.TimeoutError] * 3
         cells = [(table.subject(RowId(2, index), "dropped"), b"x") for index in range(3)]
