@@ -14,7 +14,7 @@ from broker.subjects import Subjects, check_name
 
 API = "$JS.API"
 OPERATOR, NODE, OBSERVER = "operator", "node", "observer"
-"""Users of a run besides its roles: who runs it, the supervisors of its nodes, and read-only monitors."""
+"""Users of a run besides its roles: its operator, the supervisors of its nodes, and read-only monitors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ class Publisher:
         """
         if self._subscribing is None:
             self._subscribing = asyncio.ensure_future(self._client.subscribe_direct(f"{self._inbox}.*", self._on_ack))
-        await self._subscribing
+        # Shielded: the cancellation of one caller would cancel the subscription of all later messages.
+        await asyncio.shield(self._subscribing)
         loop = asyncio.get_running_loop()
         self._number += 1
         number = str(self._number)

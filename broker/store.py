@@ -228,7 +228,7 @@ class Store:
     def remove_later(self, uri: str) -> None:
         """Remove like `remove`, in a thread: removing files can wait milliseconds for the file system's journal.
 
-        What a killed process leaves behind is removed with the next call for the same folder.
+        The next call for the same folder removes the files that a killed process left.
         """
         with self._lock:
             if self._remover is None:

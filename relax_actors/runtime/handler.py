@@ -135,6 +135,11 @@ class Handler:
         return found[0] if found else ValueError(f"{type(self._role).__name__} returned no value for {row.id}")
 
     def _encode(self, job: Job, row: Row, result: Any, encoder: CellEncoder) -> None:
+        if self._role.writes and not isinstance(result, Exception | Drop):
+            try:
+                self._check(row, result)
+            except StoreError as error:  # of a column that the role reads, but did not need for its result
+                result = error
         if isinstance(result, StoreError) and not isinstance(result, StoreFullError):
             result = Drop(DropReason.LOST_SEGMENT, str(result))
         if isinstance(result, Exception):
@@ -143,8 +148,6 @@ class Handler:
         job.field = self._role.writes
         if isinstance(result, Drop):
             job.field, result = "dropped", Dropped(result.reason, result.detail)
-        elif job.field:
-            self._check(row, result)
         if job.field:
             job.data = encoder.encode(self._table.subject(job.row, job.field), result)
 

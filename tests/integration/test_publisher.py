@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -37,6 +38,18 @@ def test_each_message_gets_its_own_answer(table: Table) -> None:
     assert refusals == ["maximum messages per subject exceeded"] * 60
 
 
+def test_cancelled_first_message_leaves_the_publisher_usable(table: Table) -> None:
+    async def cancel_first() -> None:
+        first = asyncio.ensure_future(table.connection.publisher.publish(table.subject(RowId(0, 0), "dropped"), b"x"))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait((first,))
+
+    table.connection.call(cancel_first(), 10)
+    (answer,) = publish_all(table.connection, [table.subject(RowId(0, 1), "dropped")])
+    assert isinstance(answer, dict)
+
+
 def test_message_that_no_stream_takes_fails(connection: Connection) -> None:
     (answer,) = publish_all(connection, ["nobody.listens"])
     assert isinstance(answer, NoStreamResponseError)
@@ -55,6 +68,7 @@ def test_silent_server_fails_all_messages_and_the_table_repeats_them(
     try:
         table.put(table.subject(RowId(0, 0), "dropped"), Dropped("x", ""))
         server.process.send_signal(signal.SIGSTOP)
+        os.waitpid(server.process.pid, os.WUNTRACED)  # until then it may answer
         answers = publish_all(connection, [table.subject(RowId(1, index), "dropped") for index in range(3)])
         assert [type(answer) for answer in answers] == [nats.errors.TimeoutError] * 3
         cells = [(table.subject(RowId(2, index), "dropped"), b"x") for index in range(3)]

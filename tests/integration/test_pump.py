@@ -27,7 +27,7 @@ from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.errors import ActorError
-from relax_actors.messages import Dropped, Prompt
+from relax_actors.messages import Dropped, Prompt, Reward, Trajectory
 from relax_actors.runtime import Context, More, Results, Role, Row, check_role
 from relax_actors.runtime.blackbox import MAX_DELIVERIES, BlackBox
 from relax_actors.runtime.device_lock import DeviceLock
@@ -146,6 +146,33 @@ def test_reference_out_of_the_store_drops_its_row_and_is_reported(
     assert "points outside the store" in dropped.detail
     assert "points outside the store" in said
     assert table.get(table.subject(row, "count")) is None
+
+
+class Ones(Role):
+    """Rewards samples without a look at them."""
+
+    reads = ("trajectory",)
+    writes = "reward"
+
+    def handle(self, row: Row) -> Reward:  # noqa: ARG002 it looks at nothing
+        return Reward(np.ones(1, np.float32))
+
+
+def test_row_with_a_lost_segment_is_dropped_though_only_the_check_of_the_result_reads_it(
+    table: Table, pump: PoolPump
+) -> None:
+    total = 1 << 12
+    zeros = np.zeros(total, np.int32)
+    lengths, floats = np.array([total], np.int32), np.zeros(total, np.float32)
+    trajectory = Trajectory(np.array([1], np.int32), lengths, zeros, floats, zeros, ["a"], ["stop"])
+    row = RowId(1, 0)
+    data = table.encode(table.subject(row, "trajectory"), trajectory)
+    table.store.remove("group")
+    job = Job(Msg(None, "a"), row, {"trajectory": data})  # type: ignore[arg-type]
+    Handler(Ones(), pump.context).run([job], lambda _: [], lambda _: None)
+    assert (job.field, job.error) == ("dropped", None)
+    assert job.data is not None
+    assert table.read(job.data, Dropped).reason == "lost_segment"
 
 
 class Looks(Counts):

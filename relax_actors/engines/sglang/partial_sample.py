@@ -51,6 +51,8 @@ class PartialSample:
         self._certain: int | None = None
         self.is_stopped = False
         """Whether the tokens end with a stop string; later tokens of the request are ignored."""
+        self.received = 0
+        """Number of tokens that the server has sampled, ignored ones included."""
         # Number of tokens that were searched for stop strings, and the state after them.
         self._searched, self._state = 0, START
 
@@ -81,7 +83,8 @@ class PartialSample:
 
     def request_started(self) -> None:
         """Note that a request for the remaining tokens is sent."""
-        self._offset, self._certain = len(self._tokens), None
+        self._offset = self.received = len(self._tokens)
+        self._certain = None
 
     def swapped(self) -> None:
         """Note that weights changed during the request.
@@ -111,6 +114,7 @@ class PartialSample:
         meta = chunk["meta_info"]
         if not self.is_stopped:
             self._add_tokens(chunk["output_ids"], meta, version)
+        self.received = self._offset + int(meta["completion_tokens"])
         reason = meta.get("finish_reason")
         if reason is None:
             return False

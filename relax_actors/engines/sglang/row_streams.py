@@ -132,9 +132,10 @@ class RowStreams:
             raise EngineError(msg)
         meta = chunk["meta_info"]
         sample = running[meta["id"]]
-        before = len(sample)
+        before = sample.received
         ended = sample.add_chunk(chunk, *versions())
-        self.tokens += max(0, len(sample) - before)
+        # Tokens after a stop string count, too: the server that generates them does not hang.
+        self.tokens += max(0, sample.received - before)
         if ended:
             del running[meta["id"]]
         return bool(meta.get("num_retractions")) and not sample.was_swapped

@@ -1,6 +1,6 @@
 """Check that transformers can build a model, from its source files: importing it takes seconds.
 
-What cannot be read from these files is left to the engine, which builds the model.
+The engine, which builds the model, reports problems that these files do not show.
 """
 
 from __future__ import annotations
