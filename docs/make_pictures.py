@@ -53,7 +53,7 @@ def main(settings: list[str]) -> None:
             with closing(follow(folder, progress)):
                 wait(lambda: progress.step > KILLED * progress.steps, RUN_SECONDS)
                 subprocess.run([*command, "chaos", str(folder.root), "--kill", "trainer"], check=True)
-                wait(lambda: progress.step > SHOWN * progress.steps and progress.actor_restarts, RUN_SECONDS)
+                wait(lambda: progress.step > SHOWN * progress.steps and progress.restarts, RUN_SECONDS)
                 draw(progress, HERE / "live-view.svg")
             run.wait(RUN_SECONDS)
             shutil.copy(folder.reward_plot, HERE / "reward.png")

@@ -33,9 +33,13 @@ def sentence(body: dict[str, Any]) -> str:
         "all_rows_failed": f"{who} stopped the run: {why}",
         "gave_up": f"{who} cannot be kept running: {why}",
         "replay_diverged": f"{who} computed other weights for version {n} than before its restart",
-        "evaluated": f"version {n} scored {body.get('reward')} on held-out prompts",
+        "evaluated": f"version {n} scored {_rounded(body.get('reward'))} on held-out prompts",
     }
     return _line(texts.get(str(body.get("kind")), ""))
+
+
+def _rounded(value: object) -> object:
+    return round(value, 3) if isinstance(value, float) else value
 
 
 @dataclass(slots=True)
