@@ -81,7 +81,11 @@ class ResultCheck:
         return None if name is None else len(row.column(name))
 
     def _tokens(self, row: Row) -> int | None:
-        return len(row.trajectory.token_ids) if "trajectory" in row else None
+        """Return the number of tokens of the row, from its trajectory or token rewards; None if it reads neither."""
+        if "trajectory" in row:
+            return len(row.trajectory.token_ids)
+        found = next((row.column(name) for name in self._rewards if name in row), None)
+        return int(found.lengths.sum()) if isinstance(found, Reward) and found.lengths is not None else None
 
     def _check_type(self, row: Row, value: Any, expected: type) -> None:
         if not isinstance(value, expected):

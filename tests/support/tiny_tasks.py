@@ -162,7 +162,7 @@ class FailsAfterWeights(Role):
             threading.Event().wait(0.05)
 
     def handle(self, row: Row) -> int:
-        return len(row.trajectory.tokens)
+        return len(row.trajectory.token_ids)
 
 
 def hang(completion: str, prompt: Prompt) -> float:

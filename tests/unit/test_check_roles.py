@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,7 @@ def errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Errors:
     for name, text in files.items():
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
 
     def check(actor: str, *options: str) -> tuple[str, ...]:
         settings = [f"roles.own.actor={actor}", *(f"roles.own.{option}" for option in options)]

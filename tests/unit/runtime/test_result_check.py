@@ -31,6 +31,8 @@ TRAJECTORY = Trajectory(
     ["fingerprint"],
 )
 REWARD = Reward(np.array([1.0, 0.0, 0.0], np.float32))
+TOKEN_REWARD = Reward(REWARD.values, {}, FLOATS, np.array([2, 0, 4], np.int32))
+READ = {"trajectory": TRAJECTORY, "reward": REWARD, "token reward": TOKEN_REWARD}
 
 
 class Scores(Role):
@@ -44,8 +46,8 @@ def check(
 ) -> None:
     cls = type("Scores", (Scores,), {"writes": column})
     context: Any = SimpleNamespace(config=load_config(TINY, list(settings)), role="scores")
-    data = encode({"trajectory": TRAJECTORY, "reward": REWARD}[reads], "x.0#1")
-    ResultCheck(cls(), context)(Row(row, {reads: data}, Store(tmp_path / "store")), value)
+    data = encode(READ[reads], "x.0#1")
+    ResultCheck(cls(), context)(Row(row, {reads.removeprefix("token "): data}, Store(tmp_path / "store")), value)
 
 
 SHAPED = "advantages.reads=shaped"
@@ -60,7 +62,7 @@ COMPONENTS = 'reward.components=["style"]'
         ("shaped", np.zeros(3), [SHAPED]),
         ("reward", REWARD, []),
         ("reward", Reward(REWARD.values, {"style": REWARD.values}), [COMPONENTS]),
-        ("reward", Reward(REWARD.values, {}, FLOATS, np.array([2, 0, 4], np.int32)), []),
+        ("reward", TOKEN_REWARD, []),
         ("reference", FLOATS, []),
         ("advantage", Advantage(REWARD.values, 0.3), []),
         ("advantage", Advantage(FLOATS, 0.3), []),
@@ -147,6 +149,14 @@ def test_result_that_does_not_fit_names_its_role(
     with pytest.raises(RowError) as caught:
         check(tmp_path, column, value, setting)
     assert str(caught.value) == f"role scores (Scores) returned {message}"
+
+
+def test_advantages_fit_the_token_rewards_that_they_are_computed_from(tmp_path: Path) -> None:
+    check(tmp_path, "advantage", Advantage(FLOATS, 0.3, lengths=TOKEN_REWARD.lengths), reads="token reward")
+    with pytest.raises(
+        RowError, match=r"returned 5 advantages for column advantage of group\.1\.2; expected 3, one per"
+    ):
+        check(tmp_path, "advantage", Advantage(FLOATS[:5], 0.3), reads="token reward")
 
 
 def test_role_that_reads_rewards_only_is_checked_against_them(tmp_path: Path) -> None:
