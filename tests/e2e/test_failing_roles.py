@@ -128,7 +128,7 @@ def test_role_that_no_node_has_is_named_and_ends_the_run_after_a_while(make_run:
         r"supervision gave up: reward\n"
         r"role reward has had no actor on any node for \d+ s: nobody writes column reward, needed by advantages. "
         r"Start one with `relax node --role reward=1`, or include reward in `relax up --roles`. After 2 s "
-        r"\(supervision\.patience\) the run was ended\nfix the cause; then `relax up ",
+        r"\(supervision\.patience\) the run was ended\nfix the cause; then `.* up .* supervision\.patience=2 --roles prompts,trainer ",
         said,
     ), said
 
