@@ -26,6 +26,7 @@ def own_config(tmp_path: Path, body: str) -> Path:
     return config
 
 
+@pytest.mark.slow
 def test_reward_that_always_raises_stops_the_run_which_resumes_after_the_fix(make_run: MakeRun, tmp_path: Path) -> None:
     config = own_config(tmp_path, "raise ValueError('no score for ' + completion)")
     failed = relax("up", str(config), "run.name=raises", "supervision.max_failures=1", cwd=tmp_path)
@@ -128,7 +129,8 @@ def test_role_that_no_node_has_is_named_and_ends_the_run_after_a_while(make_run:
         r"supervision gave up: reward\n"
         r"role reward has had no actor on any node for \d+ s: nobody writes column reward, needed by advantages. "
         r"Start one with `relax node --role reward=1`, or include reward in `relax up --roles`. After 2 s "
-        r"\(supervision\.patience\) the run was ended\nfix the cause; then `.* up .* supervision\.patience=2 --roles prompts,trainer ",
+        r"\(supervision\.patience\) the run was ended\n"
+        r"fix the cause; then `.* up .* supervision\.patience=2 --roles prompts,trainer ",
         said,
     ), said
 

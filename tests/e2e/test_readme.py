@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def run_command(command: str, folder: Path, variables: dict[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A shell in the background of another ignores Ctrl-C, and its children inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 no threads here
     )
     assert process.stdout is not None
     first = ""
@@ -111,6 +114,7 @@ def test_live_run_is_watched_scaled_and_broken(make_run: Callable[..., Run], tmp
     run.end_in_order()
 
 
+@pytest.mark.slow
 def test_commands_about_a_configuration_work(tmp_path: Path) -> None:
     variables = environment(tmp_path)
     shutil.copy(TINY, tmp_path / "CONFIG.toml")

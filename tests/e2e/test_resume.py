@@ -46,6 +46,7 @@ def test_finished_run_is_shown_again_only_with_unchanged_settings(make_run: Make
     assert processes_of(run.folder.root) == []
 
 
+@pytest.mark.slow
 def test_finished_run_goes_on_to_a_larger_number_of_steps(make_run: MakeRun, undisturbed: str) -> None:
     run = make_run("longer", *ON_POLICY)
     code, result, said = run.start("run.steps=4").finish()
@@ -58,6 +59,7 @@ def test_finished_run_goes_on_to_a_larger_number_of_steps(make_run: MakeRun, und
     assert "\n  run.steps: 8 -> 4\n" in refused.stderr
 
 
+@pytest.mark.slow
 def test_changed_settings_of_a_run_that_has_trained_are_accepted_or_refused_by_name(
     make_run: MakeRun, tmp_path: Path
 ) -> None:
@@ -159,6 +161,7 @@ def test_fresh_starts_from_nothing_and_leaves_foreign_files(make_run: MakeRun, u
     assert not run.folder.discarded.exists()
 
 
+@pytest.mark.slow
 def test_fresh_is_refused_while_the_run_is_up(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("busy", "run.steps=300").start()
     wait_for_cell(run, "batch.0")
@@ -202,6 +205,7 @@ def test_fresh_removes_a_run_from_an_external_broker_and_store_unless_a_node_is_
         server.stop()
 
 
+@pytest.mark.slow
 def test_kill_during_fresh_leaves_nothing_of_the_old_run_in_the_next(make_run: MakeRun, undisturbed: str) -> None:
     run = make_run("halffresh", *ON_POLICY)
     run.start("run.seed=4").finish()
