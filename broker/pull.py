@@ -44,7 +44,7 @@ async def nak_deliveries(connection: Connection, stream: str, consumer: str, del
 
 
 def delivery_of(message: Msg) -> Delivery | None:
-    """Parse the acknowledgement subject of a delivery; None if it is none.
+    """Parse the acknowledgement subject of a delivery; None for any other subject.
 
     `$JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>.<consumer sequence>.<time>.<pending>`, with a domain and
     an account in front of the stream on newer servers. `Msg.metadata` parses the time, too, which costs more.

@@ -83,7 +83,7 @@ class _Segment:
 class SegmentWriter:
     """Collects the large arrays of cells that are written together; `close` writes them as one segment.
 
-    Further segments are begun when one is full. Pass `place` to `broker.codec.encode`.
+    A full segment is followed by another. Pass `place` to `broker.codec.encode`.
 
     Args:
         next_uri: returns an unused path for a segment in the store.

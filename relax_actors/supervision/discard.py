@@ -1,8 +1,8 @@
 """Removal of a run, so that its folder can hold a new one.
 
 Invariant: a folder holds a run exactly as long as it has a config.json. The removal begins by renaming this file to
-discarded.json and ends by removing discarded.json. Whoever starts a run in the folder finishes an interrupted removal
-first, so that nothing of the old run is ever part of the new one.
+discarded.json and ends by removing discarded.json. The next start in the folder finishes an interrupted removal first,
+so that nothing of the old run is ever part of the new one.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from relax_actors.engines.sglang.partial_sample import PartialSample
 from relax_actors.engines.sglang.row_limit import RowLimit
 from relax_actors.engines.sglang.row_streams import RowStreams
 from relax_actors.engines.sglang.server_record import ServerRecord
+from tests.support.http_servers import serving
 
 TOKENS = [5, 8, 9, 1, 2, 3, 4]
 
@@ -40,12 +40,8 @@ class StreamingServer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server_url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), StreamingServer) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(StreamingServer) as url:
+        yield url
 
 
 def test_tokens_after_a_stop_string_count_as_progress_of_the_server(server_url: str) -> None:

@@ -9,9 +9,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from relax_actors.messages import FinishReason
 from relax_actors.supervision.inference_server import answers, free_port, generates
 from relax_actors.supervision.janitor import SHARED_MEMORY, members, segments
 from relax_actors.weights import files as weights
+from tests.support.http_servers import serving
 from tests.support.running import wait_until
 from tests.support.sglang_servers import MOE
 from tests.support.sglang_servers import config_of as run_with
@@ -357,12 +357,8 @@ class AuthorizedServer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server_url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), AuthorizedServer) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(AuthorizedServer) as url:
+        yield url
 
 
 def test_own_server_is_not_reached_through_a_proxy(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
