@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.messages.experts import check_experts, expand, join_experts, store_experts
+from relax_actors.messages.fingerprints import fingerprints_of, sampling_versions
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
 
 Array = NDArray[Any]
@@ -333,30 +334,6 @@ class Trajectory:
         if (flat[0::2] == flat[1::2]).any() or crosses.any():
             msg = "a span of a trajectory is empty, or reaches from one sequence into the next"
             raise ValueError(msg)
-
-
-def sampling_versions(versions: Array) -> list[int]:
-    """Versions that sampled tokens, in ascending order.
-
-    Args:
-        versions: `[total]` integers, -1 where no policy sampled the token.
-    """
-    sampled = versions[versions >= 0]
-    if len(sampled) and (sampled == sampled[0]).all():
-        return [int(sampled[0])]
-    found: list[int] = np.unique(sampled).tolist()
-    return found
-
-
-def fingerprints_of(versions: Array, known: Mapping[int, str]) -> list[str]:
-    """Fingerprints as a trajectory stores them.
-
-    Args:
-        versions: `[total]` integers, version that sampled each token, or -1.
-        known: fingerprints by version; versions without one get an empty string.
-    """
-    found = [known.get(version, "") for version in sampling_versions(versions)]
-    return found if any(found) else []
 
 
 def _count_shared(prompt: Array, sequence: TokenSequence) -> int:

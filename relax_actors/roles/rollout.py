@@ -16,7 +16,7 @@ from relax_actors.engines.protocols import Generation, GenerationRequest, StopSt
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
-from relax_actors.messages.trajectory import fingerprints_of
+from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.training.validation import RowValidator

@@ -15,7 +15,7 @@ from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.errors import AllRowsFailedError, ConfigError
 from relax_actors.messages import Checkpoint, Dropped, Quarantined, Trajectory, Weights
-from relax_actors.messages.trajectory import fingerprints_of
+from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.roles.trainer import Trainer
 from tests.support.contexts import MakeTrainer
 from tests.support.steps import ROWS, SAMPLES, TOKENS, batches, fingerprint, put_rows, put_step, read_all
