@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import box, story_of
+from tests.support.faults import story_of
 from tests.support.running import TINY, Run, processes_of, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -117,11 +117,13 @@ def test_role_that_no_node_has_is_named_and_ends_the_run_after_a_while(make_run:
     run = make_run("alone")
     run.start("--roles", "prompts,trainer")
     waits_for = "rows of step 0: 0 of 4 are ready"
-    ready = partial(is_waiting, run, "trainer.0", waits_for)
-    wait_until(ready, "a waiting trainer", 120)
-    shown = relax("tree", "alone", cwd=tmp_path).stdout
-    assert "reward has no actor on any node: nobody writes column reward, needed by advantages" in shown
-    assert f"waits for {waits_for}, since " in line_of(shown, "trainer.0")
+    absent = "reward has no actor on any node: nobody writes column reward, needed by advantages"
+
+    def is_shown() -> bool:
+        shown = relax("tree", "alone", cwd=tmp_path).stdout
+        return absent in shown and f"waits for {waits_for}, since " in line_of(shown, "trainer.0")
+
+    wait_until(is_shown, f"`relax tree` with an absent role and a trainer that waits for {waits_for}", 120)
     run.stop()
     code, _, said = run.start("--roles", "prompts,trainer", "supervision.patience=2").finish(120)
     assert code == 1
@@ -133,7 +135,3 @@ def test_role_that_no_node_has_is_named_and_ends_the_run_after_a_while(make_run:
         r"fix the cause; then `.* up .* supervision\.patience=2 --roles prompts,trainer ",
         said,
     ), said
-
-
-def is_waiting(run: Run, actor: str, waits_for: str) -> bool:
-    return run.pid_of(actor) is not None and box(run, actor).waiting_for == waits_for
