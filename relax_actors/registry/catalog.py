@@ -31,8 +31,8 @@ ESTIMATORS: Registry[Callable[..., Any]] = Registry(
     "advantage estimator",
     "relax_actors.advantage_estimators",
     {
-        "grpo": "relax_actors.algorithms.advantages:group_advantages",
-        "rloo": "relax_actors.algorithms.advantages:leave_one_out",
+        "grpo": "relax_actors.algorithms.advantages.baselines:group",
+        "rloo": "relax_actors.algorithms.advantages.baselines:rloo",
     },
 )
 REWARDS: Registry[Callable[..., Any]] = Registry(
