@@ -14,7 +14,6 @@ from relax_actors.config.algorithm_parts import (
     KlSection,
     RejectSection,
     ShapingSection,
-    ValueSection,
 )
 from relax_actors.config.sections import Fraction, Named, NonNegative, Positive, PositiveFloat, Section
 from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
@@ -22,7 +21,7 @@ from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "advantage": (
         *("returns", "gae", "greedy", "length_weighted", "passk", "mean_ratio", "ema"),
-        *("token_baseline", "token_baseline_turns", "none"),
+        *("optimal_token", "optimal_turn", "reward", "none"),
     ),
     "scale": ("group_mean",),
     "components": ("decoupled",),
@@ -139,7 +138,6 @@ class AlgorithmSection(Section):
     correction: CorrectionSection = CorrectionSection()
     reject: RejectSection = RejectSection()
     distil: DistilSection = DistilSection()
-    value: ValueSection = ValueSection()
     shaping: ShapingSection = ShapingSection()
 
     @model_validator(mode="before")

@@ -56,7 +56,7 @@ PRESETS: dict[str, Preset] = {
         "2602.04879",
         {"surrogate": "divergence_mask", "divergence": "kl", "clip_low": 0.05, "clip_high": 0.05},
     ),
-    "clip_cov": Preset("Clip-Cov", "2505.22617", {"surrogate": "clip_cov"}),
+    "clip_cov": Preset("Clip-Cov", "2505.22617", {"surrogate": "clip_cov", "clip_low": 1.0, "clip_high": 1.0}),
     "kl_cov": Preset("KL-Cov", "2505.22617", {"surrogate": "kl_cov"}),
     "p3o": Preset("P3O", "2605.12380", {"surrogate": "p3o"}),
     "rloo": Preset("RLOO", "2402.14740", {"advantage": "rloo", **SCORE}),
@@ -76,10 +76,10 @@ PRESETS: dict[str, Preset] = {
     "max_rl": Preset("MaxRL", "2602.02710", {"advantage": "mean_ratio", "scale": "none"}),
     "rae": Preset("Role-conditioned advantage (SPIRAL)", "2506.24119", {"advantage": "ema", "scale": "none"}),
     "optimal_token_baseline": Preset(
-        "Optimal token baseline", "2602.07078", {"advantage": "token_baseline", "scale": "none"}
+        "Optimal token baseline", "2602.07078", {"advantage": "optimal_token", "scale": "none"}
     ),
-    "optimal_token_baseline_turns": Preset(
-        "Optimal token baseline by turn", "2602.07078", {"advantage": "token_baseline_turns", "scale": "none"}
+    "optimal_turn_baseline": Preset(
+        "Optimal token baseline by turn", "2602.07078", {"advantage": "optimal_turn", "scale": "none"}
     ),
     "ppo": Preset(
         "PPO",
