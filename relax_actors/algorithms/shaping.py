@@ -60,7 +60,7 @@ def length_penalty(rewards: Array, lengths: Array, *, factor: float) -> Array:
 
 
 def kl_rewards(old: Array, reference: Array, *, kind: KLKind = "k1", coefficient: float, mask: Array) -> Array:
-    r"""Compute the KL in the reward: $-\beta\,k(x_t)$ at each trained token, with $x_t = \log \pi_{old} - \log \pi_{ref}$.
+    r"""Compute the KL in the reward of each trained token: $-\beta\,k(x)$ with $x = \log \pi_{old} - \log \pi_{ref}$.
 
     k1 is x, k2 is x^2 / 2, k3 is exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html). InstructGPT, RLOO (arXiv
     2402.14740) and REINFORCE++ (arXiv 2501.03262) use k1. There is no gradient: the log-probs are those before the

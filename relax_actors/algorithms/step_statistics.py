@@ -128,8 +128,8 @@ def subtract_running_means(
 ) -> tuple[list[RowAdvantages], dict[str, float]]:
     r"""Subtract the running mean reward of each role: role-conditioned advantages (SPIRAL, arXiv 2506.24119).
 
-    $A_i = r_i - b_\text{role}$, then $b_\text{role} \leftarrow \alpha b_\text{role} + (1 - \alpha) r_i$, sample by sample
-    in the order of the rows; b starts at 0. The means after the step are part of the state of the trainer.
+    $A_i = r_i - b_\text{role}$, then $b_\text{role} \leftarrow \alpha b_\text{role} + (1 - \alpha) r_i$, sample by
+    sample in the order of the rows; b starts at 0. The means after the step are part of the state of the trainer.
 
     Args:
         rows: the rows of the step, with `rewards`.

@@ -27,13 +27,32 @@ ROLES: Registry[type] = Registry(
         "actor_fwd": "relax_actors.roles.actor_fwd:ActorFwd",
     },
 )
-ESTIMATORS: Registry[Callable[..., Any]] = Registry(
+ADVANTAGES: Registry[Callable[..., Any]] = Registry(
     "advantage estimator",
     "relax_actors.advantage_estimators",
     {
-        "grpo": "relax_actors.algorithms.advantages.baselines:group",
+        "group": "relax_actors.algorithms.advantages.baselines:group",
         "rloo": "relax_actors.algorithms.advantages.baselines:rloo",
+        "passk": "relax_actors.algorithms.advantages.baselines:passk",
+        "mean_ratio": "relax_actors.algorithms.advantages.baselines:mean_ratio",
+        "length_weighted": "relax_actors.algorithms.advantages.baselines:length_weighted",
+        "greedy": "relax_actors.algorithms.advantages.baselines:greedy",
+        "ema": "relax_actors.algorithms.advantages.baselines:ema",
+        "reward": "relax_actors.algorithms.advantages.baselines:reward",
+        "none": "relax_actors.algorithms.advantages.baselines:none",
+        "returns": "relax_actors.algorithms.advantages.returns:returns",
+        "gae": "relax_actors.algorithms.advantages.returns:gae",
+        "optimal_token": "relax_actors.algorithms.advantages.token_baseline:optimal_token",
+        "optimal_turn": "relax_actors.algorithms.advantages.token_baseline:optimal_turn",
     },
+)
+POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
+    "policy loss", "relax_actors.policy_losses", {"clip": "relax_actors.algorithms.losses:policy_loss"}
+)
+CORRECTIONS: Registry[Callable[..., Any]] = Registry(
+    "off-policy correction",
+    "relax_actors.corrections",
+    dict.fromkeys(("none", "importance", "tis", "icepop"), "relax_actors.algorithms.corrections:token_weights"),
 )
 REWARDS: Registry[Callable[..., Any]] = Registry(
     "reward function",
@@ -97,7 +116,9 @@ WEIGHT_TRANSPORTS: Registry[Any] = Registry(
 
 ALL: tuple[Registry[Any], ...] = (
     ROLES,
-    ESTIMATORS,
+    ADVANTAGES,
+    POLICY_LOSSES,
+    CORRECTIONS,
     REWARDS,
     DATA_SOURCES,
     INFERENCE_ENGINES,

@@ -19,8 +19,8 @@ _PER_TOKEN = ("actor_fwd", REFERENCE, VALUES, SQUARES)
 class Advantages(Role):
     """Computes advantages within a row's group of samples with `algorithm.advantage`.
 
-    It reads the rewards and the columns that the algorithm needs: the trajectory, log-probs of the reference for a KL in
-    the reward, values of a critic. Statistics of the whole step are added by the trainer.
+    It reads the rewards and the columns that the algorithm needs: the trajectory, log-probs of the reference for a KL
+    in the reward, values of a critic. Statistics of the whole step are added by the trainer.
     """
 
     reads: ClassVar = ("reward",)

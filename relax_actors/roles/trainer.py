@@ -26,6 +26,7 @@ from relax_actors.runtime.first_rows import FLUSH_SECONDS, FirstRows, all_rows_f
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import Ledger
+from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.training.warm_start import warm_start
@@ -65,12 +66,15 @@ class Trainer(StatefulRole):
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
         reader = StepReader(self.context.table, config, self._published)
-        self._feed = StepFeed(self.context, self._engine, reader)
+        self._step_advantages = StepAdvantages(config.algorithm)
+        self._feed = StepFeed(self.context, self._engine, reader, self._step_advantages)
         self._required_columns = ("advantage", *reader.columns)
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        self._checkpoints = Checkpointer(self.context, self._engine, self._publisher, self._ledger)
+        self._checkpoints = Checkpointer(
+            self.context, self._engine, self._publisher, self._ledger, self._step_advantages.save
+        )
         self._metrics: dict[str, float] = {}
         self._first_rows = FirstRows(first_rows(config.trainer.prompts_per_step))
         self._idle_since = time.monotonic()
@@ -146,6 +150,7 @@ class Trainer(StatefulRole):
         try:
             durable_folder.verify(folder)
             self._engine.load(folder)
+            self._step_advantages.load(folder)
         except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
             msg = f"checkpoint {folder} cannot be read: {error}; {remedy}"
             raise ConfigError(msg) from error

@@ -47,13 +47,22 @@ class Checkpointer:
         engine: engine whose state is saved.
         publisher: publishes the version before its checkpoint is written, and removes covered rows afterwards.
         ledger: gives the floor, below which rows are covered.
+        save_state: writes the trainer's own state into the folder of a checkpoint.
 
     Attributes:
         published: paths of the published checkpoints, relative to the run's folder, by version.
     """
 
-    def __init__(self, context: Context, engine: TrainingEngine, publisher: Publisher, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        context: Context,
+        engine: TrainingEngine,
+        publisher: Publisher,
+        ledger: Ledger,
+        save_state: Callable[[Path], None],
+    ) -> None:
         self._context, self._engine, self._publisher, self._ledger = context, engine, publisher, ledger
+        self._save_state = save_state
         self._pending: _PendingCheckpoint | None = None
         self._is_async = context.config.trainer.async_checkpoints
         self._disk_was_full = False
@@ -74,6 +83,7 @@ class Checkpointer:
 
         def save(folder: Path) -> None:
             self._engine.save(folder)
+            self._save_state(folder)
             durable_folder.seal(folder)
 
         durable_folder.write(path, save, self._context.wait_for_room)
@@ -97,6 +107,7 @@ class Checkpointer:
         unfinished = durable_folder.temporary_path(path)
         try:
             durable_folder.create_temporary(path)
+            self._save_state(unfinished)
             finish = self._engine.begin_save(unfinished)
         except OSError as error:
             self._give_up(version, unfinished, error)

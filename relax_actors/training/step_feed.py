@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.engines.protocols import StepResult, TrainingEngine
 from relax_actors.runtime import Context
+from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 
 
@@ -24,15 +25,18 @@ class StepFeed:
         context: context of the trainer.
         engine: engine to feed; nothing else may pass rows to it.
         reader: reader of the step's rows.
+        statistics: the part of the advantages that needs the whole step.
     """
 
-    def __init__(self, context: Context, engine: TrainingEngine, reader: StepReader) -> None:
+    def __init__(
+        self, context: Context, engine: TrainingEngine, reader: StepReader, statistics: StepAdvantages
+    ) -> None:
         config = context.config
         self._context, self._engine, self._reader = context, engine, reader
         self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
-        self._normalisation = config.algorithm.step_normalisation
+        self._statistics = statistics
         # Statistics over a whole step are known only when its last row has arrived.
-        self._streams = config.trainer.stream and self._normalisation == "none"
+        self._streams = config.trainer.stream and not config.algorithm.needs_whole_step
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
         """Wall time in the engine for the current step, and CPU time in the engine for this incarnation."""
@@ -112,7 +116,7 @@ class StepFeed:
             before_step: returns when the current weights are no longer being read, e.g. by the publisher.
         """
         self.early_seconds = self.seconds
-        self._rows = self._rows.normalised(self._normalisation)
+        self._rows = self._statistics.apply(self._rows)
         self._compute(self._parts())
         before_step()
         with self._context.device_lock(), self._measured():

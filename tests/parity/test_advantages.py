@@ -39,7 +39,9 @@ def rewards_of(seed: int, groups: int, n: int) -> Array:
     return rewards
 
 
-def trl_grpo(rewards: Array, *, scale: str = "group", weights: Array | None = None, how: str = "sum_then_normalize") -> Array:
+def trl_grpo(
+    rewards: Array, *, scale: str = "group", weights: Array | None = None, how: str = "sum_then_normalize"
+) -> Array:
     """Advantages of TRL's GRPO, `[groups, n]`, from rewards `[groups, n]` or `[groups, n, functions]`."""
     per_function = torch.from_numpy(rewards.reshape(rewards.shape[0] * rewards.shape[1], -1).copy())
     count = per_function.shape[1]
@@ -66,7 +68,10 @@ def trl_grpo(rewards: Array, *, scale: str = "group", weights: Array | None = No
 def trl_rloo(rewards: Array, *, beta: float = 0.0, normalise: bool = False, **tokens: Any) -> Array:
     """Advantages of TRL's RLOO, `[groups, n]`."""
     trainer = SimpleNamespace(
-        reward_weights=torch.ones(1, dtype=torch.float64), reward_clip_range=None, beta=beta, normalize_advantages=normalise
+        reward_weights=torch.ones(1, dtype=torch.float64),
+        reward_clip_range=None,
+        beta=beta,
+        normalize_advantages=normalise,
     )
     found = run(
         RLOO,

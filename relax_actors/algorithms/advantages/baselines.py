@@ -1,10 +1,10 @@
 r"""Advantages of samples: rewards minus a baseline, and divided by a scale.
 
-Every estimator but `passk` and `mean_ratio` takes rewards of single tokens, too. The return of a token is the reward of
-its sample plus the token rewards from this token to the end of the sample; the advantage of a token is its return minus
-the baseline of its sample. The baseline and the scale come from the totals `R`: reward of a sample plus all of its token
-rewards. This is the process supervision of GRPO (arXiv 2402.03300, section 4.1.3) with returns in place of normalised
-rewards. Without token rewards all tokens of a sample have the same advantage, which is returned once, `[n]`.
+Every estimator but `passk` and `mean_ratio` takes rewards of single tokens, too. The return of a token is the reward
+of its sample plus the token rewards from this token to the end of the sample; the advantage of a token is its return
+minus the baseline of its sample. The baseline and the scale come from the totals `R`: reward of a sample plus all of
+its token rewards. This is the process supervision of GRPO (arXiv 2402.03300, section 4.1.3) with returns in place of
+normalised rewards. Without token rewards all tokens of a sample have the same advantage, returned once, `[n]`.
 
 Computed in float64. Equal rewards give exactly 0 where a baseline is subtracted: rounding of a mean would otherwise be
 divided by epsilon. A standard deviation has divisor n - 1.
@@ -85,8 +85,8 @@ def length_weighted(group: Group, *, scale: Scale = "none", epsilon: float = 1e-
 def greedy(group: Group) -> Array:
     r"""Subtract the reward of the greedy sample: ReMax (arXiv 2310.10505).
 
-    $A_{i,t} = \sum_{s \ge t} r_{i,s} - r(\text{greedy})$. The rollout generates the greedy sample in addition; it is not
-    trained and counts in no other statistic. Its reward has no KL.
+    $A_{i,t} = \sum_{s \ge t} r_{i,s} - r(\text{greedy})$. The rollout generates the greedy sample in addition; it is
+    not trained and counts in no other statistic. Its reward has no KL.
 
     Args:
         group: rewards `[n]` and `greedy_reward`.

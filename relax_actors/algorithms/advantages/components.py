@@ -14,9 +14,9 @@ from relax_actors.algorithms.advantages.groups import Array, Group, requires
 def decoupled(group: Group, *, weights: Mapping[str, float] | None = None, epsilon: float = 1e-6) -> Array:
     r"""Normalise each component within the group, then add up: the first step of GDPO (arXiv 2601.05242).
 
-    $S_i = \sum_k w_k \frac{r_{k,i} - \operatorname{mean}(r_k)}{\operatorname{std}(r_k) + \epsilon}$. A component that is
-    equal for all samples adds exactly 0. The last step whitens S over the samples of the step, as in the paper and TRL;
-    verl whitens over tokens, so that long samples weigh more.
+    $S_i = \sum_k w_k \frac{r_{k,i} - \operatorname{mean}(r_k)}{\operatorname{std}(r_k) + \epsilon}$. A component
+    that is equal for all samples adds exactly 0. The last step whitens S over the samples of the step (`whiten =
+    "samples"`), as in the paper and TRL; verl whitens over tokens, so that long samples weigh more.
 
     Args:
         group: components `[n]` each.

@@ -26,7 +26,7 @@ from relax_actors.messages import Advantage, FinishReason, Reward, Trajectory
 from relax_actors.registry.catalog import ADVANTAGES
 
 REFERENCE, VALUES, SQUARES = "reference", "values", "squares"
-"""Columns that estimators read: log-probs of the reference model, values of the critic, sums of squared probabilities."""
+"""Columns: log-probs of the reference model, values of the critic, sums of squared probabilities."""
 _TOKEN_INPUTS = frozenset({"tokens", "values", "logprobs", "squares"})
 
 
@@ -113,21 +113,25 @@ class RowEstimation:
                 each sample or token.
         """
         try:
-            group = self._group(reward, columns)
+            whole = self._whole_group(reward, columns)
+            group = self._without_greedy(whole)
             found = np.asarray(self._function(group))
         except ValueError as error:
             msg = f"{source}: {error}"
             raise RowError(msg) from error
         self._check(found, group, source)
-        return self._advantage(reward, group, np.asarray(found, np.float64))
+        padding = whole.n - group.n
+        if len(found) != group.n and whole.lengths is not None:
+            padding = int(whole.lengths[group.n :].sum())
+        return self._advantage(reward, group, np.append(found.astype(np.float64), np.zeros(padding)))
 
     def _trained(self, samples: int) -> int:
         """Number of samples of a row without the greedy one, which is the last."""
         return samples - 1 if "greedy" in self._requirements.needs else samples
 
-    def _group(self, reward: Reward, columns: Mapping[str, Any]) -> Group:
-        """Build the input of the estimator: shaped rewards with the KL."""
-        needs, trained = self._requirements.needs, self._trained(len(reward))
+    def _whole_group(self, reward: Reward, columns: Mapping[str, Any]) -> Group:
+        """Build the group of all samples, the greedy one included: shaped rewards with the KL."""
+        needs = self._requirements.needs
         trajectory: Trajectory | None = columns.get("trajectory")
         rewards, token_rewards = self._shaped(reward, trajectory), reward.token_values
         lengths = reward.lengths if trajectory is None else trajectory.sample_lengths
@@ -139,7 +143,7 @@ class RowEstimation:
                 token_rewards = kl if token_rewards is None else token_rewards + kl
             else:
                 rewards = rewards + per_sample_sums(kl, trajectory.sample_lengths)
-        whole = Group(
+        return Group(
             rewards=rewards,
             lengths=lengths,
             loss_mask=None if trajectory is None else trajectory.loss_mask,
@@ -150,9 +154,10 @@ class RowEstimation:
             components=reward.components if "components" in needs else {},
             role=str(columns["prompt"].metadata.get("role", "")) if "role" in needs else "",
         )
-        if trained == len(reward):
-            return whole
-        return whole.select(range(trained), greedy_reward=float(whole.totals[-1]))
+
+    def _without_greedy(self, whole: Group) -> Group:
+        trained = self._trained(whole.n)
+        return whole if trained == whole.n else whole.select(range(trained), greedy_reward=float(whole.totals[-1]))
 
     def _shaped(self, reward: Reward, trajectory: Trajectory | None) -> Array:
         """Return the rewards of the samples with the penalties of their lengths, `[n] float64`."""
@@ -180,7 +185,7 @@ class RowEstimation:
         old = np.asarray(columns.get("actor_fwd", trajectory.logprobs))
         reference = np.asarray(columns[REFERENCE])
         if old.shape != trajectory.logprobs.shape or reference.shape != old.shape:
-            msg = f"log-probs have shapes {list(old.shape)} and {list(reference.shape)}, the tokens {len(trajectory.trained)}"
+            msg = f"{len(old)} and {len(reference)} log-probs for {len(trajectory.token_ids)} tokens"
             raise ValueError(msg)
         kind, coefficient = algorithm.kl.kind, algorithm.kl.coefficient
         return shaping.kl_rewards(old, reference, kind=kind, coefficient=coefficient, mask=trajectory.trained)
@@ -202,24 +207,18 @@ class RowEstimation:
             raise RowError(msg)
 
     def _advantage(self, reward: Reward, group: Group, values: Array) -> Advantage:
-        """Build the cell; the greedy sample, which is not trained, gets 0."""
-        algorithm, n = self._algorithm, group.n
-        per_token = len(values) != n
-        padding = len(reward) - n if not per_token else self._greedy_tokens(reward, group)
-        padded = np.concatenate([values, np.zeros(padding)])
+        """Build the cell of advantages that are 0 for the greedy sample."""
+        n, in_trainer = group.n, self._algorithm.needs_whole_step
         returns = None
-        if "values" in self._requirements.needs and per_token:
+        if "values" in self._requirements.needs and len(values) == len(group.mask):
             returns = np.where(group.mask, values + group.input("values"), 0.0).astype(np.float32)
         return Advantage(
             # Statistics of the step follow: they are computed in float64, and rounded once after them.
-            padded if algorithm.needs_whole_step else padded.astype(np.float32),
+            values if in_trainer else values.astype(np.float32),
             float(np.asarray(reward.values[:n], np.float64).mean()),
             returns=returns,
             lengths=reward.lengths,
             components={name: float(part[:n].astype(np.float64).mean()) for name, part in reward.components.items()},
-            rewards=np.append(group.totals, np.zeros(len(reward) - n)) if algorithm.needs_whole_step else None,
+            rewards=np.append(group.totals, np.zeros(len(reward) - n)) if in_trainer else None,
             role=group.role,
         )
-
-    def _greedy_tokens(self, reward: Reward, group: Group) -> int:
-        return int(reward.lengths[group.n :].sum()) if reward.lengths is not None else 0

@@ -2,8 +2,8 @@ r"""Optimal token baseline: returns minus a baseline that differs from position 
 
 The baseline of a position weighs the returns of the samples by the accumulated energy of their gradients,
 $W_t = \sum_{s \le t} (1 - 2 \pi_s + \sum_v \pi_{s,v}^2)$, where $\pi_s$ is the probability of the sampled token and the
-last term is the sum of the squared probabilities of the whole vocabulary: the squared norm of the gradient of a log-prob
-to the logits. Masked tokens have no energy and advantage 0. Computed in float64.
+last term is the sum of the squared probabilities of the whole vocabulary: the squared norm of the gradient of a
+log-prob to the logits. Masked tokens have no energy and advantage 0. Computed in float64.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def optimal_token(group: Group, *, gamma: float = 1.0) -> Array:
     r"""Subtract the optimal baseline of each position, counted in tokens of the sample.
 
     $b_t = \frac{\sum_i G_{i,t} W_{i,t}}{\sum_i W_{i,t} + 10^{-8}}$ over the samples with a trained token at t, and
-    $A_{i,t} = G_{i,t} - b_t$. A position that only one sample has a token at has baseline 0 there: the baseline would be
-    the return itself. If all rewards are equal and no token has one, all advantages are exactly 0.
+    $A_{i,t} = G_{i,t} - b_t$. A position that only one sample has a token at has baseline 0 there: it would be the
+    return itself. If all rewards are equal and no token has one, all advantages are exactly 0.
 
     Args:
         group: rewards `[n]`, tokens, `logprobs` and `squares` `[total]`, and token rewards if there are any.
