@@ -58,8 +58,9 @@ NOT_YET_CHANGED: dict[str, Any] = {
 class AlgorithmSection(Section):
     """[algorithm]: the learning algorithm. `relax algorithms` lists the presets."""
 
-    name: str = "grpo"
-    """Preset: fills the settings of [algorithm] that are not set."""
+    name: str | None = None
+    """Preset, e.g. "gspo": fills the settings of [algorithm] that are not set. Without one, the defaults below hold:
+    GRPO with the loss averaged over tokens."""
 
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
     """Advantage estimator: `group` subtracts the mean reward of the group (arXiv 2402.03300), `rloo` the mean of the
