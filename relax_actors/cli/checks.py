@@ -171,6 +171,13 @@ def check_steps(config: Config) -> Iterator[str]:
     trainer, rollout = config.trainer, config.rollout
     samples = trainer.prompts_per_step * rollout.group_size
     yield f"a step trains {trainer.prompts_per_step} rows x {rollout.group_size} samples = {samples} completions"
+    if trainer.updates > 1:
+        rows = trainer.prompts_per_step // trainer.minibatches
+        yield (
+            f"a batch is used for {trainer.updates} optimizer updates of {rows} rows each (trainer.minibatches = "
+            f"{trainer.minibatches}, trainer.epochs = {trainer.epochs}); a step is computed when all of its rows are "
+            "there, as with trainer.stream = false"
+        )
     window = trainer.prompts_per_step * (config.staleness.max + 1)
     yield f"at most {window} rows are in flight (staleness.max = {config.staleness.max})"
     if config.staleness.max > 0 and config.run.deterministic:

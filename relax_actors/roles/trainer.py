@@ -17,6 +17,7 @@ import numpy as np
 
 from broker.subjects import CellId, RowId
 from relax_actors.engines.backends import training_backend
+from relax_actors.engines.protocols.training import Score, SupportsScore
 from relax_actors.errors import ConfigError, FencedError, RelaxError, RowError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
 from relax_actors.registry.role_spec import RoleSpec
@@ -65,7 +66,7 @@ class Trainer(StatefulRole):
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
         reader = StepReader(self.context.table, config, self._published)
-        self._feed = StepFeed(self.context, self._engine, reader)
+        self._feed = StepFeed(self.context, self._engine, reader, self._proximal_score())
         self._required_columns = ("advantage", *reader.columns)
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
@@ -76,6 +77,23 @@ class Trainer(StatefulRole):
         self._idle_since = time.monotonic()
         # Unix time when the last required column of a step was stored.
         self._last_arrival: dict[int, float] = {}
+
+    def _proximal_score(self) -> Score | None:
+        """Return how to compute the proximal log-probs before several updates; None if they are not needed.
+
+        Raises:
+            ConfigError: the engine cannot compute them.
+        """
+        if self._settings.updates == 1 or self.context.config.algorithm.proximal != "trainer":
+            return None
+        if not isinstance(self._engine, SupportsScore):
+            msg = (
+                f"trainer.backend = {self._settings.backend!r} cannot compute the log-probs before the first of "
+                f'{self._settings.updates} updates of a batch, which algorithm.proximal = "trainer" needs; set '
+                'algorithm.proximal = "rollout" or "actor_fwd", or trainer.minibatches = 1 and trainer.epochs = 1'
+            )
+            raise ConfigError(msg)
+        return self._engine.score
 
     def follows(self) -> list[str]:
         """Return the columns that make a row ready or end it, and the trainer's numbered cells."""

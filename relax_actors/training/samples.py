@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -63,6 +63,25 @@ def samples_of(
                 sample_tokens=sample_tokens[i],
             )
         )
+    return found
+
+
+def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
+    """Return log-probs or values in the layout of a trajectory, `[total] float32`.
+
+    Sequences without trained tokens get 0.
+
+    Args:
+        trajectory: samples of the row.
+        scored: an array for each sequence with trained tokens, prompt included.
+    """
+    found, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
+    start = 0
+    for own in trajectory.lengths.tolist():
+        part = slice(start, start + own)
+        if trained[part].any():
+            found[part] = next(scored)[-own:]
+        start += own
     return found
 
 

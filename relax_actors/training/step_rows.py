@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from relax_actors.engines.protocols import TrainSample
 from relax_actors.errors import ConfigError, RelaxError, StoreError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
-from relax_actors.training.samples import PROXIMAL, REFERENCE, samples_of, token_advantages
+from relax_actors.training.samples import PROXIMAL, REFERENCE, in_layout, samples_of, token_advantages
 from relax_actors.training.validation import RowValidator, mismatched_version
 
 if TYPE_CHECKING:
     from broker.table import Table
 
+T = TypeVar("T")
 Columns = dict[str, Any]
 """Values of a row by column; a `RelaxError` in place of a value that cannot be read."""
 UnusableRows = dict[int, Dropped | Quarantined]
@@ -65,11 +66,23 @@ class StepRows:
         for name, arrays in more.scores.items():
             self.scores.setdefault(name, []).extend(arrays)
 
-    def part(self, rows: range) -> StepRows:
+    def part(self, rows: Sequence[int]) -> StepRows:
         """Return a copy with the rows at these positions."""
-        cut = slice(rows.start, rows.stop)
-        scores = {name: arrays[cut] for name, arrays in self.scores.items()}
-        return StepRows(self.ids[cut], self.trajectories[cut], self.advantages[cut], scores, self.replays)
+
+        def at(items: list[T]) -> list[T]:
+            return [items[row] for row in rows]
+
+        scores = {name: at(arrays) for name, arrays in self.scores.items()}
+        return StepRows(at(self.ids), at(self.trajectories), at(self.advantages), scores, self.replays)
+
+    def with_proximal(self, scored: Iterator[Array]) -> StepRows:
+        """Return a copy with log-probs of the proximal policy.
+
+        Args:
+            scored: `[len] float32` of each sequence with trained tokens, in the order of `samples`.
+        """
+        found = [in_layout(trajectory, scored) for trajectory in self.trajectories]
+        return replace(self, scores=self.scores | {PROXIMAL: found})
 
     @property
     def lengths(self) -> list[list[int]]:
