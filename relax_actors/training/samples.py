@@ -11,9 +11,9 @@ from relax_actors.engines.protocols import TrainSample
 from relax_actors.messages import NOT_SAMPLED, Advantage, Trajectory
 from relax_actors.messages.experts import join_experts
 
-PROXIMAL, REFERENCE = "actor_fwd", "reference"
-"""Columns of log-probs, `[total] float32`: of the proximal policy, and of the reference model of the KL."""
-_FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs"}
+PROXIMAL, REFERENCE, VALUES = "actor_fwd", "reference", "values"
+"""Columns `[total] float32`: log-probs of the proximal policy, and of the reference model of the KL; values."""
+_FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs", VALUES: "values"}
 
 
 def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
@@ -36,7 +36,7 @@ def samples_of(
         row: index of the row within its step.
         trajectory: samples of the row.
         advantage: advantages and returns of the row; None if the row is only scored.
-        scores: log-probs of the row, `[total] float32`, by column.
+        scores: log-probs and values of the row, `[total] float32`, by column.
         replays: whether engines compute with the recorded experts.
     """
     flat = {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in (scores or {}).items()}

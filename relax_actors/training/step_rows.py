@@ -13,10 +13,11 @@ from broker.subjects import RowId
 from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.errors import ConfigError, RelaxError, StoreError
+from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
-from relax_actors.training.samples import PROXIMAL, REFERENCE, in_layout, samples_of, token_advantages
+from relax_actors.training.row_endings import ending_of_unreadable
+from relax_actors.training.samples import PROXIMAL, REFERENCE, VALUES, in_layout, samples_of, token_advantages
 from relax_actors.training.validation import RowValidator, mismatched_version
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class StepRows:
         ids: indices of the rows within the step.
         trajectories: samples of each row.
         advantages: advantages of each row.
-        scores: log-probs of each row, `[total] float32`, by column.
+        scores: log-probs and values of each row, `[total] float32`, by column.
         replays: whether engines compute with the recorded experts.
     """
 
@@ -157,7 +158,7 @@ class StepReader:
         published: fingerprints of the published weights by version; the caller adds later ones.
 
     Attributes:
-        columns: columns of log-probs that the algorithm reads.
+        columns: columns of log-probs and values that the algorithm reads.
     """
 
     def __init__(self, table: Table, config: Config, published: Mapping[int, str]) -> None:
@@ -167,6 +168,7 @@ class StepReader:
         needed = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
             REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
+            VALUES: config.critic is not None,
         }
         self.columns = tuple(name for name, is_needed in needed.items() if is_needed)
 
@@ -202,7 +204,7 @@ class StepReader:
     def _ending(self, columns: Columns, row: RowId) -> Dropped | Quarantined | None:
         """Return the cell that ends a row which cannot be trained; None if it can be trained."""
         if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
-            return _ending_of_unreadable(error)
+            return ending_of_unreadable("trainer", error)
         trajectory: Trajectory = columns["trajectory"]
         if why := self._validator.of_row(trajectory, columns["advantage"], row.step):
             return Quarantined("trainer", 1, why, "")
@@ -235,10 +237,3 @@ class StepReader:
             for columns, found in zip(rows_read, read_logprobs(self._table, rows, name, trajectories), strict=True):
                 columns[name] = found
         return rows_read
-
-
-def _ending_of_unreadable(error: RelaxError) -> Dropped | Quarantined:
-    """Drop a row whose data was lost; quarantine a row whose data is malformed."""
-    if isinstance(error, StoreError):
-        return Dropped(DropReason.LOST_SEGMENT, str(error)[:2000])
-    return Quarantined("trainer", 1, f"{type(error).__name__}: {error}"[:2000], "")

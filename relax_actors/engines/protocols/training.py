@@ -52,7 +52,20 @@ class AccumulatesSteps(Protocol):
         """
 
 
-class TrainingEngine(AccumulatesSteps, WeightProducer, Protocol):
+class SavesState(Protocol):
+    """Engine whose state is saved in checkpoints."""
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; after `load`, training continues bit for bit."""
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint."""
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the weights."""
+
+
+class TrainingEngine(AccumulatesSteps, SavesState, WeightProducer, Protocol):
     """Trains one model with its optimizer."""
 
     def initialise(self, seed: int) -> None:
@@ -68,12 +81,6 @@ class TrainingEngine(AccumulatesSteps, WeightProducer, Protocol):
 
     def finish_warm_start(self) -> None:
         """Create a new optimizer, and make the current weights the reference of the KL."""
-
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint; after `load`, training continues bit for bit."""
-
-    def load(self, folder: Path) -> None:
-        """Load a checkpoint."""
 
 
 Score: TypeAlias = Callable[[Sequence[TrainSample], Callable[[], None]], Sequence[NDArray[Any]]]
