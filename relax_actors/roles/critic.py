@@ -105,8 +105,6 @@ class Critic(StatefulRole):
         self._advance()
         if last is not None:
             self.context.journal.event("recovered", version=self._version, replayed=self._version - last.version)
-        if self._version >= self.context.config.run.steps:
-            self._finish_run()
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Record new cells; train on new batches, and write the values that are due."""
@@ -177,7 +175,7 @@ class Critic(StatefulRole):
         self._version = version
         for by_step in (self._batches, self._waiting, self._ended):
             for step in [step for step in by_step if step < version]:
-                del by_step[step]  # type: ignore[attr-defined]
+                del by_step[step]
 
     def _train(self, batch: Batch) -> None:
         """Update the critic with a batch, and publish the next version."""
@@ -211,14 +209,10 @@ class Critic(StatefulRole):
         if known.incarnation > context.incarnation:
             msg = f"critic {version} was published by a later incarnation; this one exits"
             raise FencedError(msg)
-        if known.fingerprint != cell.fingerprint:
-            context.journal.event(
-                "replay_diverged", version=version, published=known.fingerprint, found=cell.fingerprint
-            )
+        if (found := cell.fingerprint) != known.fingerprint:
+            context.journal.event("replay_diverged", version=version, published=known.fingerprint, found=found)
             if context.config.run.deterministic:
-                msg = (
-                    f"critic {version} of the replay has fingerprint {cell.fingerprint}, published {known.fingerprint}"
-                )
+                msg = f"critic {version} of the replay has fingerprint {found}, published was {known.fingerprint}"
                 raise ConfigError(msg)
 
     def _finish_run(self) -> None:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
+from relax_actors.algorithms.step_statistics import StepNormalisation
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import StepResult
 from relax_actors.engines.protocols.training import AccumulatesSteps, Score
 from relax_actors.runtime import Context
@@ -38,9 +40,10 @@ class StepFeed:
         config = context.config
         self._context, self._engine, self._reader, self._score = context, engine, reader, score
         self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
-        self._normalisation = config.algorithm.step_normalisation
+        self._normalisation = _normalisation(config.algorithm)
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
-        self._streams = config.trainer.stream and self._normalisation == "none" and config.trainer.updates == 1
+        whole = config.algorithm.needs_whole_step or config.trainer.updates > 1
+        self._streams = config.trainer.stream and not whole
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
         """Wall time in the engine for the current step, and CPU time in the engine for this incarnation."""
@@ -167,3 +170,10 @@ class StepFeed:
         yield
         self.seconds += time.monotonic() - wall_start
         self.cpu_seconds += time.thread_time() - cpu_start
+
+
+def _normalisation(algorithm: AlgorithmSection) -> StepNormalisation:
+    """Return how advantages are normalised over the step."""
+    if algorithm.whiten != "none":
+        return "whiten"
+    return "std" if algorithm.scale == "batch_std" else "none"
