@@ -236,7 +236,7 @@ class Trainer(StatefulRole):
             self._train_existing(step, existing)
             return
         self._ledger.observe(CellId("batch", step), batch)
-        result = self._feed.finish(self._publisher.flush)
+        result = self._feed.finish_policy(self._publisher.flush)
         self._publish(step)
         self._idle_since = time.monotonic()
         times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": self._feed.seconds}
@@ -259,7 +259,7 @@ class Trainer(StatefulRole):
     def _replay(self, step: int, batch: Batch) -> None:
         """Step on the rows of an existing batch, in its order."""
         rows = self._feed.replay(step, batch.rows)
-        result = self._feed.finish(self._publisher.flush)
+        result = self._feed.finish_policy(self._publisher.flush)
         self._publish(step)
         self._report(step, batch, rows, result.metrics)
 

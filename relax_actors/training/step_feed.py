@@ -44,6 +44,8 @@ class StepFeed:
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
         whole = config.algorithm.needs_whole_step or config.trainer.updates > 1
         self._streams = config.trainer.stream and not whole
+        # Steps in which the policy waits for its critic.
+        self._skipped = 0 if config.critic is None else config.critic.warmup_steps
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
         """Wall time in the engine for the current step, and CPU time in the engine for this incarnation."""
@@ -77,7 +79,7 @@ class StepFeed:
             # Rows after an unusable one must wait for its successor, which takes its place in the order.
             found = found.part(range(next(i for i, index in enumerate(new) if index in unusable)))
         self._rows.extend(found)
-        if self._streams and len(self._rows) < rows:
+        if self._streams and step >= self._skipped and len(self._rows) < rows:
             # Later rows may still join the last part.
             self._compute(self._parts()[:-1])
         return unusable
@@ -115,6 +117,13 @@ class StepFeed:
         self._reset(step)
         self._rows = self._reader.read_again(step, list(indices))
         return self._rows
+
+    def finish_policy(self, before_step: Callable[[], None]) -> StepResult:
+        """Do as `finish`; in the warm-up steps of a critic leave the weights as they are."""
+        if self._step >= self._skipped:
+            return self.finish(before_step)
+        self._fed, self._rows = 0, self._reader.empty()
+        return StepResult({"updates": 0.0})
 
     def finish(self, before_step: Callable[[], None]) -> StepResult:
         """Compute on the remaining rows, call `before_step`, and do the optimizer's updates.
