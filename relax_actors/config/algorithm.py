@@ -151,22 +151,6 @@ class AlgorithmSection(Section):
         check_implemented(filled)
         return filled
 
-    @model_validator(mode="after")
-    def _across(self) -> AlgorithmSection:
-        if self.length is not None and self.aggregate != "constant":
-            msg = (
-                f'algorithm.length = {self.length} has no effect with algorithm.aggregate = "{self.aggregate}"; set '
-                'algorithm.aggregate = "constant", or remove it'
-            )
-            raise ValueError(msg)
-        if self.correction.kind != "none" and self.proximal == "rollout":
-            msg = (
-                f"algorithm.correction.kind = {self.correction.kind!r} weighs by the proximal policy over the rollout "
-                'policy, which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
-            )
-            raise ValueError(msg)
-        return self
-
     @property
     def needs_reference(self) -> bool:
         """Whether log-probs of the reference model are needed."""
