@@ -27,30 +27,13 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "scale": ("group_mean",),
     "components": ("decoupled",),
     "signal_scale": (True,),
-    "ratio": ("sequence_mean", "sequence_product", "none"),
-    "surrogate": (
-        *("clip_weight", "gate", "gamma", "geometric", "divergence_mask", "score", "p3o", "clip_cov", "kl_cov"),
-    ),
-    "aggregate": ("sample_mean_of_sums", "sample_weight_length"),
     "kl.place": ("reward",),
-    "kl.k2_gradient": (True,),
-    "kl.unbiased": (True,),
-    "correction.level": ("sequence",),
-    "correction.normalise": ("tokens", "samples"),
-    "reject.kind": ("product",),
     "distil.place": ("advantage", "loss"),
     "shaping.overlong": (True,),
     "shaping.mask_truncated": (True,),
 }
 """Values whose code does not exist yet. To be emptied."""
 NOT_YET_CHANGED: dict[str, Any] = {
-    "kl.clamp": None,
-    "kl.target": None,
-    "entropy.coefficient": 0.0,
-    "entropy.target": None,
-    "entropy.quantile": 1.0,
-    "reject.opsm": None,
-    "log_ratio_penalty": 0.0,
     "shaping.length_penalty": 0.0,
 }
 """Settings whose code does not exist yet, with the only value that can be used. To be emptied."""

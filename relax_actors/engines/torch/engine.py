@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from relax_actors.algorithms.controllers import Coefficients, initial
+from relax_actors.algorithms.first_pass import StepFacts
 from relax_actors.algorithms.losses import add_metrics, sft_loss
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.schedules import scheduled_learning_rate
@@ -21,11 +25,14 @@ from relax_actors.engines.protocols.samples import TrainSample, by_row, lengths_
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch import replay_metrics
 from relax_actors.engines.torch.background import run_in_background
+from relax_actors.engines.torch.coefficient_file import load_coefficients, save_coefficients
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_gradient_norm
+from relax_actors.engines.torch.objective import StepObjective, check_gradient_norm
+from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_first_pass, record, step_facts
+from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocols import WeightPayload
@@ -63,8 +70,10 @@ class TorchEngine:
         self._reference: PreTrainedModel | None = None
         self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas)
         self._optimizer = self._new_optimizer(settings.learning_rate)
-        # Of the current step: its loss, and the measurements of each micro-batch.
+        self._coefficients = initial(config.algorithm)
+        # Of the current step: its loss, the sequences kept until `step`, and the measurements of each micro-batch.
         self._objective: StepObjective | None = None
+        self._kept: list[Sequence[TrainSample]] = []
         self._measured: list[dict[str, float]] = []
 
     @property
@@ -93,6 +102,7 @@ class TorchEngine:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random initialisation")
         self._encoder.invalidate()
         self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
+        self._coefficients = initial(self._config.algorithm)
 
     def warm_start(
         self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
@@ -123,37 +133,77 @@ class TorchEngine:
         self._reference = reference
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
-        """Accumulate the gradients of sequences; see `TrainingEngine`."""
+        """Accumulate the gradients of sequences, or keep them until `step` if the loss needs the whole step."""
         if self._objective is None:
-            self._objective = StepObjective(self._config.algorithm)
-        objective, forward = self._objective, self._forward
+            self._objective = StepObjective(self._config.algorithm, self._coefficients)
         samples = self._with_reference(samples, progress)
+        if self._objective.needs_whole_step:
+            self._kept.append(samples)
+            progress()
+        else:
+            self._train(self._objective, [samples], progress, seed=0)
 
-        def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
-            batch, chosen = forward.micro_batch(samples, indices), [samples[index] for index in indices]
+    def _train(
+        self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None], seed: int
+    ) -> None:
+        """Run forward and backward for the parts of a step, after a forward pass if the loss needs one."""
+        samples = [sample for part in parts for sample in part]
+        facts = None
+        if needs_first_pass(objective, samples):
+            facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
+        start = 0
+        for part in parts:
+            loss_of = partial(self._loss_of, objective, part, facts, start)
+            self._backward(lengths_of(part), loss_of, progress)
+            start += len(part)
 
-            def padded(name: str) -> Tensor:
-                return forward.padded([sample.masked(name) for sample in chosen], batch.width)
+    @torch.no_grad()
+    def _record(
+        self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None]
+    ) -> Records:
+        """Run the forward pass before the backward passes, in the same micro-batches."""
+        found: Records = {}
+        start = 0
+        for part in parts:
+            for indices in self._micro_batches(lengths_of(part)):
+                batch, chosen = self._forward.micro_batch(part, indices), [part[index] for index in indices]
+                scored = self._scored(batch, entropies=objective.top_entropy is not None)
+                inputs = loss_inputs(objective, chosen, scored, batch.mask, partial(self._padded, batch))
+                found |= record(objective, inputs, [start + index for index in indices])
+                progress()
+            start += len(part)
+        if self._routers is not None:
+            self._routers.reroutes.take()
+        return found
 
-            rollout = padded("logprobs")
-            replay_measured = self._measure_without_replay(batch, rollout)
-            logprobs = forward.logprobs(self._model, batch, routers=self._routers)
-            if self._routers is not None:
-                replay_measured |= self._routers.reroutes.take()
-            counts = torch.tensor([sample.sample_tokens or sample.trained for sample in chosen], device=self._device)
-            inputs = LossInputs(
-                logprobs,
-                rollout,
-                padded("advantages"),
-                batch.mask,
-                counts,
-                actor_fwd=padded("proximal_logprobs") if objective.needs_actor_fwd else None,
-                reference=padded("reference_logprobs") if chosen[0].reference_logprobs is not None else None,
-            )
-            loss, measured = objective.loss(inputs)
-            return loss, measured | replay_measured
+    def _loss_of(
+        self,
+        objective: StepObjective,
+        samples: Sequence[TrainSample],
+        facts: StepFacts | None,
+        start: int,
+        indices: list[int],
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Compute the loss of a micro-batch; `start` is the position of the first of `samples` in the step's facts."""
+        batch, chosen = self._forward.micro_batch(samples, indices), [samples[index] for index in indices]
+        rollout = self._padded(batch, [sample.masked("logprobs") for sample in chosen])
+        replay_measured = self._measure_without_replay(batch, rollout)
+        scored = self._scored(batch, entropies=objective.trains_entropy)
+        if self._routers is not None:
+            replay_measured |= self._routers.reroutes.take()
+        padded, places = partial(self._padded, batch), [start + index for index in indices]
+        inputs = loss_inputs(objective, chosen, scored, batch.mask, padded, facts=facts, indices=places)
+        loss, measured = objective.loss(inputs)
+        return loss, measured | replay_measured
 
-        self._backward(lengths_of(samples), loss_of, progress)
+    def _scored(self, batch: MicroBatch, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
+        """Compute log-probs of the trained tokens, and their entropies if asked for."""
+        if entropies:
+            return self._forward.logprobs_and_entropies(self._model, batch, routers=self._routers)
+        return self._forward.logprobs(self._model, batch, routers=self._routers), None
+
+    def _padded(self, batch: MicroBatch, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        return self._forward.padded(arrays, batch.width)
 
     @torch.no_grad()
     def _measure_without_replay(self, batch: MicroBatch, rollout: Tensor) -> dict[str, float]:
@@ -170,6 +220,7 @@ class TorchEngine:
     def discard(self) -> None:
         """Discard the accumulated gradients; see `TrainingEngine`."""
         self._objective = None
+        self._kept.clear()
         self._measured.clear()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -179,9 +230,12 @@ class TorchEngine:
         if objective is None:
             msg = f"no rows were accumulated for step {step}; call accumulate first"
             raise ValueError(msg)
+        if self._kept:
+            self._train(objective, self._kept, progress, derive_seed(self._config.run.seed, "tokens", step))
         rate = scheduled_learning_rate(self._config, step)
         self._set_learning_rate(rate)
         measured = self._optimizer_step(objective.gradient_scale)
+        self._coefficients = objective.next_coefficients(measured)
         self._steps_to_comparison = max(0, self._steps_to_comparison - 1)
         progress()
         return StepResult(objective.metrics(measured) | {"learning_rate": rate})
@@ -204,11 +258,14 @@ class TorchEngine:
         progress: Callable[[], None],
     ) -> None:
         """Run forward and backward, micro-batch by micro-batch."""
-        for indices in micro_batches(lengths, max_tokens=self._config.trainer.max_tokens_per_microbatch):
+        for indices in self._micro_batches(lengths):
             loss, measured = loss_of(indices)
             torch.autograd.backward(loss)
             self._measured.append(measured)
             progress()
+
+    def _micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        return micro_batches(lengths, max_tokens=self._config.trainer.max_tokens_per_microbatch)
 
     def _optimizer_step(self, scale_of: Callable[[dict[str, float]], float] = lambda _: 1.0) -> dict[str, float]:
         """Multiply the accumulated gradients by `scale_of(measurements)`, clip them, and step."""
@@ -253,7 +310,7 @@ class TorchEngine:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `TrainingEngine`."""
-        _write(self._config.trainer.precision, folder, self._state())
+        self._write(folder, self._state(), self._coefficients)
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a copy of the state in the background; see `SupportsAsyncSave`."""
@@ -262,7 +319,15 @@ class TorchEngine:
             file: held if file == REFERENCE else {n: t.detach().to("cpu", copy=True) for n, t in held.items()}
             for file, held in self._state().items()
         }
-        return run_in_background(partial(_write, self._config.trainer.precision, folder, copied))
+        return run_in_background(partial(self._write, folder, copied, self._coefficients))
+
+    def _write(self, folder: Path, state: Mapping[str, Mapping[str, Tensor]], coefficients: Coefficients) -> None:
+        for file, tensors in state.items():
+            weights.save(tensors, folder / file)
+        save_coefficients(folder, coefficients)
+        # The weights are those of the optimizer; `precision` is that of the published weights, which were rounded.
+        engine = {"engine": "torch", "precision": self._config.trainer.precision}
+        (folder / weights.ENGINE).write_text(json.dumps(engine))
 
     def _state(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""
@@ -283,6 +348,7 @@ class TorchEngine:
         tree = self._optimizer.state_dict()
         tree["state"] = state
         self._optimizer.load_state_dict(tree)
+        self._coefficients = load_coefficients(folder)
         if (folder / REFERENCE).exists():
             self._set_reference(weights.load([folder / REFERENCE]))
 
@@ -294,10 +360,3 @@ class TorchEngine:
             copy_into(model, self._published(), "training")
         with weights.disk_errors(folder):
             model.save_pretrained(folder)
-
-
-def _write(precision: str, folder: Path, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    for file, tensors in state.items():
-        weights.save(tensors, folder / file)
-    # The weights are those of the optimizer; `precision` is that of the published weights, which were rounded.
-    (folder / weights.ENGINE).write_text(json.dumps({"engine": "torch", "precision": precision}))
