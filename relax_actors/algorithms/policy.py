@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, assert_never
 
 import torch
-import torch
 from torch import Tensor
 
 from relax_actors.algorithms.losses import MAX_LOG_RATIO, check_same_shape
@@ -126,7 +125,7 @@ class PolicyInputs:
             advantages: `[batch]` or `[batch, seq] float32`.
             mask: `[batch, seq] bool`.
             level: ratio of a token or of a sample; see `log_ratio`.
-            others: `rollout` (`proximal` if missing), `weights` (1), `sample_tokens` (tokens of the sequence), `selected`,
+            others: `rollout` (default: `proximal`), `weights` (1), `sample_tokens` (those of the sequence), `selected`,
                 `totals`.
 
         Raises:
@@ -139,8 +138,8 @@ class PolicyInputs:
             spread = spread.unsqueeze(-1)
         if spread.shape not in {logprobs.shape, (len(logprobs), 1)}:
             msg = (
-                f"advantages {list(advantages.shape)} do not match log-probs {list(logprobs.shape)}; pass one value for "
-                "each sequence or each token"
+                f"advantages {list(advantages.shape)} do not match log-probs {list(logprobs.shape)}; pass one value "
+                "for each sequence or each token"
             )
             raise ValueError(msg)
         proximal, totals = proximal.detach(), others.get("totals") or Totals()

@@ -14,7 +14,6 @@ from relax_actors.config.algorithm_parts import (
     KlSection,
     RejectSection,
     ShapingSection,
-    ValueSection,
 )
 from relax_actors.config.sections import Fraction, Named, NonNegative, Positive, PositiveFloat, Section
 from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
@@ -22,7 +21,7 @@ from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "advantage": (
         *("returns", "gae", "greedy", "length_weighted", "passk", "mean_ratio", "ema"),
-        *("token_baseline", "token_baseline_turns", "none"),
+        *("optimal_token", "optimal_turn", "reward", "none"),
     ),
     "scale": ("group_mean",),
     "components": ("decoupled",),
@@ -42,8 +41,9 @@ NOT_YET_CHANGED: dict[str, Any] = {
 class AlgorithmSection(Section):
     """[algorithm]: the learning algorithm. `relax algorithms` lists the presets."""
 
-    name: str = "grpo"
-    """Preset: fills the settings of [algorithm] that are not set."""
+    name: str | None = None
+    """Preset, e.g. "gspo": fills the settings of [algorithm] that are not set. Without one, the defaults below hold:
+    GRPO with the loss averaged over tokens."""
 
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
     """Advantage estimator: `group` subtracts the mean reward of the group (arXiv 2402.03300), `rloo` the mean of the
@@ -122,7 +122,6 @@ class AlgorithmSection(Section):
     correction: CorrectionSection = CorrectionSection()
     reject: RejectSection = RejectSection()
     distil: DistilSection = DistilSection()
-    value: ValueSection = ValueSection()
     shaping: ShapingSection = ShapingSection()
 
     @model_validator(mode="before")

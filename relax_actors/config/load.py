@@ -135,6 +135,7 @@ EXAMPLES = {
 
 _PATHS = (
     ("model", "path"),
+    ("critic", "path"),
     ("data", "path"),
     ("eval", "data", "path"),
     ("broker", "credentials"),

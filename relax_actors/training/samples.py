@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -11,9 +11,9 @@ from relax_actors.engines.protocols import TrainSample
 from relax_actors.messages import NOT_SAMPLED, Advantage, Trajectory
 from relax_actors.messages.experts import join_experts
 
-PROXIMAL, REFERENCE = "actor_fwd", "reference"
-"""Columns of log-probs, `[total] float32`: of the proximal policy, and of the reference model of the KL."""
-_FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs"}
+PROXIMAL, REFERENCE, VALUES = "actor_fwd", "reference", "values"
+"""Columns `[total] float32`: log-probs of the proximal policy, and of the reference model of the KL; values."""
+_FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs", VALUES: "values"}
 
 
 def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
@@ -36,7 +36,7 @@ def samples_of(
         row: index of the row within its step.
         trajectory: samples of the row.
         advantage: advantages and returns of the row; None if the row is only scored.
-        scores: log-probs of the row, `[total] float32`, by column.
+        scores: log-probs and values of the row, `[total] float32`, by column.
         replays: whether engines compute with the recorded experts.
     """
     flat = {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in (scores or {}).items()}
@@ -65,6 +65,25 @@ def samples_of(
                 sample_tokens=sample_tokens[i],
             )
         )
+    return found
+
+
+def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
+    """Return log-probs or values in the layout of a trajectory, `[total] float32`.
+
+    Sequences without trained tokens get 0.
+
+    Args:
+        trajectory: samples of the row.
+        scored: an array for each sequence with trained tokens, prompt included.
+    """
+    found, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
+    start = 0
+    for own in trajectory.lengths.tolist():
+        part = slice(start, start + own)
+        if trained[part].any():
+            found[part] = next(scored)[-own:]
+        start += own
     return found
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -13,15 +13,17 @@ from broker.subjects import RowId
 from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.errors import ConfigError, RelaxError, StoreError
+from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
-from relax_actors.training.samples import PROXIMAL, REFERENCE, samples_of, token_advantages
+from relax_actors.training.row_endings import ending_of_unreadable
+from relax_actors.training.samples import PROXIMAL, REFERENCE, VALUES, in_layout, samples_of, token_advantages
 from relax_actors.training.validation import RowValidator, mismatched_version
 
 if TYPE_CHECKING:
     from broker.table import Table
 
+T = TypeVar("T")
 Columns = dict[str, Any]
 """Values of a row by column; a `RelaxError` in place of a value that cannot be read."""
 UnusableRows = dict[int, Dropped | Quarantined]
@@ -36,7 +38,7 @@ class StepRows:
         ids: indices of the rows within the step.
         trajectories: samples of each row.
         advantages: advantages of each row.
-        scores: log-probs of each row, `[total] float32`, by column.
+        scores: log-probs and values of each row, `[total] float32`, by column.
         replays: whether engines compute with the recorded experts.
     """
 
@@ -65,11 +67,23 @@ class StepRows:
         for name, arrays in more.scores.items():
             self.scores.setdefault(name, []).extend(arrays)
 
-    def part(self, rows: range) -> StepRows:
+    def part(self, rows: Sequence[int]) -> StepRows:
         """Return a copy with the rows at these positions."""
-        cut = slice(rows.start, rows.stop)
-        scores = {name: arrays[cut] for name, arrays in self.scores.items()}
-        return StepRows(self.ids[cut], self.trajectories[cut], self.advantages[cut], scores, self.replays)
+
+        def at(items: list[T]) -> list[T]:
+            return [items[row] for row in rows]
+
+        scores = {name: at(arrays) for name, arrays in self.scores.items()}
+        return StepRows(at(self.ids), at(self.trajectories), at(self.advantages), scores, self.replays)
+
+    def with_proximal(self, scored: Iterator[Array]) -> StepRows:
+        """Return a copy with log-probs of the proximal policy.
+
+        Args:
+            scored: `[len] float32` of each sequence with trained tokens, in the order of `samples`.
+        """
+        found = [in_layout(trajectory, scored) for trajectory in self.trajectories]
+        return replace(self, scores=self.scores | {PROXIMAL: found})
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -144,7 +158,7 @@ class StepReader:
         published: fingerprints of the published weights by version; the caller adds later ones.
 
     Attributes:
-        columns: columns of log-probs that the algorithm reads.
+        columns: columns of log-probs and values that the algorithm reads.
     """
 
     def __init__(self, table: Table, config: Config, published: Mapping[int, str]) -> None:
@@ -154,6 +168,7 @@ class StepReader:
         needed = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
             REFERENCE: config.algorithm.needs_reference and not config.computes_reference,
+            VALUES: config.critic is not None,
         }
         self.columns = tuple(name for name, is_needed in needed.items() if is_needed)
 
@@ -189,7 +204,7 @@ class StepReader:
     def _ending(self, columns: Columns, row: RowId) -> Dropped | Quarantined | None:
         """Return the cell that ends a row which cannot be trained; None if it can be trained."""
         if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
-            return _ending_of_unreadable(error)
+            return ending_of_unreadable("trainer", error)
         trajectory: Trajectory = columns["trajectory"]
         if why := self._validator.of_row(trajectory, columns["advantage"], row.step):
             return Quarantined("trainer", 1, why, "")
@@ -222,10 +237,3 @@ class StepReader:
             for columns, found in zip(rows_read, read_logprobs(self._table, rows, name, trajectories), strict=True):
                 columns[name] = found
         return rows_read
-
-
-def _ending_of_unreadable(error: RelaxError) -> Dropped | Quarantined:
-    """Drop a row whose data was lost; quarantine a row whose data is malformed."""
-    if isinstance(error, StoreError):
-        return Dropped(DropReason.LOST_SEGMENT, str(error)[:2000])
-    return Quarantined("trainer", 1, f"{type(error).__name__}: {error}"[:2000], "")

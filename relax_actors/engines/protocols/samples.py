@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-PER_TOKEN = ("logprobs", "versions", "advantages", "returns", "proximal_logprobs", "reference_logprobs")
+PER_TOKEN = ("logprobs", "versions", "advantages", "returns", "values", "proximal_logprobs", "reference_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class TrainSample:
         versions: int32, version of the weights that sampled each token; -1 for tokens that no policy sampled.
         advantages: float32.
         returns: float32, targets of a critic.
+        values: float32, column `values` of the critic: expected return of the state before each token.
         proximal_logprobs: float32, column `actor_fwd`, with algorithm.proximal = "actor_fwd".
         reference_logprobs: float32, column `reference`, if a role writes it.
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts to compute with for each token but the
@@ -46,6 +47,7 @@ class TrainSample:
     versions: Array | None = None
     advantages: Array | None = None
     returns: Array | None = None
+    values: Array | None = None
     proximal_logprobs: Array | None = None
     reference_logprobs: Array | None = None
     routed_experts: Array | None = None

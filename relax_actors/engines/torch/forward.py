@@ -1,4 +1,4 @@
-"""Log-probs of sequences under a torch model: the forward pass that training and scoring share.
+"""Log-probs or values of sequences under a torch model: the forward pass that training and scoring share.
 
 A result depends on the weights and the micro-batch. The same sequences in one micro-batch give the same bits in any
 process; in other micro-batches they differ by rounding.
@@ -132,7 +132,7 @@ class Forward:
         """
         logits = self._logits(model, batch, routers, only_count=only_count)
         divisor = self._temperature if temperature is None else temperature
-        return _padded(batch, token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0])
+        return self._in_padded_layout(token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0], batch)
 
     def logprobs_and_entropies(
         self, model: PreTrainedModel, batch: MicroBatch, *, routers: Routers | None = None
@@ -141,7 +141,7 @@ class Forward:
         logits = self._logits(model, batch, routers)
         targets = batch.tokens[:, batch.scored + 1]
         logprobs, entropies = logprobs_and_entropies(logits, targets, self._temperature)
-        return _padded(batch, logprobs[0]), _padded(batch, entropies[0])
+        return self._in_padded_layout(logprobs[0], batch), self._in_padded_layout(entropies[0], batch)
 
     def _logits(
         self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None, *, only_count: bool = False
@@ -160,7 +160,24 @@ class Forward:
             ).logits
         return logits
 
-    @torch.no_grad()
+    def values(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+        """Compute the value of the state before each trained token, `[batch, width] float32`, as `logprobs`.
+
+        Args:
+            model: a token-classification model with one label, set up by `prepare`.
+            batch: the micro-batch.
+        """
+        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            output = model(
+                input_ids=batch.tokens, position_ids=batch.packing.positions, packing=batch.packing, use_cache=False
+            )
+        return self._in_padded_layout(output.logits[0, batch.scored, 0].float(), batch)
+
+    @staticmethod
+    def _in_padded_layout(found: Tensor, batch: MicroBatch) -> Tensor:
+        padded = found.new_zeros(batch.mask.numel())
+        return padded.index_copy(0, batch.places, found).view(batch.mask.shape)
+
     def score(
         self,
         model: PreTrainedModel,
@@ -181,18 +198,30 @@ class Forward:
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
         """
+        return self.compute(lambda batch: self.logprobs(model, batch, routers=routers), samples, max_tokens, progress)
+
+    @torch.no_grad()
+    def compute(
+        self,
+        compute: Callable[[MicroBatch], Tensor],
+        samples: Sequence[TrainSample],
+        max_tokens: int,
+        progress: Callable[[], None],
+    ) -> list[NDArray[Any]]:
+        """Compute a number for each trained token, micro-batch by micro-batch and without gradients; see `score`.
+
+        Args:
+            compute: returns the numbers of a micro-batch, `[batch, width] float32`.
+            samples: the sequences.
+            max_tokens: largest number of tokens of a micro-batch.
+            progress: called after every micro-batch.
+        """
         found = [np.zeros(len(sample), np.float32) for sample in samples]
         for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
             batch = self.micro_batch(samples, indices)
             if batch.width:
-                scored = self.logprobs(model, batch, routers=routers).cpu().numpy()
+                scored = compute(batch).cpu().numpy()
                 for row, index in enumerate(indices):
                     found[index][samples[index].loss_mask] = scored[row, : samples[index].trained]
             progress()
         return found
-
-
-def _padded(batch: MicroBatch, values: Tensor) -> Tensor:
-    """Pad values of the trained tokens, `[trained]`, to `[batch, width]`."""
-    padded = values.new_zeros(batch.mask.numel())
-    return padded.index_copy(0, batch.places, values).view(batch.mask.shape)
