@@ -179,7 +179,10 @@ def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
     """Yield the formulas of an algorithm, part by part; a function of the user is named by its dotted path."""
     yield _advantage(algorithm)
     if algorithm.signal_scale:
-        plain, latex = "A x samples of the step / samples in groups with unequal rewards", r"A \cdot \frac{B}{B_{\text{signal}}}"
+        plain, latex = (
+            "A x samples of the step / samples in groups with unequal rewards",
+            r"A \cdot \frac{B}{B_{\text{signal}}}",
+        )
         yield Formula("scaled", plain, latex)
     if algorithm.distil.place == "advantage":
         plain = "A + coefficient (lp(teacher) - lp(student))"

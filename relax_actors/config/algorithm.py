@@ -22,8 +22,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "distil.place": ("advantage", "loss"),
 }
 """Values whose code does not exist yet. To be emptied."""
-NOT_YET_CHANGED: dict[str, Any] = {
-}
+NOT_YET_CHANGED: dict[str, Any] = {}
 """Settings whose code does not exist yet, with the only value that can be used. To be emptied."""
 
 

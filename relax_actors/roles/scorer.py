@@ -14,6 +14,7 @@ from pydantic import Field
 from broker.codec import Array
 from relax_actors.config.sections import Named
 from relax_actors.engines.backends import scoring_backend
+from relax_actors.engines.protocols import TrainSample
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.catalog import SCORING_ENGINES
@@ -95,10 +96,14 @@ class Scorer(Role):
         cpu_start = time.thread_time()
         replays = self.replays and self.context.config.trainer.router_replay
         samples = [s for i, t in enumerate(trajectories) for s in samples_of(i, t, replays=replays)]
-        scored = iter(self._engine.score(samples, self.progress))
+        scored = iter(self._compute(samples))
         self._model_seconds += time.thread_time() - cpu_start
         self._scored_tokens += sum(sample.trained for sample in samples)
         return [in_layout(trajectory, scored) for trajectory in trajectories]
+
+    def _compute(self, samples: Sequence[TrainSample]) -> Sequence[Array]:
+        """Compute the numbers of each sequence with trained tokens, `[len] float32`."""
+        return self._engine.score(samples, self.progress)
 
     def metrics(self) -> dict[str, float]:
         """Return the tokens scored by this incarnation, and the version in use."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relax_actors.algorithms.entropy import logprobs_and_entropies
+from relax_actors.algorithms.entropy import logprobs_and_entropies, squared_probabilities
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
@@ -142,6 +142,11 @@ class Forward:
         targets = batch.tokens[:, batch.scored + 1]
         logprobs, entropies = logprobs_and_entropies(logits, targets, self._temperature)
         return self._in_padded_layout(logprobs[0], batch), self._in_padded_layout(entropies[0], batch)
+
+    def squares(self, model: PreTrainedModel, batch: MicroBatch, *, routers: Routers | None = None) -> Tensor:
+        """Compute the sum of squared probabilities at the trained tokens, `[batch, width] float32`, as `logprobs`."""
+        logits = self._logits(model, batch, routers)
+        return self._in_padded_layout(squared_probabilities(logits, self._temperature)[0], batch)
 
     def _logits(
         self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None, *, only_count: bool = False

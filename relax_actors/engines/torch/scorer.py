@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from relax_actors.config import Config
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.experts import Routers
-from relax_actors.engines.torch.forward import Forward, device_of
+from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.swappable_model import SwappableModel
 
 
@@ -19,7 +20,7 @@ class TorchScorer(SwappableModel):
     """Scores with the same forward pass as `TorchEngine`, so log-probs agree with the trainer's up to rounding.
 
     With trainer.precision = "bfloat16" weights are published in bfloat16, so embeddings and norms, which the trainer
-    keeps in float32, are rounded here. Implements `ScoringEngine`.
+    keeps in float32, are rounded here. Implements `ScoringEngine` and `SupportsSquares`.
 
     Args:
         config: configuration of the run.
@@ -42,3 +43,12 @@ class TorchScorer(SwappableModel):
         """Compute log-probs of each sequence; see `ScoringEngine`."""
         self.require_weights()
         return self._forward.score(self._model, samples, self._max_tokens, progress, self._routers)
+
+    def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute sums of squared probabilities of each sequence; see `SupportsSquares`."""
+        self.require_weights()
+
+        def compute(batch: MicroBatch) -> Tensor:
+            return self._forward.squares(self._model, batch, routers=self._routers)
+
+        return self._forward.compute(compute, samples, self._max_tokens, progress)
