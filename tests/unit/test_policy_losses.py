@@ -186,6 +186,10 @@ def with_wrong_gradient(inputs: PolicyInputs) -> Tensor:
     return -inputs.advantages * inputs.logprobs + (inputs.ratio.data - inputs.ratio) * inputs.ratio.data
 
 
+def with_unknown_setting(inputs: PolicyInputs, *, mine: float) -> Tensor:
+    return inputs.ratio * mine
+
+
 def of_the_step_unmarked(inputs: PolicyInputs) -> Tensor:
     return -inputs.ratio * inputs.step_sum("tokens", torch.ones_like(inputs.ratio))
 
@@ -219,7 +223,7 @@ def test_check_names_what_is_wrong_with_a_loss() -> None:
     ):
         check_policy_loss(lambda inputs: inputs.ratio.log() / inputs.ratio.log())
     with pytest.raises(ConfigError, match="has the keyword-only argument 'mine', which is no setting of"):
-        check_policy_loss(lambda inputs, *, mine: inputs.ratio)
+        check_policy_loss(with_unknown_setting)
 
 
 def test_invalid_bounds_are_refused_with_the_remedy() -> None:
