@@ -85,7 +85,10 @@ SURROGATES = {
     ),
     "clip_weight": (
         "-sg(clip(R, 1 - clip_low, 1 + clip_high)) A lp",
-        r"-\operatorname{sg}(\operatorname{clip}(\rho, 1 - \epsilon_{\text{low}}, 1 + \epsilon_{\text{high}})) A \ell_t",
+        (
+            r"-\operatorname{sg}(c) A \ell_t, \quad c = "
+            r"\operatorname{clip}(\rho, 1 - \epsilon_{\text{low}}, 1 + \epsilon_{\text{high}})"
+        ),
     ),
     "gate": (
         "-(4 / tau) sigmoid(tau (R - 1)) A, with tau_pos where A > 0, else tau_neg",
@@ -179,7 +182,10 @@ def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
     """Yield the formulas of an algorithm, part by part; a function of the user is named by its dotted path."""
     yield _advantage(algorithm)
     if algorithm.signal_scale:
-        plain, latex = "A x samples of the step / samples in groups with unequal rewards", r"A \cdot \frac{B}{B_{\text{signal}}}"
+        plain, latex = (
+            "A x samples of the step / samples in groups with unequal rewards",
+            r"A \cdot \frac{B}{B_{\text{signal}}}",
+        )
         yield Formula("scaled", plain, latex)
     if algorithm.distil.place == "advantage":
         plain = "A + coefficient (lp(teacher) - lp(student))"
