@@ -17,6 +17,7 @@ from relax_actors.messages.cells import (
     Weights,
 )
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
+from relax_actors.messages.teacher import TeacherScores
 from relax_actors.messages.trajectory import Trajectory
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "RowCounts",
     "Sample",
     "Shard",
+    "TeacherScores",
     "TokenSequence",
     "Trajectory",
     "Weights",

@@ -25,6 +25,7 @@ ROLES: Registry[type] = Registry(
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
         "reference": "relax_actors.roles.reference:Reference",
         "actor_fwd": "relax_actors.roles.actor_fwd:ActorFwd",
+        "teacher": "relax_actors.roles.teacher:Teacher",
     },
 )
 ESTIMATORS: Registry[Callable[..., Any]] = Registry(

@@ -68,7 +68,7 @@ def samples_of(
 
 def _after_prompt(prompt_tokens: int, own: Array, fill: int = 0) -> Array:
     """Extend an array over a sequence's own tokens to its whole length, with `fill` for the prompt."""
-    whole = np.empty(prompt_tokens + len(own), own.dtype)
+    whole = np.empty((prompt_tokens + len(own), *own.shape[1:]), own.dtype)
     whole[:prompt_tokens] = fill
     whole[prompt_tokens:] = own
     return whole

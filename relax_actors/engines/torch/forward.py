@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from relax_actors.algorithms.distillation import logprobs_at
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
+from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch.experts import Routers, pack_experts
 from relax_actors.engines.torch.packing import ATTENTION, Packing
 
@@ -129,17 +131,46 @@ class Forward:
             routers: routers of the model, to replay the recorded experts.
             only_count: let the routers make their own choice, and only count differences from the recorded experts.
         """
+        logits = self._logits(model, batch, routers, only_count=only_count)
+        return self._logprobs_of(logits, batch, temperature)
+
+    def logprobs_and_top(
+        self, model: PreTrainedModel, batch: MicroBatch, ids: Tensor, *, routers: Routers | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probs of the trained tokens, and of k given tokens at the place of each.
+
+        Args:
+            model: a model set up by `prepare`.
+            batch: the micro-batch.
+            ids: `[batch, width, k] int64`, the given tokens.
+            routers: routers of the model, to replay the recorded experts.
+
+        Returns:
+            `[batch, width]` and `[batch, width, k] float32`, 0 where `batch.mask` is false.
+        """
+        logits = self._logits(model, batch, routers)
+        top = logprobs_at(logits[0], ids.flatten(0, 1)[batch.places], self._temperature)
+        padded = top.new_zeros((batch.mask.numel(), ids.shape[-1])).index_copy(0, batch.places, top)
+        return self._logprobs_of(logits, batch), padded.view(ids.shape)
+
+    def _logits(
+        self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None = None, *, only_count: bool = False
+    ) -> Tensor:
+        """Compute the logits that predict the trained tokens, `[1, trained, vocab]`."""
         replaying: AbstractContextManager[None] = nullcontext()
         if routers is not None and batch.experts is not None:
             replaying = routers.replaying(batch.experts, only_count=only_count)
         with replaying, torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            logits = model(
+            logits: Tensor = model(
                 input_ids=batch.tokens,
                 position_ids=batch.packing.positions,
                 packing=batch.packing,
                 use_cache=False,
                 logits_to_keep=batch.scored,
             ).logits
+        return logits
+
+    def _logprobs_of(self, logits: Tensor, batch: MicroBatch, temperature: float | None = None) -> Tensor:
         divisor = self._temperature if temperature is None else temperature
         found = token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0]
         padded = found.new_zeros(batch.mask.numel())
@@ -175,3 +206,29 @@ class Forward:
                     found[index][samples[index].loss_mask] = scored[row, : samples[index].trained]
             progress()
         return found
+
+    @torch.no_grad()
+    def score_top(
+        self,
+        model: PreTrainedModel,
+        samples: Sequence[TrainSample],
+        max_tokens: int,
+        top_k: int,
+        progress: Callable[[], None],
+    ) -> list[Scores]:
+        """Compute log-probs of each sequence as `score` does, and the `top_k` most likely tokens; errors as `score`."""
+        found: dict[int, Scores] = {}
+        for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
+            batch = self.micro_batch(samples, indices)
+            logits = self._logits(model, batch)
+            scored = self._logprobs_of(logits, batch).cpu().numpy()
+            ids = logits[0].topk(top_k, -1).indices
+            top = logprobs_at(logits[0], ids, self._temperature).cpu().numpy()
+            ends = np.cumsum([samples[index].trained for index in indices])
+            for row, (index, end) in enumerate(zip(indices, ends, strict=True)):
+                sample = samples[index]
+                part, logprobs = slice(end - sample.trained, end), np.zeros(len(sample), np.float32)
+                logprobs[sample.loss_mask] = scored[row, : sample.trained]
+                found[index] = Scores(logprobs, ids[part].int().cpu().numpy(), top[part])
+            progress()
+        return [found[index] for index in range(len(samples))]
