@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from relax_actors.algorithms.advantages import Advantages, Normalise, Rewards, group_advantages, token_advantages
 from relax_actors.errors import ConfigError
-from relax_actors.registry.catalog import ESTIMATORS
+from relax_actors.registry.catalog import ADVANTAGES
 
 
 class Estimator(Protocol):
@@ -20,7 +20,7 @@ class Estimator(Protocol):
 
         Args:
             rewards: `[n] float32`, finite, one for each sample.
-            normalise: value of `advantages.normalise`.
+            normalise: "std" with `algorithm.scale = "group_std"`, else "none".
 
         Returns:
             Advantages `[n] float32`.
@@ -39,7 +39,7 @@ class TokenEstimator(Protocol):
             rewards: `[n] float32`, finite, one for each sample.
             token_rewards: `[total] float32`, finite, tokens of all samples end to end.
             lengths: `[n]` integers, tokens of each sample.
-            normalise: value of `advantages.normalise`.
+            normalise: "std" with `algorithm.scale = "group_std"`, else "none".
 
         Returns:
             Advantages `[total] float32`.
@@ -57,8 +57,8 @@ def load_estimator(name: str) -> Estimator:
     Raises:
         ConfigError: it does not import, or is not a function.
     """
-    estimator = ESTIMATORS.load(name, "advantages.estimator")
+    estimator = ADVANTAGES.load(name, "algorithm.advantage")
     if not callable(estimator):
-        msg = f"advantages.estimator = {name!r} is a {type(estimator).__name__}; name a function of rewards"
+        msg = f"algorithm.advantage = {name!r} is a {type(estimator).__name__}; name a function of rewards"
         raise ConfigError(msg)
     return cast("Estimator", estimator)

@@ -9,25 +9,20 @@ from relax_actors.config import Config
 
 def notes(config: Config) -> Iterator[str]:
     """Yield a note for `relax check` on each unusual combination."""
-    algorithm, advantages = config.algorithm, config.advantages
-    divides = advantages.normalise == "std"
-    if advantages.estimator == "rloo" and divides:
+    algorithm = config.algorithm
+    if algorithm.advantage == "rloo" and algorithm.scale != "none":
         yield (
-            'advantages.estimator = "rloo" with advantages.normalise = "std" divides by the standard deviation of the '
-            'group, which RLOO (arXiv 2402.14740) does not; set advantages.normalise = "none" for RLOO'
+            f'algorithm.advantage = "rloo" with algorithm.scale = "{algorithm.scale}" divides by a standard deviation, '
+            'which RLOO (arXiv 2402.14740) does not; set algorithm.scale = "none" for RLOO'
         )
-    if algorithm.loss == "constant":
+    if algorithm.aggregate == "constant":
         yield (
-            "the loss of a step is the sum over its tokens, divided by its samples x algorithm.loss_length = "
-            f"{algorithm.loss_length}"
+            "the loss of a step is the sum over its tokens, divided by its samples x algorithm.length = "
+            f"{algorithm.length}"
         )
-        if divides and advantages.estimator == "grpo":
+        if algorithm.scale == "group_std" and algorithm.advantage == "group":
             yield (
-                'algorithm.loss = "constant" with advantages.normalise = "std" is half of Dr. GRPO (arXiv 2503.20783), '
-                'whose advantages are not divided by the standard deviation; set advantages.normalise = "none" for it'
+                'algorithm.aggregate = "constant" with algorithm.scale = "group_std" is half of Dr. GRPO (arXiv '
+                '2503.20783), whose advantages are not divided by the standard deviation; set algorithm.scale = "none" '
+                "for it"
             )
-    if algorithm.step_normalisation != "none" and divides:
-        yield (
-            f'algorithm.step_normalisation = "{algorithm.step_normalisation}" with advantages.normalise = "std" '
-            'normalises twice, over the group and over the step; set advantages.normalise = "none" for the step alone'
-        )

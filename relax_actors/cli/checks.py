@@ -154,7 +154,7 @@ def check_roles(config: Config) -> Iterator[str]:
 
 def check_rewards(config: Config) -> Iterator[str]:
     """Check that the reward functions and the advantage estimator import; note unusual algorithm settings."""
-    load_estimator(config.advantages.estimator)
+    load_estimator(config.algorithm.advantage)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
     if config.eval is not None:
         settings["eval.reward"] = config.eval.reward

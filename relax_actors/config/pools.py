@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from relax_actors.config.sections import Named, NonNegativeInt, PoolSection, Positive, PositiveFloat
 from relax_actors.config.sglang import SglangSection
-from relax_actors.registry.catalog import ESTIMATORS, INFERENCE_ENGINES
+from relax_actors.registry.catalog import INFERENCE_ENGINES
 
 
 class PromptsSection(PoolSection):
@@ -95,13 +95,6 @@ class AdvantagesSection(PoolSection):
 
     reads: str = "reward"
     """Column with the rewards: that of the reward role, or of a role that reshapes them."""
-    estimator: Annotated[str, Named(ESTIMATORS)] = "grpo"
-    """Advantage estimator: `grpo` subtracts the mean reward of the group (arXiv 2402.03300), `rloo` the mean of the
-    other samples (arXiv 2402.14740, with `normalise = "none"`), or an estimator of another package. Only `grpo` accepts
-    rewards of single tokens (`token_values`)."""
-    normalise: Literal["std", "none"] = "std"
-    """Whether to divide by the standard deviation of the group's rewards; `grpo` with "none" is Dr. GRPO (arXiv
-    2503.20783)."""
 
 
 class RoleSection(BaseModel):

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from broker.subjects import check_name
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.data import DataSection, EvalSection, ModelSection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.placement import PlacementSection
 from relax_actors.config.pools import AdvantagesSection, PromptsSection, RewardSection, RoleSection, RolloutSection
 from relax_actors.config.sections import Positive, Section
 from relax_actors.config.simulate import SimulateSection
-from relax_actors.config.training import AlgorithmSection, StalenessSection, TrainerSection, WeightsSection
+from relax_actors.config.training import StalenessSection, TrainerSection, WeightsSection
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 
@@ -110,10 +111,13 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _across(self) -> Config:
-        if self.staleness.policy == "correct" and self.algorithm.correction == self.algorithm.reject == "none":
+        if (
+            self.staleness.policy == "correct"
+            and self.algorithm.correction.kind == self.algorithm.reject.kind == "none"
+        ):
             msg = (
                 'staleness.policy = "correct" trains rows of any staleness and needs an off-policy correction: set '
-                "algorithm.correction (with algorithm.proximal) or algorithm.reject"
+                "algorithm.correction.kind (with algorithm.proximal) or algorithm.reject.kind"
             )
             raise ValueError(msg)
         simulated = "simulated" in (self.rollout.backend, self.trainer.backend)
@@ -129,8 +133,8 @@ class Config(Section):
             raise ValueError(msg)
         if self.run.deterministic and self.rollout.max_concurrent_prompts != 1:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"max_concurrent_prompts": 1}))
-        if self.algorithm.loss == "constant" and self.algorithm.loss_length is None:
-            update = {"loss_length": self.rollout.max_tokens}
+        if self.algorithm.aggregate == "constant" and self.algorithm.length is None:
+            update = {"length": self.rollout.max_tokens}
             object.__setattr__(self, "algorithm", self.algorithm.model_copy(update=update))
         return self
 
@@ -152,7 +156,7 @@ class Config(Section):
     @property
     def computes_reference(self) -> bool:
         """Whether the trainer itself computes the reference's log-probs: the KL needs them and no role writes them."""
-        return self.algorithm.kl_coefficient > 0 and "reference" not in self.roles
+        return self.algorithm.needs_reference and "reference" not in self.roles
 
     @property
     def publishes_deltas(self) -> bool:

@@ -28,13 +28,21 @@ ROLES: Registry[type] = Registry(
         "teacher": "relax_actors.roles.teacher:Teacher",
     },
 )
-ESTIMATORS: Registry[Callable[..., Any]] = Registry(
+ADVANTAGES: Registry[Callable[..., Any]] = Registry(
     "advantage estimator",
     "relax_actors.advantage_estimators",
     {
-        "grpo": "relax_actors.algorithms.advantages:group_advantages",
+        "group": "relax_actors.algorithms.advantages:group_advantages",
         "rloo": "relax_actors.algorithms.advantages:leave_one_out",
     },
+)
+POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
+    "policy loss", "relax_actors.policy_losses", {"clip": "relax_actors.algorithms.losses:policy_loss"}
+)
+CORRECTIONS: Registry[Callable[..., Any]] = Registry(
+    "off-policy correction",
+    "relax_actors.corrections",
+    dict.fromkeys(("none", "importance", "tis", "icepop"), "relax_actors.algorithms.corrections:token_weights"),
 )
 REWARDS: Registry[Callable[..., Any]] = Registry(
     "reward function",
@@ -98,7 +106,9 @@ WEIGHT_TRANSPORTS: Registry[Any] = Registry(
 
 ALL: tuple[Registry[Any], ...] = (
     ROLES,
-    ESTIMATORS,
+    ADVANTAGES,
+    POLICY_LOSSES,
+    CORRECTIONS,
     REWARDS,
     DATA_SOURCES,
     INFERENCE_ENGINES,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from relax_actors.algorithms.micro_batches import split_rows
+from relax_actors.algorithms.step_statistics import StepNormalisation
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import StepResult, TrainingEngine
 from relax_actors.runtime import Context
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
@@ -30,9 +32,9 @@ class StepFeed:
         config = context.config
         self._context, self._engine, self._reader = context, engine, reader
         self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
-        self._normalisation = config.algorithm.step_normalisation
+        self._normalisation = _normalisation(config.algorithm)
         # Statistics over a whole step are known only when its last row has arrived.
-        self._streams = config.trainer.stream and self._normalisation == "none"
+        self._streams = config.trainer.stream and not config.algorithm.needs_whole_step
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
         """Wall time in the engine for the current step, and CPU time in the engine for this incarnation."""
@@ -135,3 +137,10 @@ class StepFeed:
         yield
         self.seconds += time.monotonic() - wall_start
         self.cpu_seconds += time.thread_time() - cpu_start
+
+
+def _normalisation(algorithm: AlgorithmSection) -> StepNormalisation:
+    """Return how advantages are normalised over the step."""
+    if algorithm.whiten != "none":
+        return "whiten"
+    return "std" if algorithm.scale == "batch_std" else "none"

@@ -153,7 +153,7 @@ class StepReader:
         self._replays = config.trainer.router_replay
         needed = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
-            REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
+            REFERENCE: config.algorithm.needs_reference and not config.computes_reference,
         }
         self.columns = tuple(name for name, is_needed in needed.items() if is_needed)
 

@@ -30,7 +30,11 @@ skip_if_missing()
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
 
 STEPS = 5
-ALGORITHM = {"kl_coefficient": 0.1, "loss": "sequence", "reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
+ALGORITHM = {
+    "kl": {"place": "loss", "coefficient": 0.1},
+    "aggregate": "sample_mean_of_means",
+    "reject": {"kind": "geometric", "low": 0.9, "high": 1.1},
+}
 # An odd number of tokens: two ranks hold unequal parts of the vocabulary.
 ODD = {"vocab_size": 13}
 SHARED: dict[str, Any] = {"tensor_parallel": 2, "sequence_parallel": True}

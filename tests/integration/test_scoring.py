@@ -23,9 +23,10 @@ from tests.support.contexts import MakeContext, MakeTrainer
 BOTH = (
     "roles.reference.replicas=1",
     "roles.actor_fwd.replicas=1",
-    "algorithm.kl_coefficient=0.1",
+    "algorithm.kl.place=loss",
+    "algorithm.kl.coefficient=0.1",
     "algorithm.proximal=actor_fwd",
-    "algorithm.correction=importance",
+    "algorithm.correction.kind=importance",
     "trainer.learning_rate=1e-2",
 )
 
@@ -125,7 +126,7 @@ def shard_of(table: Table, version: int) -> Path:
     return table.store.path(known.shards[0].path)
 
 
-KL = ("roles.reference.replicas=1", "algorithm.kl_coefficient=0.1")
+KL = ("roles.reference.replicas=1", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
 
 
 @pytest.mark.parametrize("damage", ["gone", "flipped", "short"])
@@ -176,7 +177,7 @@ def test_version_0_lost_in_both_places_is_an_error_that_names_them(make_trainer:
 
 
 def test_version_0_is_collected_without_a_reference_role(make_trainer: MakeTrainer, table: Table) -> None:
-    trainer = make_trainer("algorithm.kl_coefficient=0.1")
+    trainer = make_trainer("algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
     train_to(trainer, table, 6)
     assert not shard_of(table, 0).exists()
     assert not trainer.context.folder.reference.exists()

@@ -20,7 +20,7 @@ from relax_actors.roles.trainer import Trainer
 from tests.support.contexts import MakeTrainer
 from tests.support.steps import ROWS, SAMPLES, TOKENS, batches, fingerprint, put_rows, put_step, read_all
 
-CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction=tis")
+CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction.kind=tis")
 
 
 def test_too_old_row_is_dropped_and_its_successor_trained(make_trainer: MakeTrainer, table: Table) -> None:
@@ -71,7 +71,7 @@ def test_step_reports_the_means_of_reward_components(make_trainer: MakeTrainer, 
 
 
 def test_step_waits_for_the_column_of_the_proximal_policy(make_trainer: MakeTrainer, table: Table) -> None:
-    settings = ("algorithm.proximal=actor_fwd", "algorithm.correction=importance")
+    settings = ("algorithm.proximal=actor_fwd", "algorithm.correction.kind=importance")
     trainer = make_trainer(*settings)
     put_step(table, 0, version=0)
     read_all(table, trainer)
@@ -102,7 +102,7 @@ def test_column_that_does_not_fit_its_trajectory_quarantines_the_row(
 
 
 def test_corrected_step_is_replayed_to_the_same_bits(make_trainer: MakeTrainer, table: Table) -> None:
-    settings = (*CORRECTED, "algorithm.reject=geometric")
+    settings = (*CORRECTED, "algorithm.reject.kind=geometric")
     trainer = make_trainer(*settings)
     for step in (0, 1):
         put_step(table, step, version=0)
@@ -187,7 +187,12 @@ TWO_ROWS = "trainer.max_tokens_per_microbatch=64"
 def test_step_starts_before_its_last_row_arrives(
     make_trainer: MakeTrainer, table: Table, deterministic: str, order: list[int]
 ) -> None:
-    settings = (TWO_ROWS, f"run.deterministic={deterministic}", "algorithm.kl_coefficient=0.1")
+    settings = (
+        TWO_ROWS,
+        f"run.deterministic={deterministic}",
+        "algorithm.kl.place=loss",
+        "algorithm.kl.coefficient=0.1",
+    )
     trainer = make_trainer(*settings)
     computed = []
     for index in (2, 3, 0, 1):
@@ -230,7 +235,7 @@ def test_row_that_ends_after_it_was_computed_on_is_not_trained(make_trainer: Mak
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "reference.safetensors"])
 def test_checkpoint_with_a_flipped_bit_is_not_loaded(make_trainer: MakeTrainer, table: Table, file: str) -> None:
-    settings = ("trainer.checkpoint_every=1", "algorithm.kl_coefficient=0.1")
+    settings = ("trainer.checkpoint_every=1", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
     trainer = make_trainer(*settings)
     put_step(table, 0, version=0)
     read_all(table, trainer)

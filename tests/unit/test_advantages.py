@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from relax_actors.algorithms.advantages import Rewards, group_advantages, has_signal, leave_one_out
 from relax_actors.algorithms.estimators import load_estimator
-from relax_actors.config.pools import AdvantagesSection
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import RowError
 from relax_actors.messages import Reward
 from relax_actors.roles.advantages import estimate_advantage
@@ -89,15 +89,15 @@ def reward(**fields: object) -> Reward:
 
 def test_token_rewards_use_the_token_form_of_grpo() -> None:
     token_values, lengths = np.array([0.5, 0.25, -1.0], np.float32), np.array([2, 1], np.int32)
-    settings = AdvantagesSection(normalise="none")
+    settings = AlgorithmSection(scale="none")
     given = reward(token_values=token_values, lengths=lengths)
-    found = estimate_advantage(given, load_estimator("grpo"), settings, "column reward of group.1.2")
+    found = estimate_advantage(given, load_estimator("group"), settings, "column reward of group.1.2")
     np.testing.assert_allclose(found.values, [1.75 - 0.375, 1.25 - 0.375, -1.375], rtol=1e-6)
     assert found.reward == 0.5
 
 
 def test_token_rewards_are_refused_by_an_estimator_without_a_token_form() -> None:
-    settings, estimator = AdvantagesSection(estimator="rloo", normalise="none"), load_estimator("rloo")
+    settings, estimator = AlgorithmSection(advantage="rloo", scale="none"), load_estimator("rloo")
     assert estimate_advantage(reward(), estimator, settings, "").values.tolist() == [1.0, -1.0]
     given = reward(token_values=np.zeros(3, np.float32), lengths=np.array([2, 1], np.int32))
     with pytest.raises(RowError, match=r"column reward of group\.1\.2 has token_values.*'rloo' has no token form; set"):

@@ -46,7 +46,7 @@ def test_token_rewards_give_one_advantage_for_each_token(tmp_path: Path) -> None
 
 
 def test_equal_rewards_are_dropped_unless_tokens_differ(tmp_path: Path) -> None:
-    filtered, equal = "algorithm.filter_zero_variance=true", np.ones(4, np.float32)
+    filtered, equal = "algorithm.shaping.filter_zero_variance=true", np.ones(4, np.float32)
     assert isinstance(advantages(tmp_path, Reward(equal), filtered), Drop)
     tokens = np.array([0.0, 0.5, 0.0, 0.0], np.float32)
     assert isinstance(advantages(tmp_path, Reward(equal, {}, tokens, np.ones(4, np.int32)), filtered), Advantage)
@@ -61,19 +61,19 @@ def test_components_of_the_run_are_accepted_and_their_means_kept(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("estimator", "normalise", "expected"),
+    ("advantage", "scale", "expected"),
     [
         # RLOO: each reward minus the mean of the three others.
         ("rloo", "none", [1.0, -1 / 3, -1 / 3, -1 / 3]),
         # Dr. GRPO: each reward minus the mean of all four.
-        ("grpo", "none", [0.75, -0.25, -0.25, -0.25]),
-        ("grpo", "std", [1.5, -0.5, -0.5, -0.5]),
+        ("group", "none", [0.75, -0.25, -0.25, -0.25]),
+        ("group", "group_std", [1.5, -0.5, -0.5, -0.5]),
     ],
 )
-def test_estimator_and_normalisation_are_those_of_the_configuration(
-    tmp_path: Path, estimator: str, normalise: str, expected: list[float]
+def test_advantage_and_scale_are_those_of_the_configuration(
+    tmp_path: Path, advantage: str, scale: str, expected: list[float]
 ) -> None:
-    settings = (f"advantages.estimator={estimator}", f"advantages.normalise={normalise}")
+    settings = (f"algorithm.advantage={advantage}", f"algorithm.scale={scale}")
     found = advantages(tmp_path, Reward(np.array([1, 0, 0, 0], np.float32)), *settings)
     np.testing.assert_allclose(found.values, expected, rtol=1e-5)
 

@@ -135,7 +135,7 @@ def cuda_reason() -> str:
     [
         ("trainer.device", []),
         ("rollout.device", []),
-        ("roles.reference.device", ["algorithm.kl_coefficient=0.1"]),
+        ("roles.reference.device", ["algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1"]),
         ("roles.actor_fwd.device", ["algorithm.proximal=actor_fwd"]),
     ],
 )

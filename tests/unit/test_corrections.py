@@ -19,17 +19,17 @@ from relax_actors.algorithms.corrections import (
     ratio_quantiles,
     token_weights,
 )
-from relax_actors.algorithms.losses import LossMode, add_metrics, policy_loss, reduce_loss
+from relax_actors.algorithms.losses import add_metrics, policy_loss, reduce_loss
 from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.config.training import AlgorithmSection
-from relax_actors.engines.torch.objective import LossInputs, StepObjective
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.engines.torch.objective import LOSS_MODES, LossInputs, StepObjective
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(["none", "importance", "tis", "icepop"])
 REJECTS = st.sampled_from(["none", "geometric", "max"])
-MODES = st.sampled_from(["token", "sequence", "constant"])
+AGGREGATES = st.sampled_from(list(LOSS_MODES))
 LENGTH = 9
-"""`algorithm.loss_length` of the constant loss."""
+"""`algorithm.length` of the constant loss."""
 
 
 def logs(*ratios: float) -> Tensor:
@@ -138,17 +138,23 @@ def inputs(new: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, **oth
 
 
 def objective_of(**settings: object) -> StepObjective:
-    length = {"loss_length": LENGTH} if settings.get("loss") == "constant" else {}
+    length = {"length": LENGTH} if settings.get("aggregate") == "constant" else {}
     return StepObjective(AlgorithmSection.model_validate(settings | length))
 
 
-@given(SEEDS, st.sampled_from(["trainer", "actor_fwd"]), KINDS, REJECTS, MODES, st.integers(7, 40))
+@given(SEEDS, st.sampled_from(["trainer", "actor_fwd"]), KINDS, REJECTS, AGGREGATES, st.integers(7, 40))
 def test_corrected_step_does_not_depend_on_its_micro_batches(
-    seed: int, proximal: str, kind: CorrectionKind, reject: RejectKind, mode: LossMode, budget: int
+    seed: int, proximal: str, kind: CorrectionKind, reject: RejectKind, aggregate: str, budget: int
 ) -> None:
     new, rollout, advantages, mask = random_step(seed)
     near = new.detach() + 0.3 * torch.randn(new.shape, generator=torch.Generator().manual_seed(seed))
-    settings = {"proximal": proximal, "correction": kind, "reject": reject, "loss": mode, "kl_coefficient": 0.1}
+    settings = {
+        "proximal": proximal,
+        "correction": {"kind": kind},
+        "reject": {"kind": reject},
+        "aggregate": aggregate,
+        "kl": {"place": "loss", "coefficient": 0.1},
+    }
 
     def run(parts: list[list[int]]) -> tuple[Tensor, dict[str, float]]:
         objective = objective_of(**settings)
@@ -171,10 +177,10 @@ def test_corrected_step_does_not_depend_on_its_micro_batches(
     assert same == pytest.approx(figures, rel=1e-4, abs=1e-5)
 
 
-@given(SEEDS, MODES)
-def test_rejected_sequence_does_not_count(seed: int, mode: LossMode) -> None:
+@given(SEEDS, AGGREGATES)
+def test_rejected_sequence_does_not_count(seed: int, aggregate: str) -> None:
     new, rollout, advantages, mask = random_step(seed)
-    settings = {"reject": "geometric", "reject_low": 0.6, "reject_high": 1.6, "loss": mode}
+    settings = {"reject": {"kind": "geometric", "low": 0.6, "high": 1.6}, "aggregate": aggregate}
     kept = kept_sequences(new, rollout, mask, kind="geometric", low=0.6, high=1.6)
     objective = objective_of(**settings)
     loss, measured = objective.loss(inputs(new, rollout, advantages, mask))
@@ -185,7 +191,7 @@ def test_rejected_sequence_does_not_count(seed: int, mode: LossMode) -> None:
         assert objective.gradient_scale(measured) == 1.0
         return
     few = new[kept].detach().requires_grad_()
-    without = objective_of(loss=mode)
+    without = objective_of(aggregate=aggregate)
     alone, found = without.loss(inputs(few, rollout[kept], advantages[kept], mask[kept]))
     (expected,) = torch.autograd.grad(alone, few)
     by = without.gradient_scale(found)
@@ -193,12 +199,13 @@ def test_rejected_sequence_does_not_count(seed: int, mode: LossMode) -> None:
     assert objective.metrics(measured)["loss"] == pytest.approx(alone.item() * by, rel=1e-4, abs=1e-6)
 
 
-@given(SEEDS, MODES)
-def test_default_objective_is_the_clipped_loss_against_the_rollout(seed: int, mode: LossMode) -> None:
+@given(SEEDS, AGGREGATES)
+def test_default_objective_is_the_clipped_loss_against_the_rollout(seed: int, aggregate: str) -> None:
     new, rollout, advantages, mask = random_step(seed)
-    objective = objective_of(loss=mode)
+    objective = objective_of(aggregate=aggregate)
     found, measured = objective.loss(inputs(new, rollout, advantages, mask))
     policy = policy_loss(new, rollout, advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
+    mode = LOSS_MODES[aggregate]
     normaliser = {"token": float(mask.sum()), "sequence": float(len(mask)), "constant": float(len(mask) * LENGTH)}[mode]
     expected = reduce_loss(policy.loss, mask, mode=mode, normaliser=normaliser)
     torch.testing.assert_close(found * objective.gradient_scale(measured), expected)
@@ -216,7 +223,7 @@ def test_clipping_is_relative_to_the_proximal_policy() -> None:
         return measured["clipped"]
 
     assert [clipped(proximal=p) for p in ("rollout", "trainer", "actor_fwd")] == [1, 0, 1]
-    objective = objective_of(proximal="actor_fwd", correction="importance")
+    objective = objective_of(proximal="actor_fwd", correction={"kind": "importance"})
     loss, measured = objective.loss(inputs(new, rollout, torch.ones(1), mask, actor_fwd=near))
     # Token 1: -(0.5/0.25) * (0.5/0.5); token 2: -(0.4/0.5) * min(0.5/0.4, 1.2).
     assert loss.item() * objective.gradient_scale(measured) == pytest.approx(-(2 * 1 + 0.8 * 1.2) / 2)

@@ -124,8 +124,8 @@ def test_an_installed_data_source_is_used_by_its_name(install: Install) -> None:
 
 def test_an_installed_estimator_is_used_by_its_name(install: Install) -> None:
     install("acme_algorithms", "[relax_actors.advantage_estimators]\nsigns = acme_algorithms:signs\n")
-    config = load_config(DEMO, ["advantages.estimator=signs"])
-    advantages = load_estimator(config.advantages.estimator)(np.array([0, 1], np.float32), normalise="std")
+    config = load_config(DEMO, ["algorithm.advantage=signs"])
+    advantages = load_estimator(config.algorithm.advantage)(np.array([0, 1], np.float32), normalise="std")
     assert advantages.tolist() == [-0.5, 0.5]
 
 

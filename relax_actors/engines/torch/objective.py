@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.corrections import kept_sequences, mismatch_metrics, ratio_quantiles, token_weights
-from relax_actors.algorithms.losses import kl_estimate, policy_loss, reduce_loss
-from relax_actors.config.training import AlgorithmSection
+from relax_actors.algorithms.corrections import (
+    CorrectionKind,
+    RejectKind,
+    kept_sequences,
+    mismatch_metrics,
+    ratio_quantiles,
+    token_weights,
+)
+from relax_actors.algorithms.losses import LossMode, kl_estimate, policy_loss, reduce_loss
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
 
+LOSS_MODES: dict[str, LossMode] = {
+    "token_mean": "token",
+    "sample_mean_of_means": "sequence",
+    "constant": "constant",
+}
+"""Mode of `reduce_loss` for each value of algorithm.aggregate."""
 PER_TOKEN = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entropy_proxy", "weight", "bounded")
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
 
@@ -55,12 +68,12 @@ class StepObjective:
         log_ratios: `[tokens] float32` of each micro-batch so far; data-parallel ranks gather them.
 
     Raises:
-        ValueError: `algorithm.loss` is "constant", and `algorithm.loss_length` is not set.
+        ValueError: `algorithm.aggregate` is "constant", and `algorithm.length` is not set.
     """
 
     def __init__(self, algorithm: AlgorithmSection) -> None:
-        if algorithm.loss == "constant" and algorithm.loss_length is None:
-            msg = 'algorithm.loss = "constant" needs algorithm.loss_length; a Config sets it to rollout.max_tokens'
+        if algorithm.aggregate == "constant" and algorithm.length is None:
+            msg = 'algorithm.aggregate = "constant" needs algorithm.length; a Config sets it to rollout.max_tokens'
             raise ValueError(msg)
         self._algorithm = algorithm
         self.log_ratios: list[NDArray[Any]] = []
@@ -85,14 +98,15 @@ class StepObjective:
         self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
         per_token = self._policy(inputs, self._proximal(inputs), measured)
         if inputs.reference is not None:
-            kl = kl_estimate(logprobs, inputs.reference, algorithm.kl)
-            per_token = per_token + algorithm.kl_coefficient * kl
+            kl = kl_estimate(logprobs, inputs.reference, algorithm.kl.kind)
+            per_token = per_token + algorithm.kl.coefficient * kl
             measured["kl"] = float((kl.detach() * mask).sum())
         counts = mask.sum(-1) if inputs.sample_tokens is None else inputs.sample_tokens
         shares = mask.sum(-1).double() / counts.clamp(min=1)
         measured["samples"] = float(shares.sum())
         trained = self._trained_tokens(inputs, shares, measured)
-        loss = reduce_loss(per_token, trained, mode=algorithm.loss, normaliser=1.0, sample_tokens=inputs.sample_tokens)
+        mode = LOSS_MODES[algorithm.aggregate]
+        loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, sample_tokens=inputs.sample_tokens)
         measured["loss"] = float(loss.detach())
         measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
         return loss, measured
@@ -121,13 +135,13 @@ class StepObjective:
             inputs.advantages,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
-            clip_ratio_c=algorithm.clip_ratio_c,
+            clip_ratio_c=algorithm.dual_clip,
         )
         measured["clipped"] = float((policy.clipped & mask).sum())
-        if algorithm.correction == "none":
+        if algorithm.correction.kind == "none":
             return policy.loss
-        low, high = algorithm.correction_low, algorithm.correction_high
-        weights = token_weights(proximal, inputs.rollout, kind=algorithm.correction, low=low, high=high)
+        kind, low, high = algorithm.correction.kind, algorithm.correction.low, algorithm.correction.high
+        weights = token_weights(proximal, inputs.rollout, kind=cast("CorrectionKind", kind), low=low, high=high)
         measured["weight"] = float((weights.weight * mask).sum())
         measured["bounded"] = float((weights.bounded & mask).sum())
         return policy.loss * weights.weight
@@ -135,30 +149,31 @@ class StepObjective:
     def _trained_tokens(self, inputs: LossInputs, shares: Tensor, measured: dict[str, float]) -> Tensor:
         """Return the mask without rejected sequences, whose ratios are too far from 1."""
         algorithm, mask, near = self._algorithm, inputs.mask, inputs.logprobs
-        if algorithm.reject == "none":
+        if algorithm.reject.kind == "none":
             return mask
         if self.needs_actor_fwd and inputs.actor_fwd is not None:
             near = inputs.actor_fwd
-        low, high = algorithm.reject_low, algorithm.reject_high
-        kept = kept_sequences(near, inputs.rollout, mask, kind=algorithm.reject, low=low, high=high)
+        low, high = algorithm.reject.low, algorithm.reject.high
+        kind = cast("RejectKind", algorithm.reject.kind)
+        kept = kept_sequences(near, inputs.rollout, mask, kind=kind, low=low, high=high)
         trained = mask & kept.unsqueeze(-1)
         measured["rejected"] = float((~kept).sum())
-        measured["trained"] = float(trained.sum() if algorithm.loss == "token" else (shares * kept).sum())
+        measured["trained"] = float(trained.sum() if algorithm.aggregate == "token_mean" else (shares * kept).sum())
         return trained
 
     def gradient_scale(self, measured: dict[str, float]) -> float:
         """Return the factor for the accumulated gradients: 1 / (trained tokens or samples of the step).
 
-        With `algorithm.loss = "constant"` it is 1 / (samples x loss_length). Samples have a trained token, and rejected
+        With `algorithm.aggregate = "constant"` it is 1 / (samples x length). Samples have a trained token, and rejected
         sequences do not count.
 
         Args:
             measured: combined measurements of all micro-batches.
         """
-        count = measured["tokens" if self._algorithm.loss == "token" else "samples"]
+        count = measured["tokens" if self._algorithm.aggregate == "token_mean" else "samples"]
         trained = measured.get("trained", count)
-        if self._algorithm.loss == "constant" and self._algorithm.loss_length is not None:
-            trained *= self._algorithm.loss_length
+        if self._algorithm.aggregate == "constant" and self._algorithm.length is not None:
+            trained *= self._algorithm.length
         return 1.0 / trained if trained else 1.0
 
     def metrics(self, measured: dict[str, float]) -> dict[str, float]:

@@ -208,9 +208,9 @@ class GradientConformance(TrainingEngineConformance):
     def test_the_constant_loss_divides_by_samples_and_length(self, make: MakeEngine) -> None:
         """Dr. GRPO, arXiv 2503.20783: it is the token loss but for a factor, however the step is cut."""
         batch, length = batch_of(1), 7
-        metrics = train(begun(make({"loss": "token"})), batch, 0, silent).metrics
+        metrics = train(begun(make({"aggregate": "token_mean"})), batch, 0, silent).metrics
         factor = metrics["tokens"] / (len(batch) * length)
-        section = {"loss": "constant", "loss_length": length}
+        section = {"aggregate": "constant", "length": length}
         for budget in (20, 10_000):
             engine = begun(make(section, max_tokens_per_microbatch=budget))
             for part in parts_of(batch):

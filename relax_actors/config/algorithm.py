@@ -1,0 +1,191 @@
+"""The section [algorithm]: advantages, policy loss and their parts, with the defaults of a preset."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from relax_actors.config import presets
+from relax_actors.config.algorithm_parts import (
+    CorrectionSection,
+    DistilSection,
+    EntropySection,
+    KlSection,
+    RejectSection,
+    ShapingSection,
+    ValueSection,
+)
+from relax_actors.config.sections import Fraction, Named, NonNegative, Positive, PositiveFloat, Section
+from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
+
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "advantage": (
+        *("returns", "gae", "greedy", "length_weighted", "passk", "mean_ratio", "ema"),
+        *("token_baseline", "token_baseline_turns", "none"),
+    ),
+    "scale": ("group_mean",),
+    "components": ("decoupled",),
+    "signal_scale": (True,),
+    "ratio": ("sequence_mean", "sequence_product", "none"),
+    "surrogate": (
+        *("clip_weight", "gate", "gamma", "geometric", "divergence_mask", "score", "p3o", "clip_cov", "kl_cov"),
+    ),
+    "aggregate": ("sample_mean_of_sums", "sample_weight_length"),
+    "kl.place": ("reward",),
+    "kl.k2_gradient": (True,),
+    "kl.unbiased": (True,),
+    "correction.level": ("sequence",),
+    "correction.normalise": ("tokens", "samples"),
+    "reject.kind": ("product",),
+    "distil.place": ("advantage", "loss"),
+    "shaping.overlong": (True,),
+    "shaping.mask_truncated": (True,),
+}
+"""Values whose code does not exist yet. To be emptied."""
+NOT_YET_CHANGED: dict[str, Any] = {
+    "kl.clamp": None,
+    "kl.target": None,
+    "entropy.coefficient": 0.0,
+    "entropy.target": None,
+    "entropy.quantile": 1.0,
+    "reject.opsm": None,
+    "log_ratio_penalty": 0.0,
+    "shaping.length_penalty": 0.0,
+}
+"""Settings whose code does not exist yet, with the only value that can be used. To be emptied."""
+
+
+class AlgorithmSection(Section):
+    """[algorithm]: the learning algorithm. `relax algorithms` lists the presets."""
+
+    name: str = "grpo"
+    """Preset: fills the settings of [algorithm] that are not set."""
+
+    advantage: Annotated[str, Named(ADVANTAGES)] = "group"
+    """Advantage estimator: `group` subtracts the mean reward of the group (arXiv 2402.03300), `rloo` the mean of the
+    other samples (arXiv 2402.14740); or the dotted path of your own function."""
+    scale: Literal["none", "group_std", "batch_std", "group_mean"] = "group_std"
+    """Divisor of the advantages: none, the standard deviation of the rewards of the group or of the step, or the mean
+    reward of the group."""
+    epsilon: PositiveFloat = 1e-6
+    """Added to a standard deviation that divides."""
+    whiten: Literal["none", "tokens", "samples"] = "none"
+    """Subtract the mean of the advantages over all trained tokens or samples of the step, then divide by their standard
+    deviation. A step then trains when all of its rows are there (no streaming)."""
+    components: Literal["sum", "decoupled"] = "sum"
+    """Reward components: their weighted sum is the reward; or each is normalised within the group on its own before the
+    sum (GDPO, arXiv 2601.05242)."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Weight of each reward component with `components = "decoupled"`; 1 if not set."""
+    signal_scale: bool = False
+    """Multiply advantages by the samples of the step over those in groups with unequal rewards (GPG, arXiv
+    2504.02546)."""
+    gamma: Fraction = 1.0
+    """Discount of later token rewards, for `returns` and `gae`."""
+    gae_lambda: Fraction = 1.0
+    """Lambda of `gae` (arXiv 1506.02438)."""
+    ema_decay: Fraction = 0.95
+    """Decay of the running mean reward that `ema` subtracts (arXiv 2506.24119)."""
+
+    ratio: Literal["token", "sequence_mean", "sequence_product", "none"] = "token"
+    """Ratio of the trained to the proximal policy: of each token; of a sample, as the geometric mean or the product
+    over its tokens; or none."""
+    surrogate: Annotated[str, Named(POLICY_LOSSES)] = "clip"
+    """Policy loss: `clip` (PPO, arXiv 1707.06347), or the dotted path of your own function."""
+    clip_low: NonNegative = 0.2
+    """Lower clip bound, as its distance from 1; for `divergence_mask` a difference of probabilities, for `geometric` of
+    log-probs."""
+    clip_high: PositiveFloat = 0.2
+    """Upper clip bound, as its distance from 1; for `divergence_mask` and `geometric` as `clip_low`."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound of the ratio for negative advantages (arXiv 1912.09729); off if not set."""
+    divergence: Literal["tv", "kl"] = "tv"
+    """Divergence of a token that `divergence_mask` bounds: the difference of its probabilities, or the binary KL, which
+    `clip_low` (advantage below 0) and `clip_high` then bound (arXiv 2602.04879)."""
+    ratio_cap: Annotated[float, Field(ge=1)] | None = None
+    """Largest ratio in `divergence_mask` and `p3o`; unbounded if not set."""
+    tau_pos: PositiveFloat = 1.0
+    """Temperature of `gate` for positive advantages (arXiv 2511.20347)."""
+    tau_neg: PositiveFloat = 1.05
+    """Temperature of `gate` for other advantages."""
+    gamma_pos: tuple[PositiveFloat, PositiveFloat] = (2.0, 3.0)
+    """k and lambda of `gamma` for advantages of 0 and more (arXiv 2602.10693)."""
+    gamma_neg: tuple[PositiveFloat, PositiveFloat] = (3.0, 2.0)
+    """k and lambda of `gamma` for negative advantages."""
+    covariance_share: Fraction = 2e-4
+    """Share of the tokens that `clip_cov` and `kl_cov` choose by covariance (arXiv 2505.22617)."""
+    covariance_bounds: tuple[float, float] = (1.0, 5.0)
+    """Covariances among which `clip_cov` chooses."""
+    covariance_coefficient: PositiveFloat = 0.1
+    """Factor of |log-ratio| of the chosen tokens in `kl_cov`."""
+    log_ratio_penalty: NonNegative = 0.0
+    """Factor of the squared log-ratio of each trained token, added to the loss (arXiv 2602.02276)."""
+    aggregate: Literal[
+        "token_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"
+    ] = "token_mean"
+    """Aggregation of the loss: mean over all tokens of the step (DAPO, arXiv 2503.14476); mean over samples of the
+    means (GRPO, arXiv 2402.03300) or sums over their tokens; sum over all tokens divided by the samples of the step
+    times `length` (Dr. GRPO, arXiv 2503.20783); or mean over samples of their loss times their length (LUSPO, arXiv
+    2602.05261)."""
+    length: Positive | None = None
+    """Tokens that `aggregate = "constant"` divides by; `rollout.max_tokens` if not set."""
+    proximal: Literal["rollout", "trainer", "actor_fwd"] = "rollout"
+    """Policy in the denominator of the ratio: the log-probs of sampling; the trainer's own before the step (decoupled
+    PPO); or the column `actor_fwd`, `[total] float32`, of a role that writes it."""
+
+    kl: KlSection = KlSection()
+    entropy: EntropySection = EntropySection()
+    correction: CorrectionSection = CorrectionSection()
+    reject: RejectSection = RejectSection()
+    distil: DistilSection = DistilSection()
+    value: ValueSection = ValueSection()
+    shaping: ShapingSection = ShapingSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, tree: Any) -> Any:
+        """Fill settings that are not set from the preset."""
+        if not isinstance(tree, dict):
+            return tree
+        filled = presets.filled(tree)
+        check_implemented(filled)
+        return filled
+
+    @model_validator(mode="after")
+    def _across(self) -> AlgorithmSection:
+        if self.length is not None and self.aggregate != "constant":
+            msg = (
+                f'algorithm.length = {self.length} has no effect with algorithm.aggregate = "{self.aggregate}"; set '
+                'algorithm.aggregate = "constant", or remove it'
+            )
+            raise ValueError(msg)
+        if self.correction.kind != "none" and self.proximal == "rollout":
+            msg = (
+                f"algorithm.correction.kind = {self.correction.kind!r} weighs by the proximal policy over the rollout "
+                'policy, which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probs of the reference model are needed."""
+        return self.kl.place != "none"
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Whether advantages need statistics of the whole step, so that its backward cannot start before."""
+        return self.whiten != "none" or self.scale == "batch_std" or self.signal_scale or self.components == "decoupled"
+
+
+def check_implemented(tree: dict[str, Any]) -> None:
+    """Refuse settings whose code does not exist yet.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for key, value in presets.leaves(tree):
+        if value in NOT_YET.get(key, ()) or value != NOT_YET_CHANGED.get(key, value):
+            msg = f"algorithm.{key} = {value!r} is not implemented yet; set another value"
+            raise ValueError(msg)
