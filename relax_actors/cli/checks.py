@@ -286,7 +286,7 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
     following = config.rollout.replicas + (config.roles["actor_fwd"].replicas if "actor_fwd" in config.roles else 0)
     fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
     engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
-    model = facts.parameters * (TRAINER_BYTES + reference + base + engines)
+    model = facts.parameters * (TRAINER_BYTES + reference + base + engines) + teacher_bytes(config)
     process = PROCESS_BYTES if config.simulate is None else SIMULATED_BYTES
     ranks = config.trainer.megatron.ranks if config.trainer.backend == "megatron" else 1
     processes = process * (1 + following + fixed + (ranks if ranks > 1 else 0))
@@ -302,6 +302,15 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
         samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
         size = samples * facts.cached * CACHED_BYTES / (1 << 20)
         yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
+
+
+def teacher_bytes(config: Config) -> int:
+    """Memory of the teachers that run here, in bytes."""
+    section = config.roles.get("teacher")
+    folder = section.options.get("model") if section is not None else None
+    if section is None or folder is None or not (Path(folder) / "config.json").exists():
+        return 0
+    return measure(Path(folder)).parameters * REFERENCE_BYTES * section.replicas
 
 
 def _existing(path: Path) -> Path:

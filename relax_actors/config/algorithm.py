@@ -38,7 +38,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "correction.level": ("sequence",),
     "correction.normalise": ("tokens", "samples"),
     "reject.kind": ("product",),
-    "distil.place": ("advantage", "loss"),
     "shaping.overlong": (True,),
     "shaping.mask_truncated": (True,),
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from string import Formatter
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -57,11 +57,13 @@ class Teacher(Scorer):
         config = self.context.config
         self._top_k = config.algorithm.distil.top_k or 0
         self._tokenizer = Tokenizer(config.model_path) if self.hint else None
-        self._room = min(measure(config.model_path).context_length, config.trainer.max_tokens_per_microbatch)
+        context = measure(self.model or config.model_path).context_length
+        self._room = min(context, config.trainer.max_tokens_per_microbatch)
         self._is_live = not self.server and self.model is None
         if self._is_live:
             super().start_engine()
-            self._teacher: TeacherEngine = self._engine  # type: ignore[assignment] the torch engine is both
+            # The torch engine is both; `check_teacher` refuses others.
+            self._teacher = cast("TeacherEngine", self._engine)
         elif self.server:
             from relax_actors.engines.sglang.teacher import SglangTeacher  # noqa: PLC0415 only this kind needs HTTP
 
@@ -88,19 +90,19 @@ class Teacher(Scorer):
         return [self._with_prompt(sample, *prompts[sample.row]) for sample in found]
 
     def _problem_of(self, row: Row) -> RelaxError | None:
-        """Return why a row cannot be scored; a hint can make its prompt too long."""
+        """Return why a row cannot be scored; a hint can make it too long, and the teacher's context may be shorter."""
         problem = super()._problem_of(row)
-        if problem is not None or not self.hint:
+        if problem is not None:
             return problem
         try:
-            before, after = self._hinted(row.prompt)
+            before, after = self._hinted(row.prompt) if self.hint else ((), ())
         except RowError as error:
             return error
         longest = max(row.trajectory.sequence_lengths) + len(after) - len(before)
         if longest > self._room:
             return RowError(
-                f"with roles.teacher.hint a sequence has {longest} tokens, more than the {self._room} of the model's "
-                "context or trainer.max_tokens_per_microbatch; shorten the hint, or raise the limit"
+                f"with its hint the teacher reads {longest} tokens in a sequence, more than the {self._room} of its "
+                "context or of trainer.max_tokens_per_microbatch; shorten the hint, or lower rollout.max_tokens"
             )
         return None
 
@@ -143,7 +145,7 @@ class Teacher(Scorer):
     def _column(self, trajectory: Trajectory, scored: Iterator[Scores]) -> TeacherScores:
         mask = trajectory.trained
         ends = np.cumsum(trajectory.lengths, dtype=np.int64)
-        of_row = list(islice(scored, sum(part.any() for part in np.split(mask, ends[:-1]))))
+        of_row = list(islice(scored, sum(bool(part.any()) for part in np.split(mask, ends[:-1]))))
         logprobs = in_layout(trajectory, iter(scores.logprobs for scores in of_row))
         if not self._top_k:
             return TeacherScores(logprobs)

@@ -25,7 +25,7 @@ from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_gradient_norm
+from relax_actors.engines.torch.objective import LossInputs, StepObjective, TeacherInputs, check_gradient_norm
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocols import WeightPayload
@@ -137,7 +137,7 @@ class TorchEngine:
 
             rollout = padded("logprobs")
             replay_measured = self._measure_without_replay(batch, rollout)
-            logprobs = forward.logprobs(self._model, batch, routers=self._routers)
+            logprobs, teacher = self._student_and_teacher(objective, batch, chosen)
             if self._routers is not None:
                 replay_measured |= self._routers.reroutes.take()
             counts = torch.tensor([sample.sample_tokens or sample.trained for sample in chosen], device=self._device)
@@ -149,11 +149,28 @@ class TorchEngine:
                 counts,
                 actor_fwd=padded("proximal_logprobs") if objective.needs_actor_fwd else None,
                 reference=padded("reference_logprobs") if chosen[0].reference_logprobs is not None else None,
+                teacher=teacher,
             )
             loss, measured = objective.loss(inputs)
             return loss, measured | replay_measured
 
         self._backward(lengths_of(samples), loss_of, progress)
+
+    def _student_and_teacher(
+        self, objective: StepObjective, batch: MicroBatch, samples: Sequence[TrainSample]
+    ) -> tuple[Tensor, TeacherInputs | None]:
+        """Return the log-probs of the model in training, and what the teacher says of the same tokens."""
+        forward, width = self._forward, batch.width
+
+        def padded(name: str) -> Tensor:
+            return forward.padded([sample.masked(name) for sample in samples], width)
+
+        if not objective.needs_teacher or samples[0].teacher_top_ids is None:
+            logprobs = forward.logprobs(self._model, batch, routers=self._routers)
+            return logprobs, TeacherInputs(padded("teacher_logprobs")) if objective.needs_teacher else None
+        ids = padded("teacher_top_ids")
+        logprobs, top = forward.logprobs_and_top(self._model, batch, ids, routers=self._routers)
+        return logprobs, TeacherInputs(padded("teacher_logprobs"), padded("teacher_top_logprobs"), top)
 
     @torch.no_grad()
     def _measure_without_replay(self, batch: MicroBatch, rollout: Tensor) -> dict[str, float]:

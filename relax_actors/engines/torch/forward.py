@@ -107,8 +107,17 @@ class Forward:
         return torch.from_numpy(packed).to(self.device)
 
     def padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
-        """Pad values of the trained tokens of each sequence with 0, to `[batch, width] float32`."""
-        out = np.zeros((len(arrays), width), np.float32)
+        """Pad values of the trained tokens of each sequence with 0.
+
+        Args:
+            arrays: `[trained]` or `[trained, k]` of each sequence, numbers or token ids.
+            width: largest number of trained tokens.
+
+        Returns:
+            `[batch, width]` or `[batch, width, k]`, float32 or, for ids, int64.
+        """
+        dtype = np.int64 if arrays[0].dtype.kind == "i" else np.float32
+        out = np.zeros((len(arrays), width, *arrays[0].shape[1:]), dtype)
         for row, array in enumerate(arrays):
             out[row, : len(array)] = array
         return torch.from_numpy(out).to(self.device)

@@ -17,6 +17,7 @@ from relax_actors.algorithms.corrections import (
     ratio_quantiles,
     token_weights,
 )
+from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
 from relax_actors.algorithms.losses import LossMode, kl_estimate, policy_loss, reduce_loss
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
@@ -27,7 +28,18 @@ LOSS_MODES: dict[str, LossMode] = {
     "constant": "constant",
 }
 """Mode of `reduce_loss` for each value of algorithm.aggregate."""
-PER_TOKEN = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entropy_proxy", "weight", "bounded")
+PER_TOKEN = (
+    "abs_delta",
+    "k3",
+    "ratio",
+    "ratio_squared",
+    "clipped",
+    "kl",
+    "entropy_proxy",
+    "weight",
+    "bounded",
+    "distil",
+)
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
 
 
@@ -44,6 +56,7 @@ class LossInputs:
             one sequence.
         actor_fwd: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd".
         reference: float32, log-probs of the reference model of the KL, if there is one.
+        teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
     """
 
     logprobs: Tensor
@@ -53,6 +66,22 @@ class LossInputs:
     sample_tokens: Tensor | None = None
     actor_fwd: Tensor | None = None
     reference: Tensor | None = None
+    teacher: TeacherInputs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherInputs:
+    """Log-probs of a teacher for the tokens of a micro-batch; `[batch, width]` and `[batch, width, k]` float32.
+
+    Attributes:
+        logprobs: of the tokens themselves.
+        top: of its k most likely tokens at each token; None without `algorithm.distil.top_k`.
+        student_top: log-probs of the trained policy at the same k tokens, with gradient.
+    """
+
+    logprobs: Tensor
+    top: Tensor | None = None
+    student_top: Tensor | None = None
 
 
 class StepObjective:
@@ -83,6 +112,27 @@ class StepObjective:
         """Whether `LossInputs.actor_fwd` is required."""
         return self._algorithm.proximal == "actor_fwd"
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether `LossInputs.teacher` is required."""
+        return self._algorithm.distil.place == "loss"
+
+    def _distilled(self, inputs: LossInputs) -> Tensor:
+        """Return the distillation loss of each token, `[batch, width] float32`."""
+        settings, teacher = self._algorithm.distil, inputs.teacher
+        if teacher is None:
+            msg = 'algorithm.distil.place is "loss", but the batch lacks a teacher\'s log-probs; add the role teacher'
+            raise ValueError(msg)
+        if teacher.top is None or teacher.student_top is None:
+            return sampled_reverse_kl(inputs.logprobs, teacher.logprobs)
+        return distillation_loss(
+            teacher.student_top,
+            teacher.top,
+            kind=settings.kind,
+            tail=settings.tail,
+            teacher_weight=settings.teacher_weight,
+        )
+
     def loss(self, inputs: LossInputs) -> tuple[Tensor, dict[str, float]]:
         """Compute the loss of a micro-batch.
 
@@ -101,6 +151,10 @@ class StepObjective:
             kl = kl_estimate(logprobs, inputs.reference, algorithm.kl.kind)
             per_token = per_token + algorithm.kl.coefficient * kl
             measured["kl"] = float((kl.detach() * mask).sum())
+        if self.needs_teacher:
+            distilled = self._distilled(inputs)
+            per_token = per_token + algorithm.distil.coefficient * distilled
+            measured["distil"] = float((distilled.detach() * mask).sum())
         counts = mask.sum(-1) if inputs.sample_tokens is None else inputs.sample_tokens
         shares = mask.sum(-1).double() / counts.clamp(min=1)
         measured["samples"] = float(shares.sum())
