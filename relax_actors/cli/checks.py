@@ -24,7 +24,7 @@ from relax_actors.engines.backends import inference_backend, scoring_backend
 from relax_actors.engines.sglang.backend import SERVER_BYTES
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages.experts import compact
-from relax_actors.registry.catalog import ALL
+from relax_actors.registry.catalog import ALL, ROLES
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
 from relax_actors.roles.rollout import stops_of
@@ -118,7 +118,9 @@ def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
 
 def check_roles(config: Config) -> Iterator[str]:
     """Check that roles import, that no two write the same cells, and that every column that is read has a writer."""
-    writers: dict[str, str] = dict.fromkeys(COLUMNS, "a built-in role")
+    optional = {built_in_spec(name).writes for name in ROLES.built_in if built_in_spec(name).section == "roles"}
+    always = [column for column in COLUMNS if not any(column in writes for writes in optional)]
+    writers: dict[str, str] = dict.fromkeys((*always, *FAILURES), "a built-in role")
     built_in = {name: built_in_spec(name) for name in role_names(config) if name not in config.roles}
     numbered = {kind: name for name, spec in built_in.items() for kind in spec.numbered}
     roles: dict[str, Role] = {}
