@@ -25,12 +25,6 @@ def check_teacher(config: Config, folder: Path) -> Iterator[str]:
     """
     distil = config.algorithm.distil
     if "teacher" not in config.roles:
-        if distil.place != "none":
-            msg = (
-                f'algorithm.distil.place = "{distil.place}" needs a teacher; add [{SECTION}] with model = "<folder>", '
-                "server = <URL>, or hint for self-distillation"
-            )
-            raise ConfigError(msg)
         return
     role = make_role(config, "teacher")
     if not isinstance(role, Teacher):

@@ -13,6 +13,7 @@ import numpy as np
 
 from relax_actors.algorithms.estimators import load_estimator
 from relax_actors.algorithms.notes import notes as algorithm_notes
+from relax_actors.cli.critic import check_values_are_read
 from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
@@ -125,6 +126,7 @@ def check_roles(config: Config) -> Iterator[str]:
     numbered = {kind: name for name, spec in built_in.items() for kind in spec.numbered}
     roles: dict[str, Role] = {}
     built_in |= {name: spec_of(config, name) for name in ("rollout", "reward")}
+    writers |= dict.fromkeys(built_in["critic"].writes, "critic") if "critic" in built_in else {}
     for name in config.roles:
         roles[name], spec = make_role(config, name), spec_of(config, name)
         for column in (column for column in spec.writes if column not in FAILURES):
@@ -152,6 +154,7 @@ def check_roles(config: Config) -> Iterator[str]:
         raise ConfigError(msg)
     read = {column for role in roles.values() for column in role.inputs()} | {config.advantages.reads}
     yield from check_log_probs(config, writers, read)
+    check_values_are_read(config, read)
 
 
 def check_rewards(config: Config) -> Iterator[str]:
@@ -173,6 +176,13 @@ def check_steps(config: Config) -> Iterator[str]:
     trainer, rollout = config.trainer, config.rollout
     samples = trainer.prompts_per_step * rollout.group_size
     yield f"a step trains {trainer.prompts_per_step} rows x {rollout.group_size} samples = {samples} completions"
+    if trainer.updates > 1:
+        rows = trainer.prompts_per_step // trainer.minibatches
+        yield (
+            f"a batch is used for {trainer.updates} optimizer updates of {rows} rows each (trainer.minibatches = "
+            f"{trainer.minibatches}, trainer.epochs = {trainer.epochs}); a step is computed when all of its rows are "
+            "there, as with trainer.stream = false"
+        )
     window = trainer.prompts_per_step * (config.staleness.max + 1)
     yield f"at most {window} rows are in flight (staleness.max = {config.staleness.max})"
     if config.staleness.max > 0 and config.run.deterministic:
@@ -192,6 +202,11 @@ def shortened(config: Config) -> Iterator[str]:
         yield (
             f"trainer.checkpoint_every = {trainer.checkpoint_every} is more than run.steps = {steps}: checkpoints are "
             "written before the first and after the last step only"
+        )
+    if config.critic is not None and config.critic.warmup_steps >= steps:
+        yield (
+            f"critic.warmup_steps = {config.critic.warmup_steps} leaves no step of run.steps = {steps} to train the "
+            "policy: its weights stay those of version 0"
         )
     if config.eval is not None and config.eval.every > steps:
         yield (
@@ -288,10 +303,11 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
     following = config.rollout.replicas + (config.roles["actor_fwd"].replicas if "actor_fwd" in config.roles else 0)
     fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
     engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
-    model = facts.parameters * (TRAINER_BYTES + reference + base + engines) + teacher_bytes(config)
+    critic = TRAINER_BYTES if config.critic is not None else 0
+    model = facts.parameters * (TRAINER_BYTES + reference + base + engines + critic) + teacher_bytes(config)
     process = PROCESS_BYTES if config.simulate is None else SIMULATED_BYTES
     ranks = config.trainer.megatron.ranks if config.trainer.backend == "megatron" else 1
-    processes = process * (1 + following + fixed + (ranks if ranks > 1 else 0))
+    processes = process * (1 + (critic > 0) + following + fixed + (ranks if ranks > 1 else 0))
     starts_servers = inference_backend(config).server_module(config)
     servers = SERVER_BYTES * config.rollout.replicas if starts_servers else 0
     need, have = model + processes + servers, _memory_of_machine()
@@ -324,7 +340,8 @@ def _existing(path: Path) -> Path:
 
 def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
     """Compare the estimated size of checkpoints and weights with the free disk space."""
-    checkpoints = facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
+    models = 1 if config.critic is None else 2
+    checkpoints = models * facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
     weights = facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
     need = checkpoints + weights
     free = shutil.disk_usage(_existing(config.folder.absolute())).free

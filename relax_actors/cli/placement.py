@@ -46,7 +46,9 @@ def check_log_probs(config: Config, produced: Collection[str], read: Collection[
         yield 'log-probs of a reference are not needed: algorithm.kl.place = "none"'
     proximal = {
         "rollout": "log-probs of the proximal policy: those that the tokens were sampled with",
-        "trainer": "log-probs of the proximal policy: those of the trainer's own forward pass, at no further cost",
+        "trainer": "log-probs of the proximal policy: those of the trainer's own forward pass, at no further cost"
+        if config.trainer.updates == 1
+        else "log-probs of the proximal policy: those of a forward pass of the trainer before the first update",
         "actor_fwd": "log-probs of the proximal policy: computed by the role actor_fwd, from the newest weights",
     }
     yield proximal[algorithm.proximal]

@@ -14,7 +14,6 @@ from relax_actors.config.algorithm_parts import (
     KlSection,
     RejectSection,
     ShapingSection,
-    ValueSection,
 )
 from relax_actors.config.sections import Fraction, Named, NonNegative, Positive, PositiveFloat, Section
 from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
@@ -22,7 +21,7 @@ from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "advantage": (
         *("returns", "gae", "greedy", "length_weighted", "passk", "mean_ratio", "ema"),
-        *("token_baseline", "token_baseline_turns", "none"),
+        *("optimal_token", "optimal_turn", "reward", "none"),
     ),
     "scale": ("group_mean",),
     "components": ("decoupled",),
@@ -58,8 +57,9 @@ NOT_YET_CHANGED: dict[str, Any] = {
 class AlgorithmSection(Section):
     """[algorithm]: the learning algorithm. `relax algorithms` lists the presets."""
 
-    name: str = "grpo"
-    """Preset: fills the settings of [algorithm] that are not set."""
+    name: str | None = None
+    """Preset, e.g. "gspo": fills the settings of [algorithm] that are not set. Without one, the defaults below hold:
+    GRPO with the loss averaged over tokens."""
 
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
     """Advantage estimator: `group` subtracts the mean reward of the group (arXiv 2402.03300), `rloo` the mean of the
@@ -138,7 +138,6 @@ class AlgorithmSection(Section):
     correction: CorrectionSection = CorrectionSection()
     reject: RejectSection = RejectSection()
     distil: DistilSection = DistilSection()
-    value: ValueSection = ValueSection()
     shaping: ShapingSection = ShapingSection()
 
     @model_validator(mode="before")
@@ -150,22 +149,6 @@ class AlgorithmSection(Section):
         filled = presets.filled(tree)
         check_implemented(filled)
         return filled
-
-    @model_validator(mode="after")
-    def _across(self) -> AlgorithmSection:
-        if self.length is not None and self.aggregate != "constant":
-            msg = (
-                f'algorithm.length = {self.length} has no effect with algorithm.aggregate = "{self.aggregate}"; set '
-                'algorithm.aggregate = "constant", or remove it'
-            )
-            raise ValueError(msg)
-        if self.correction.kind != "none" and self.proximal == "rollout":
-            msg = (
-                f"algorithm.correction.kind = {self.correction.kind!r} weighs by the proximal policy over the rollout "
-                'policy, which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
-            )
-            raise ValueError(msg)
-        return self
 
     @property
     def needs_reference(self) -> bool:

@@ -1,4 +1,4 @@
-"""The sections in [algorithm]: KL, entropy, off-policy correction, rejection, distillation, value, reward shaping."""
+"""The sections in [algorithm]: KL, entropy, off-policy correction, rejection, distillation, reward shaping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from relax_actors.config.sections import (
     Fraction,
     Named,
     NonNegative,
-    NonNegativeInt,
     Positive,
     PositiveFloat,
     Section,
@@ -117,19 +116,6 @@ class DistilSection(Section):
             )
             raise ValueError(msg)
         return self
-
-
-class ValueSection(Section):
-    """[algorithm.value]: loss of the role `critic`."""
-
-    clip: PositiveFloat | None = 0.2
-    """Largest change of a value by one update, in the clipped value loss (PPO, arXiv 1707.06347); off if unset."""
-    coefficient: PositiveFloat = 0.5
-    """Factor of the squared error."""
-    learning_rate: PositiveFloat = 1e-5
-    """Learning rate of the critic's AdamW."""
-    warmup_steps: NonNegativeInt = 0
-    """Steps at the start of the run that train the critic alone."""
 
 
 class ShapingSection(Section):

@@ -15,7 +15,7 @@ from relax_actors.config.placement import PlacementSection
 from relax_actors.config.pools import AdvantagesSection, PromptsSection, RewardSection, RoleSection, RolloutSection
 from relax_actors.config.sections import Positive, Section
 from relax_actors.config.simulate import SimulateSection
-from relax_actors.config.training import StalenessSection, TrainerSection, WeightsSection
+from relax_actors.config.training import CriticSection, StalenessSection, TrainerSection, WeightsSection
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 
@@ -57,6 +57,7 @@ class Config(Section):
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()
     trainer: TrainerSection = TrainerSection()
+    critic: CriticSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
     staleness: StalenessSection = StalenessSection()
     weights: WeightsSection = WeightsSection()
@@ -123,6 +124,10 @@ class Config(Section):
         simulated = "simulated" in (self.rollout.backend, self.trainer.backend)
         if simulated != (self.simulate is not None) or (simulated and self.rollout.backend != self.trainer.backend):
             msg = 'simulated engines come together: rollout.backend and trainer.backend = "simulated", and [simulate]'
+            raise ValueError(msg)
+        if self.simulate is not None and (self.trainer.updates > 1 or self.critic is not None):
+            key = "critic" if self.critic is not None else "trainer.minibatches and trainer.epochs"
+            msg = f"{key}: simulated engines take the time of whole steps from [simulate]; leave it out"
             raise ValueError(msg)
         if self.simulate is not None and self.weights.transport != "store":
             transport = self.weights.transport

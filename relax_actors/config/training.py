@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -68,6 +69,11 @@ class TrainerSection(PoolSection):
     """Settings of a training engine of another package; the built-in engines take none."""
     prompts_per_step: Positive = 16
     """Prompts of an optimizer step, each with its group of samples."""
+    minibatches: Positive = 1
+    """Parts that the rows of a batch are cut into, with one optimizer update for each part; divides `prompts_per_step`.
+    Which rows form a part follows from `run.seed`, the step and the epoch."""
+    epochs: Positive = 1
+    """Passes over the rows of a batch. With more than one update per batch the probability ratio leaves 1."""
     learning_rate: PositiveFloat = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -111,6 +117,49 @@ class TrainerSection(PoolSection):
     """One actor owns the weights."""
     deadline: PositiveFloat = 300.0
     """Seconds without progress after which the trainer counts as hung, is killed and replaced."""
+
+    @model_validator(mode="after")
+    def _minibatches_are_equal(self) -> TrainerSection:
+        if self.prompts_per_step % self.minibatches:
+            msg = (
+                f"trainer.minibatches = {self.minibatches} does not divide trainer.prompts_per_step = "
+                f"{self.prompts_per_step}; choose a divisor, so that all updates of a batch have as many rows"
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of a batch."""
+        return self.minibatches * self.epochs
+
+
+class CriticSection(PoolSection):
+    """[critic]: the value model of PPO, trained by a role of its own with torch in one process.
+
+    It follows the trainer's batches with the same rows, order, minibatches and epochs, and shares the trainer's
+    `schedule`, `betas`, `epsilon`, `max_tokens_per_microbatch`, `precision` and settings of checkpoints.
+    """
+
+    path: Path | None = None
+    """Folder of a token-classification model with one label, such as a run exports to `critic`: a critic to start from.
+    By default the critic starts from version 0 of the policy, with a value head of zeros."""
+    learning_rate: PositiveFloat = 1e-5
+    """Peak learning rate of AdamW for the critic."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay of AdamW for the critic."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Norm that gradients of the critic are clipped to."""
+    value_clip: NonNegative = 0.2
+    """Clip range of a value around the value before the batch, as in PPO2; 0 for no clipping."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps at the start of the run that train the critic only: the weights of the policy stay those of version 0."""
+    device: str = "auto"
+    """Torch device; "auto" is CUDA if available, else the CPU."""
+    replicas: Literal[1] = 1
+    """One actor owns the critic's weights."""
+    deadline: PositiveFloat = 300.0
+    """Seconds without progress after which the critic counts as hung, is killed and replaced."""
 
 
 class StalenessSection(Section):

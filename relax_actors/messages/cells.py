@@ -251,7 +251,10 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Cell `checkpoint.<version>`: a durable checkpoint; `totals` counts the deleted rows of steps below `floor`."""
+    """Cell `checkpoint.<version>`: a durable checkpoint; `totals` counts the deleted rows of steps below `floor`.
+
+    Cell `critic_checkpoint.<version>` is one of the critic: its `floor` is the version, and it deletes no rows.
+    """
 
     version: int
     path: str
@@ -259,6 +262,15 @@ class Checkpoint:
     floor: int
     totals: RowCounts = field(default_factory=RowCounts)
     incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CriticVersion:
+    """Cell `critic.<version>`: fingerprint of the critic's weights before the batch of step `version`."""
+
+    version: int
+    fingerprint: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)

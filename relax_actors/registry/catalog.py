@@ -22,6 +22,7 @@ ROLES: Registry[type] = Registry(
         "reward": "relax_actors.roles.reward:RewardRole",
         "advantages": "relax_actors.roles.advantages:Advantages",
         "trainer": "relax_actors.roles.trainer:Trainer",
+        "critic": "relax_actors.roles.critic:Critic",
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
         "reference": "relax_actors.roles.reference:Reference",
         "actor_fwd": "relax_actors.roles.actor_fwd:ActorFwd",

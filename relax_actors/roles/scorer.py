@@ -6,13 +6,11 @@ Such roles are optional. In a run without [roles.reference] or [roles.actor_fwd]
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from broker.codec import Array
 from relax_actors.config.sections import Named
 from relax_actors.engines.backends import scoring_backend
 from relax_actors.engines.protocols.samples import TrainSample
@@ -20,7 +18,7 @@ from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.catalog import SCORING_ENGINES
 from relax_actors.runtime import Role, Row
-from relax_actors.training.samples import samples_of
+from relax_actors.training.samples import in_layout, samples_of
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
 
@@ -132,22 +130,3 @@ class Scorer(Role):
         """Close the stager and the engine."""
         self._stager.close()
         self._engine.close()
-
-
-def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
-    """Return log-probs in the layout of a trajectory, `[total] float32`.
-
-    Sequences without trained tokens get 0.
-
-    Args:
-        trajectory: samples of the row.
-        scored: log-probs of each sequence with trained tokens, prompt included.
-    """
-    found, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
-    start = 0
-    for own in trajectory.lengths.tolist():
-        part = slice(start, start + own)
-        if trained[part].any():
-            found[part] = next(scored)[-own:]
-        start += own
-    return found

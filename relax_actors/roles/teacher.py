@@ -19,8 +19,9 @@ from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.teacher import TeacherScores
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.roles.scorer import Scorer, in_layout
+from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import Row
+from relax_actors.training.samples import in_layout
 
 
 class Teacher(Scorer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from relax_actors.engines.protocols import TrainSample
 from relax_actors.messages import NOT_SAMPLED, Advantage, TeacherScores, Trajectory
 from relax_actors.messages.experts import join_experts
 
-PROXIMAL, REFERENCE, TEACHER = "actor_fwd", "reference", "teacher"
-"""Columns of log-probs, `[total] float32`: of the proximal policy, of the reference model of the KL, and of a teacher,
-whose column is `TeacherScores`."""
-_FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs"}
+PROXIMAL, REFERENCE, VALUES, TEACHER = "actor_fwd", "reference", "values", "teacher"
+"""Columns `[total] float32`: log-probs of the proximal policy, of the reference model of the KL, values; and
+`TeacherScores`."""
+_FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs", VALUES: "values"}
 
 
 def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
@@ -47,7 +47,7 @@ def samples_of(
         row: index of the row within its step.
         trajectory: samples of the row.
         advantage: advantages and returns of the row; None if the row is only scored.
-        scores: values of further columns by name: log-probs of the row, `[total] float32`, or `TeacherScores`.
+        scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil] of a run with a teacher.
     """
@@ -81,6 +81,25 @@ def samples_of(
                 sample_tokens=sample_tokens[i],
             )
         )
+    return found
+
+
+def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
+    """Return log-probs or values in the layout of a trajectory, `[total] float32`.
+
+    Sequences without trained tokens get 0.
+
+    Args:
+        trajectory: samples of the row.
+        scored: an array for each sequence with trained tokens, prompt included.
+    """
+    found, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
+    start = 0
+    for own in trajectory.lengths.tolist():
+        part = slice(start, start + own)
+        if trained[part].any():
+            found[part] = next(scored)[-own:]
+        start += own
     return found
 
 

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from broker.codec import Array
 from broker.subjects import RowId
 from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
 from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.errors import ConfigError, RelaxError, StoreError
+from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, TeacherScores, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
-from relax_actors.training.samples import PROXIMAL, REFERENCE, TEACHER, samples_of, token_advantages
+from relax_actors.training.row_endings import ending_of_unreadable
+from relax_actors.training.samples import (
+    PROXIMAL,
+    REFERENCE,
+    TEACHER,
+    VALUES,
+    in_layout,
+    samples_of,
+    token_advantages,
+)
 from relax_actors.training.validation import RowValidator, mismatched_version
 
 if TYPE_CHECKING:
     from broker.table import Table
 
+T = TypeVar("T")
 Columns = dict[str, Any]
 """Values of a row by column; a `RelaxError` in place of a value that cannot be read."""
 UnusableRows = dict[int, Dropped | Quarantined]
@@ -36,7 +47,7 @@ class StepRows:
         ids: indices of the rows within the step.
         trajectories: samples of each row.
         advantages: advantages of each row.
-        scores: values of each row in further columns: log-probs, `[total] float32`, or `TeacherScores`.
+        scores: log-probs and values of each row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil]; None without a teacher.
     """
@@ -67,12 +78,24 @@ class StepRows:
         for name, arrays in more.scores.items():
             self.scores.setdefault(name, []).extend(arrays)
 
-    def part(self, rows: range) -> StepRows:
+    def part(self, rows: Sequence[int]) -> StepRows:
         """Return a copy with the rows at these positions."""
-        cut = slice(rows.start, rows.stop)
-        scores = {name: arrays[cut] for name, arrays in self.scores.items()}
-        ids, trajectories, advantages = self.ids[cut], self.trajectories[cut], self.advantages[cut]
+
+        def at(items: list[T]) -> list[T]:
+            return [items[row] for row in rows]
+
+        scores = {name: at(arrays) for name, arrays in self.scores.items()}
+        ids, trajectories, advantages = at(self.ids), at(self.trajectories), at(self.advantages)
         return replace(self, ids=ids, trajectories=trajectories, advantages=advantages, scores=scores)
+
+    def with_proximal(self, scored: Iterator[Array]) -> StepRows:
+        """Return a copy with log-probs of the proximal policy.
+
+        Args:
+            scored: `[len] float32` of each sequence with trained tokens, in the order of `samples`.
+        """
+        found = [in_layout(trajectory, scored) for trajectory in self.trajectories]
+        return replace(self, scores=self.scores | {PROXIMAL: found})
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -161,7 +184,7 @@ class StepReader:
         published: fingerprints of the published weights by version; the caller adds later ones.
 
     Attributes:
-        columns: columns of log-probs that the algorithm reads.
+        columns: columns of log-probs and values that the algorithm reads.
     """
 
     def __init__(self, table: Table, config: Config, published: Mapping[int, str]) -> None:
@@ -172,6 +195,7 @@ class StepReader:
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
             REFERENCE: config.algorithm.needs_reference and not config.computes_reference,
             TEACHER: config.algorithm.distil.place != "none",
+            VALUES: config.critic is not None,
         }
         self._distil = config.algorithm.distil if needed[TEACHER] else None
         self._top_k = config.algorithm.distil.top_k or 0
@@ -209,7 +233,7 @@ class StepReader:
     def _ending(self, columns: Columns, row: RowId) -> Dropped | Quarantined | None:
         """Return the cell that ends a row which cannot be trained; None if it can be trained."""
         if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
-            return _ending_of_unreadable(error)
+            return ending_of_unreadable("trainer", error)
         trajectory: Trajectory = columns["trajectory"]
         if why := self._validator.of_row(trajectory, columns["advantage"], row.step):
             return Quarantined("trainer", 1, why, "")
@@ -249,10 +273,3 @@ class StepReader:
             for columns, value in zip(rows_read, values, strict=True):
                 columns[name] = value
         return rows_read
-
-
-def _ending_of_unreadable(error: RelaxError) -> Dropped | Quarantined:
-    """Drop a row whose data was lost; quarantine a row whose data is malformed."""
-    if isinstance(error, StoreError):
-        return Dropped(DropReason.LOST_SEGMENT, str(error)[:2000])
-    return Quarantined("trainer", 1, f"{type(error).__name__}: {error}"[:2000], "")

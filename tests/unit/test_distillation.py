@@ -30,7 +30,7 @@ def test_divergences_of_a_small_case_worked_by_hand() -> None:
     first, second = 0.25 * 0.8 + 0.75 * 0.5, 0.25 * 0.2 + 0.75 * 0.5
     jsd = 0.25 * (0.8 * math.log(0.8 / first) + 0.2 * math.log(0.2 / second))
     jsd += 0.75 * (0.5 * math.log(0.5 / first) + 0.5 * math.log(0.5 / second))
-    for kind, expected in (("forward_kl", forward), ("reverse_kl", reverse), ("jsd", jsd)):
+    for kind, expected in zip(KINDS, (forward, reverse, jsd), strict=True):
         for tail in ("bucket", "renormalise", "drop"):
             found = distillation_loss(student, teacher, kind=kind, tail=tail, teacher_weight=0.25)
             assert found.item() == pytest.approx(expected, abs=1e-12), (kind, tail)

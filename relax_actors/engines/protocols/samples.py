@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 PER_TOKEN = (
-    *("logprobs", "versions", "advantages", "returns", "proximal_logprobs", "reference_logprobs", "teacher_logprobs"),
-    *("teacher_top_ids", "teacher_top_logprobs"),
+    *("logprobs", "versions", "advantages", "returns", "values", "proximal_logprobs", "reference_logprobs"),
+    *("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
 )
 
 
@@ -31,6 +31,7 @@ class TrainSample:
         versions: int32, version of the weights that sampled each token; -1 for tokens that no policy sampled.
         advantages: float32.
         returns: float32, targets of a critic.
+        values: float32, column `values` of the critic: expected return of the state before each token.
         proximal_logprobs: float32, column `actor_fwd`, with algorithm.proximal = "actor_fwd".
         reference_logprobs: float32, column `reference`, if a role writes it.
         teacher_logprobs: float32, column `teacher`, with algorithm.distil.place = "loss".
@@ -51,6 +52,7 @@ class TrainSample:
     versions: Array | None = None
     advantages: Array | None = None
     returns: Array | None = None
+    values: Array | None = None
     proximal_logprobs: Array | None = None
     reference_logprobs: Array | None = None
     teacher_logprobs: Array | None = None

@@ -1,4 +1,4 @@
-"""Log-probs of sequences under a torch model: the forward pass that training and scoring share.
+"""Log-probs or values of sequences under a torch model: the forward pass that training and scoring share.
 
 A result depends on the weights and the micro-batch. The same sequences in one micro-batch give the same bits in any
 process; in other micro-batches they differ by rounding.
@@ -182,10 +182,26 @@ class Forward:
     def _logprobs_of(self, logits: Tensor, batch: MicroBatch, temperature: float | None = None) -> Tensor:
         divisor = self._temperature if temperature is None else temperature
         found = token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0]
+        return self._in_padded_layout(found, batch)
+
+    def values(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+        """Compute the value of the state before each trained token, `[batch, width] float32`, as `logprobs`.
+
+        Args:
+            model: a token-classification model with one label, set up by `prepare`.
+            batch: the micro-batch.
+        """
+        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            output = model(
+                input_ids=batch.tokens, position_ids=batch.packing.positions, packing=batch.packing, use_cache=False
+            )
+        return self._in_padded_layout(output.logits[0, batch.scored, 0].float(), batch)
+
+    @staticmethod
+    def _in_padded_layout(found: Tensor, batch: MicroBatch) -> Tensor:
         padded = found.new_zeros(batch.mask.numel())
         return padded.index_copy(0, batch.places, found).view(batch.mask.shape)
 
-    @torch.no_grad()
     def score(
         self,
         model: PreTrainedModel,
@@ -206,11 +222,29 @@ class Forward:
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
         """
+        return self.compute(lambda batch: self.logprobs(model, batch, routers=routers), samples, max_tokens, progress)
+
+    @torch.no_grad()
+    def compute(
+        self,
+        compute: Callable[[MicroBatch], Tensor],
+        samples: Sequence[TrainSample],
+        max_tokens: int,
+        progress: Callable[[], None],
+    ) -> list[NDArray[Any]]:
+        """Compute a number for each trained token, micro-batch by micro-batch and without gradients; see `score`.
+
+        Args:
+            compute: returns the numbers of a micro-batch, `[batch, width] float32`.
+            samples: the sequences.
+            max_tokens: largest number of tokens of a micro-batch.
+            progress: called after every micro-batch.
+        """
         found = [np.zeros(len(sample), np.float32) for sample in samples]
         for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
             batch = self.micro_batch(samples, indices)
             if batch.width:
-                scored = self.logprobs(model, batch, routers=routers).cpu().numpy()
+                scored = compute(batch).cpu().numpy()
                 for row, index in enumerate(indices):
                     found[index][samples[index].loss_mask] = scored[row, : samples[index].trained]
             progress()

@@ -54,7 +54,8 @@ class LossInputs:
         mask: bool, true for trained tokens, false for padding.
         sample_tokens: `[batch] int64`, trained tokens of the whole sample of each sequence; None if every sample has
             one sequence.
-        actor_fwd: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd".
+        actor_fwd: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd". With
+            "trainer" they are given if a batch is used for several updates, and are those before the first.
         reference: float32, log-probs of the reference model of the KL, if there is one.
         teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
     """
@@ -168,13 +169,13 @@ class StepObjective:
     def _proximal(self, inputs: LossInputs) -> Tensor:
         """Return the log-probs that the clipped ratio is taken against.
 
-        A batch is used for one optimizer step, so the trainer's log-probs before the step are those of this pass.
+        Where a batch is used for one update, the trainer's log-probs before it are those of this pass.
         """
         match self._algorithm.proximal:
             case "rollout":
                 return inputs.rollout
             case "trainer":
-                return inputs.logprobs.detach()
+                return inputs.logprobs.detach() if inputs.actor_fwd is None else inputs.actor_fwd
             case "actor_fwd":
                 if inputs.actor_fwd is None:
                     msg = 'algorithm.proximal is "actor_fwd", but the batch lacks its log-probs; add the role actor_fwd'
@@ -205,7 +206,7 @@ class StepObjective:
         algorithm, mask, near = self._algorithm, inputs.mask, inputs.logprobs
         if algorithm.reject.kind == "none":
             return mask
-        if self.needs_actor_fwd and inputs.actor_fwd is not None:
+        if inputs.actor_fwd is not None:
             near = inputs.actor_fwd
         low, high = algorithm.reject.low, algorithm.reject.high
         kind = cast("RejectKind", algorithm.reject.kind)
@@ -242,11 +243,16 @@ class StepObjective:
         return with_replay_shares(rest) | means | loss | ratio_quantiles(self.log_ratios)
 
 
-def check_gradient_norm(norm: float) -> None:
-    """Raise FloatingPointError unless a gradient norm is finite."""
+def check_gradient_norm(norm: float, section: str = "trainer") -> None:
+    """Raise FloatingPointError unless a gradient norm is finite.
+
+    Args:
+        norm: norm of the gradients of the whole model.
+        section: "trainer" or "critic", whose learning rate is too high.
+    """
     if not math.isfinite(norm):
         msg = (
-            f"gradient norm is {norm}: the loss diverged; start a new run with a lower trainer.learning_rate or "
+            f"gradient norm is {norm}: the loss diverged; start a new run with a lower {section}.learning_rate or "
             "tighter clip bounds"
         )
         raise FloatingPointError(msg)

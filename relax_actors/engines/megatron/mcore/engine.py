@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from megatron.core import parallel_state
@@ -145,7 +146,7 @@ class MegatronEngine:
                 padded("advantages"),
                 tensors.mask,
                 torch.tensor(counts, dtype=torch.int64, device=self._device),
-                actor_fwd=padded("proximal_logprobs") if objective.needs_actor_fwd else None,
+                actor_fwd=padded("proximal_logprobs") if samples[0].proximal_logprobs is not None else None,
                 reference=padded("reference_logprobs") if _has_reference(samples) else reference.get(number),
             )
             return objective.loss(inputs)
@@ -154,6 +155,23 @@ class MegatronEngine:
         self._micro_batches += len(batches)
         if self._replay is not None:
             self._local.append(self._replay.reroutes.take())
+
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute log-probs with the current weights, the same on all ranks; see `SupportsScore`."""
+        batches = self._schedule.micro_batches(samples)
+        if self._replay is not None:
+            self._replay.begin(replays=True, trains=False)
+        scored = self._schedule.score(self._optimizer.models, batches, samples, progress, self._replay)
+        own = [
+            (index, row[: samples[index].trained])
+            for number, logprobs in scored.items()
+            for index, row in zip(batches[number].indices, logprobs.cpu().numpy(), strict=False)
+        ]
+        found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
+        for part in process_groups.all_gather_messages(own if self._reports_metrics else []):
+            for index, logprobs in part:
+                found[index][samples[index].loss_mask] = logprobs
+        return found
 
     def discard(self) -> None:
         """Discard the accumulated gradients; see `TrainingEngine`."""
