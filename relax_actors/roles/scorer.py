@@ -94,7 +94,7 @@ class Scorer(Role):
         return RowError(why) if why else None
 
     def _score(self, rows: list[Row]) -> list[Any]:
-        trajectories: list[Trajectory] = [row.trajectory for row in rows]
+        trajectories = [self.trajectory(row) for row in rows]
         self.use_weights(max(int(t.versions.max()) for t in trajectories))
         cpu_start = time.thread_time()
         samples = self.samples(rows)
@@ -106,7 +106,12 @@ class Scorer(Role):
     def samples(self, rows: Sequence[Row]) -> list[TrainSample]:
         """Return the sequences to score, of all rows in order."""
         replays = self.replays and self.context.config.trainer.router_replay
-        return [s for i, row in enumerate(rows) for s in samples_of(i, row.trajectory, replays=replays)]
+        return [s for i, row in enumerate(rows) for s in samples_of(i, self.trajectory(row), replays=replays)]
+
+    def trajectory(self, row: Row) -> Trajectory:
+        """Return the trajectory of a row whose trained tokens are scored."""
+        found: Trajectory = row.trajectory
+        return found
 
     def score(self, samples: list[TrainSample]) -> Sequence[Any]:
         """Score sequences with the weights in use."""

@@ -21,7 +21,7 @@ from relax_actors.messages.teacher import TeacherScores
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import Row
-from relax_actors.training.samples import in_layout
+from relax_actors.training.samples import in_layout, without_truncated
 
 
 class Teacher(Scorer):
@@ -82,6 +82,16 @@ class Teacher(Scorer):
         if self._is_live:
             self._stager.use_newest(newest_sampled)
 
+    def trajectory(self, row: Row) -> Trajectory:
+        """Return the trajectory of a row without the samples that the trainer leaves out."""
+        found = super().trajectory(row)
+        if not self.context.config.algorithm.shaping.mask_truncated:
+            return found
+        kept = without_truncated(found)
+        if isinstance(kept, RelaxError):
+            raise kept
+        return kept
+
     def samples(self, rows: Sequence[Row]) -> list[TrainSample]:
         """Return the sequences to score, with the hint in place of the prompt."""
         found = super().samples(rows)
@@ -96,8 +106,9 @@ class Teacher(Scorer):
         if problem is not None:
             return problem
         try:
+            self.trajectory(row)
             before, after = self._hinted(row.prompt) if self.hint else ((), ())
-        except RowError as error:
+        except RelaxError as error:
             return error
         longest = max(row.trajectory.sequence_lengths) + len(after) - len(before)
         if longest > self._room:

@@ -74,8 +74,8 @@ class Trainer(StatefulRole):
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
         coverage = TrainedRows(self._publisher, self._ledger)
-        folder = self.context.folder.checkpoints
-        self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder)
+        folder, own = self.context.folder.checkpoints, self._feed.statistics
+        self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder, own)
         self._metrics: dict[str, float] = {}
         self._endings = RowEndings(self.context)
         self._idle_since = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from broker.codec import Array
 from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.messages import NOT_SAMPLED, Advantage, TeacherScores, Trajectory
+from relax_actors.errors import CodecError, RelaxError
+from relax_actors.messages import NOT_SAMPLED, Advantage, FinishReason, TeacherScores, Trajectory
 from relax_actors.messages.experts import join_experts
 
 PROXIMAL, REFERENCE, VALUES, TEACHER = "actor_fwd", "reference", "values", "teacher"
@@ -30,6 +32,15 @@ def teacher_fields(teacher: TeacherScores, trajectory: Trajectory) -> dict[str, 
     found = {"teacher_logprobs": teacher.logprobs}
     top = teacher.expanded(trajectory.trained)
     return found if top is None else found | {"teacher_top_ids": top[0], "teacher_top_logprobs": top[1]}
+
+
+def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
+    """Return a trajectory whose samples that were cut off are not trained; an error if all samples were."""
+    cut = np.array([reason == FinishReason.LENGTH for reason in trajectory.finish_reasons])
+    mask = trajectory.trained & ~np.repeat(cut, trajectory.sample_lengths)
+    if not mask.any():
+        return CodecError("all trained samples were cut off; algorithm.shaping.mask_truncated leaves nothing to train")
+    return replace(trajectory, loss_mask=mask) if cut.any() else trajectory
 
 
 def samples_of(
@@ -64,6 +75,7 @@ def samples_of(
         flat |= teacher_fields(teacher, trajectory)
     mask, recorded = trajectory.trained, trajectory.expanded_experts() if replays else None
     sample_tokens = np.repeat(trajectory.trained_lengths, trajectory.counts).tolist()
+    numbers = np.repeat(np.arange(len(trajectory.counts)), trajectory.counts).tolist()
     found, start = [], 0
     for i, (own, shared) in enumerate(zip(trajectory.lengths.tolist(), trajectory.shared.tolist(), strict=True)):
         part = slice(start, start + own)
@@ -78,6 +90,7 @@ def samples_of(
                 **{name: _after_prompt(shared, array[part]) for name, array in flat.items()},
                 routed_experts=None if recorded is None else join_experts(recorded, i, shared, part),
                 row=row,
+                sample=numbers[i],
                 sample_tokens=sample_tokens[i],
             )
         )

@@ -10,7 +10,6 @@ import numpy as np
 
 from broker.codec import Array
 from broker.subjects import RowId
-from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
 from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import TrainSample
@@ -25,7 +24,7 @@ from relax_actors.training.samples import (
     VALUES,
     in_layout,
     samples_of,
-    token_advantages,
+    without_truncated,
 )
 from relax_actors.training.validation import RowValidator, mismatched_version
 
@@ -116,26 +115,6 @@ class StepRows:
             found += samples_of(index, trajectory, advantage, scores, replays=self.replays, distil=self.distil)
         return found
 
-    def normalised(self, kind: StepNormalisation) -> StepRows:
-        """Return a copy with advantages normalised over all rows; see `normalise_step`.
-
-        Statistics cover samples with a trained token, or trained tokens if any row has advantages of tokens.
-        """
-        if kind == "none":
-            return self
-        pairs = list(zip(self.advantages, self.trajectories, strict=True))
-        if all(len(a.values) == len(t.texts) for a, t in pairs):
-            values = [a.values.astype(np.float32) for a in self.advantages]
-            masks = [t.trained_lengths > 0 for t in self.trajectories]
-        else:
-            values = [token_advantages(a, t).copy() for a, t in pairs]
-            masks = [t.trained for t in self.trajectories]
-        trained = normalise_step([v[mask] for v, mask in zip(values, masks, strict=True)], kind=kind)
-        for row, mask, new in zip(values, masks, trained, strict=True):
-            row[mask] = new
-        advantages = [replace(a, values=v) for a, v in zip(self.advantages, values, strict=True)]
-        return replace(self, advantages=advantages)
-
     @property
     def reward_components(self) -> dict[str, float]:
         """Mean of each reward component over the rows that have it."""
@@ -191,9 +170,10 @@ class StepReader:
         self._published = published
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays = config.trainer.router_replay
+        self._masks_truncated = config.algorithm.shaping.mask_truncated
         needed = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
-            REFERENCE: config.algorithm.needs_reference and not config.computes_reference,
+            REFERENCE: config.algorithm.kl.place == "loss" and not config.computes_reference,
             TEACHER: config.algorithm.distil.place != "none",
             VALUES: config.critic is not None,
         }
@@ -263,6 +243,10 @@ class StepReader:
         for name, expected in (("trajectory", Trajectory), ("advantage", Advantage)):
             for columns, found in zip(rows_read, read_column(self._table, rows, name, expected), strict=True):
                 columns[name] = found
+        if self._masks_truncated:
+            for columns in rows_read:
+                if isinstance(trajectory := columns["trajectory"], Trajectory):
+                    columns["trajectory"] = without_truncated(trajectory)
         trajectories = [columns["trajectory"] for columns in rows_read]
         for name in self.columns:
             values: list[Any] = (

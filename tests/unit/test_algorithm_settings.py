@@ -177,7 +177,7 @@ REFUSED = {
         ("algorithm.name=gdpo", "algorithm.weights.style=2"),
         "algorithm.weights names 'style'; the reward components of the run are 'exact_match', 'positional_match'",
     ),
-    "length-weighted ratio": (
+    "length-weighted ratio": Refused(
         ("algorithm.name=gspo", "algorithm.aggregate=token_mean"),
         'algorithm.ratio = "sequence_mean" with algorithm.aggregate = "token_mean" weighs samples by their '
         'length; set algorithm.aggregate = "sample_mean_of_means", or "sample_weight_length" for LUSPO',

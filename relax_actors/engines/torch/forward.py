@@ -18,11 +18,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.algorithms.distillation import logprobs_at
+from relax_actors.algorithms.entropy import logprobs_and_entropies
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch.experts import Routers, pack_experts
+from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.engines.torch.packing import ATTENTION, Packing
 
 
@@ -141,31 +143,44 @@ class Forward:
             only_count: let the routers make their own choice, and only count differences from the recorded experts.
         """
         logits = self._logits(model, batch, routers, only_count=only_count)
-        return self._logprobs_of(logits, batch, temperature)
+        divisor = self._temperature if temperature is None else temperature
+        return self._in_padded_layout(token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0], batch)
 
-    def logprobs_and_top(
-        self, model: PreTrainedModel, batch: MicroBatch, ids: Tensor, *, routers: Routers | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Compute log-probs of the trained tokens, and of k given tokens at the place of each.
+    def score_trained(
+        self,
+        model: PreTrainedModel,
+        batch: MicroBatch,
+        *,
+        entropies: bool = False,
+        ids: Tensor | None = None,
+        routers: Routers | None = None,
+    ) -> ScoredTokens:
+        """Compute log-probs of the trained tokens as `logprobs` does, and what else the loss needs.
 
         Args:
             model: a model set up by `prepare`.
             batch: the micro-batch.
-            ids: `[batch, width, k] int64`, the given tokens.
+            entropies: whether to compute entropies over the vocabulary.
+            ids: `[batch, width, k] int64`, tokens whose log-probs are needed at the place of each trained token.
             routers: routers of the model, to replay the recorded experts.
-
-        Returns:
-            `[batch, width]` and `[batch, width, k] float32`, 0 where `batch.mask` is false.
         """
         logits = self._logits(model, batch, routers)
-        top = logprobs_at(logits[0], ids.flatten(0, 1)[batch.places], self._temperature)
-        padded = top.new_zeros((batch.mask.numel(), ids.shape[-1])).index_copy(0, batch.places, top)
-        return self._logprobs_of(logits, batch), padded.view(ids.shape)
+        targets, found = batch.tokens[:, batch.scored + 1], None
+        if entropies:
+            logprobs, of_vocabulary = logprobs_and_entropies(logits, targets, self._temperature)
+            found = self._in_padded_layout(of_vocabulary[0], batch)
+        else:
+            logprobs = token_logprobs(logits, targets, self._temperature)
+        top = None
+        if ids is not None:
+            top = logprobs_at(logits[0], ids.flatten(0, 1)[batch.places], self._temperature)
+            top = top.new_zeros((batch.mask.numel(), ids.shape[-1])).index_copy(0, batch.places, top).view(ids.shape)
+        return ScoredTokens(self._in_padded_layout(logprobs[0], batch), found, top)
 
     def _logits(
         self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None = None, *, only_count: bool = False
     ) -> Tensor:
-        """Compute the logits that predict the trained tokens, `[1, trained, vocab]`."""
+        """Compute the logits of the trained tokens, `[1, trained, vocab]`."""
         replaying: AbstractContextManager[None] = nullcontext()
         if routers is not None and batch.experts is not None:
             replaying = routers.replaying(batch.experts, only_count=only_count)
@@ -178,11 +193,6 @@ class Forward:
                 logits_to_keep=batch.scored,
             ).logits
         return logits
-
-    def _logprobs_of(self, logits: Tensor, batch: MicroBatch, temperature: float | None = None) -> Tensor:
-        divisor = self._temperature if temperature is None else temperature
-        found = token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0]
-        return self._in_padded_layout(found, batch)
 
     def values(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
         """Compute the value of the state before each trained token, `[batch, width] float32`, as `logprobs`.
@@ -264,7 +274,9 @@ class Forward:
         for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
             batch = self.micro_batch(samples, indices)
             logits = self._logits(model, batch)
-            scored = self._logprobs_of(logits, batch).cpu().numpy()
+            targets = batch.tokens[:, batch.scored + 1]
+            found_logprobs = token_logprobs(logits, targets, self._temperature)[0]
+            scored = self._in_padded_layout(found_logprobs, batch).cpu().numpy()
             ids = logits[0].topk(top_k, -1).indices
             top = logprobs_at(logits[0], ids, self._temperature).cpu().numpy()
             ends = np.cumsum([samples[index].trained for index in indices])
