@@ -231,7 +231,8 @@ REFUSED = {
     ),
     "no teacher": Refused(
         ("algorithm.name=opd",),
-        'algorithm.distil.place = "advantage" needs a teacher; add [roles.teacher]',
+        'algorithm.distil.place = "advantage" needs a teacher; add [roles.teacher] with model = "<folder>", '
+        "server = <URL>, or hint for self-distillation",
     ),
     "nothing to train": Refused(
         ("algorithm.advantage=none",),
