@@ -18,25 +18,6 @@ from relax_actors.config.algorithm_parts import (
 from relax_actors.config.sections import Fraction, Named, NonNegative, Positive, PositiveFloat, Section
 from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
 
-NOT_YET: dict[str, tuple[Any, ...]] = {
-    "advantage": (
-        *("returns", "gae", "greedy", "length_weighted", "passk", "mean_ratio", "ema"),
-        *("optimal_token", "optimal_turn", "reward", "none"),
-    ),
-    "scale": ("group_mean",),
-    "components": ("decoupled",),
-    "signal_scale": (True,),
-    "kl.place": ("reward",),
-    "distil.place": ("advantage", "loss"),
-    "shaping.overlong": (True,),
-    "shaping.mask_truncated": (True,),
-}
-"""Values whose code does not exist yet. To be emptied."""
-NOT_YET_CHANGED: dict[str, Any] = {
-    "shaping.length_penalty": 0.0,
-}
-"""Settings whose code does not exist yet, with the only value that can be used. To be emptied."""
-
 
 class AlgorithmSection(Section):
     """[algorithm]: the learning algorithm. `relax algorithms` lists the presets."""
@@ -46,8 +27,13 @@ class AlgorithmSection(Section):
     GRPO with the loss averaged over tokens."""
 
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
-    """Advantage estimator: `group` subtracts the mean reward of the group (arXiv 2402.03300), `rloo` the mean of the
-    other samples (arXiv 2402.14740); or the dotted path of your own function."""
+    """Advantage estimator. What is subtracted from the reward: `group`, the mean of the group (arXiv 2402.03300);
+    `rloo`, the mean of the other samples (arXiv 2402.14740); `length_weighted`, the mean weighted by length (arXiv
+    2505.23585); `greedy`, the reward of an additional greedy sample (arXiv 2310.10505); `ema`, the running mean of the
+    role in `metadata["role"]` of the task (arXiv 2506.24119); `optimal_token` or `optimal_turn`, the optimal baseline
+    of each position (arXiv 2602.07078); or nothing: `reward`. `passk` trains the best sample only (arXiv 2503.19595),
+    `mean_ratio` divides by the mean (arXiv 2602.02710), `returns` and `gae` are discounted (arXiv 2501.03262,
+    1506.02438), `none` is 0. Or the dotted path of your own function."""
     scale: Literal["none", "group_std", "batch_std", "group_mean"] = "group_std"
     """Divisor of the advantages: none, the standard deviation of the rewards of the group or of the step, or the mean
     reward of the group."""
@@ -128,27 +114,7 @@ class AlgorithmSection(Section):
     @classmethod
     def _with_preset(cls, tree: Any) -> Any:
         """Fill settings that are not set from the preset."""
-        if not isinstance(tree, dict):
-            return tree
-        filled = presets.filled(tree)
-        check_implemented(filled)
-        return filled
-
-    @model_validator(mode="after")
-    def _across(self) -> AlgorithmSection:
-        if self.length is not None and self.aggregate != "constant":
-            msg = (
-                f'algorithm.length = {self.length} has no effect with algorithm.aggregate = "{self.aggregate}"; set '
-                'algorithm.aggregate = "constant", or remove it'
-            )
-            raise ValueError(msg)
-        if self.correction.kind != "none" and self.proximal == "rollout":
-            msg = (
-                f"algorithm.correction.kind = {self.correction.kind!r} weighs by the proximal policy over the rollout "
-                'policy, which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
-            )
-            raise ValueError(msg)
-        return self
+        return presets.filled(tree) if isinstance(tree, dict) else tree
 
     @property
     def needs_reference(self) -> bool:
@@ -157,17 +123,5 @@ class AlgorithmSection(Section):
 
     @property
     def needs_whole_step(self) -> bool:
-        """Whether advantages need statistics of the whole step, so that its backward cannot start before."""
-        return self.whiten != "none" or self.scale == "batch_std" or self.signal_scale or self.components == "decoupled"
-
-
-def check_implemented(tree: dict[str, Any]) -> None:
-    """Refuse settings whose code does not exist yet.
-
-    Raises:
-        ValueError: there is one.
-    """
-    for key, value in presets.leaves(tree):
-        if value in NOT_YET.get(key, ()) or value != NOT_YET_CHANGED.get(key, value):
-            msg = f"algorithm.{key} = {value!r} is not implemented yet; set another value"
-            raise ValueError(msg)
+        """Whether advantages need the whole step in order, so that its backward cannot start before."""
+        return self.whiten != "none" or self.scale == "batch_std" or self.signal_scale or self.advantage == "ema"

@@ -26,14 +26,26 @@ ROLES: Registry[type] = Registry(
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
         "reference": "relax_actors.roles.reference:Reference",
         "actor_fwd": "relax_actors.roles.actor_fwd:ActorFwd",
+        "teacher": "relax_actors.roles.teacher:Teacher",
     },
 )
 ADVANTAGES: Registry[Callable[..., Any]] = Registry(
     "advantage estimator",
     "relax_actors.advantage_estimators",
     {
-        "group": "relax_actors.algorithms.advantages:group_advantages",
-        "rloo": "relax_actors.algorithms.advantages:leave_one_out",
+        "group": "relax_actors.algorithms.advantages.baselines:group",
+        "rloo": "relax_actors.algorithms.advantages.baselines:rloo",
+        "passk": "relax_actors.algorithms.advantages.baselines:passk",
+        "mean_ratio": "relax_actors.algorithms.advantages.baselines:mean_ratio",
+        "length_weighted": "relax_actors.algorithms.advantages.baselines:length_weighted",
+        "greedy": "relax_actors.algorithms.advantages.baselines:greedy",
+        "ema": "relax_actors.algorithms.advantages.baselines:ema",
+        "reward": "relax_actors.algorithms.advantages.baselines:reward",
+        "none": "relax_actors.algorithms.advantages.baselines:none",
+        "returns": "relax_actors.algorithms.advantages.returns:returns",
+        "gae": "relax_actors.algorithms.advantages.returns:gae",
+        "optimal_token": "relax_actors.algorithms.advantages.token_baseline:optimal_token",
+        "optimal_turn": "relax_actors.algorithms.advantages.token_baseline:optimal_turn",
     },
 )
 POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(

@@ -74,8 +74,8 @@ class Trainer(StatefulRole):
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
         coverage = TrainedRows(self._publisher, self._ledger)
-        folder = self.context.folder.checkpoints
-        self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder)
+        folder, own = self.context.folder.checkpoints, self._feed.statistics
+        self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder, own)
         self._metrics: dict[str, float] = {}
         self._endings = RowEndings(self.context)
         self._idle_since = time.monotonic()
@@ -286,6 +286,7 @@ class Trainer(StatefulRole):
             "staleness": batch.staleness,
             "staleness_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
             "span": rows.span,
+            **({} if (gap := rows.teacher_gap) is None else {"teacher_kl": round(gap, 6)}),
             "stale_rows": rows.older_than(step, self.context.config.staleness.max),
             "waited_seconds": 0.0,
             "train_seconds": 0.0,

@@ -14,12 +14,11 @@ from contextlib import contextmanager
 
 from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
-from relax_actors.algorithms.step_statistics import StepNormalisation
-from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import StepResult
 from relax_actors.engines.protocols.training import AccumulatesSteps, Score
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
+from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 from relax_actors.training.updates import combine_updates, minibatches
 
@@ -41,12 +40,13 @@ class StepFeed:
         config = context.config
         self._context, self._engine, self._reader, self._score = context, engine, reader, score
         self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
-        self._normalisation = _normalisation(config.algorithm)
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
         whole = config.algorithm.needs_whole_step or config.trainer.updates > 1
         self._streams = config.trainer.stream and not whole
         # Steps in which the policy waits for its critic.
         self._skipped = 0 if config.critic is None else config.critic.warmup_steps
+        self.statistics = StepAdvantages(config.algorithm)
+        """The part of the advantages that needs the whole step, and its state."""
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
         """Wall time in the engine for the current step, and CPU time in the engine for this incarnation."""
@@ -133,7 +133,7 @@ class StepFeed:
             before_step: returns when the current weights are no longer being read, e.g. by the publisher.
         """
         self.early_seconds = self.seconds
-        self._rows = self._rows.normalised(self._normalisation)
+        self._rows = self.statistics.apply(self._rows)
         trainer, run = self._context.config.trainer, self._context.config.run
         if trainer.updates == 1:
             self._compute(self._parts())
@@ -184,10 +184,3 @@ class StepFeed:
             raise ConfigError(msg) from error
         self.seconds += time.monotonic() - wall_start
         self.cpu_seconds += time.thread_time() - cpu_start
-
-
-def _normalisation(algorithm: AlgorithmSection) -> StepNormalisation:
-    """Return how advantages are normalised over the step."""
-    if algorithm.whiten != "none":
-        return "whiten"
-    return "std" if algorithm.scale == "batch_std" else "none"

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,14 +185,23 @@ def table(tally: Tally, result: dict[str, Any], story: Story, prints: tuple[str,
     return "\n".join(lines)
 
 
-def compare(folder: Path, kills: int, seed: int, say: Any = lambda _: None) -> tuple[str, Tally, dict[str, Any], Story]:
+def compare(
+    folder: Path, kills: int, seed: int, say: Any = lambda _: None, *, settings: Sequence[str] = ()
+) -> tuple[str, Tally, dict[str, Any], Story]:
     """Run both; return the report, the tally, and the result and story of the killed run.
+
+    Args:
+        folder: holds both runs.
+        kills: number of kills.
+        seed: of the kills.
+        say: called with a line for each kill.
+        settings: settings of both runs besides `SETTINGS`.
 
     Raises:
         AssertionError: a run failed, or a moment did not come in time.
     """
     plans = plan(kills, seed)
-    settings = [*SETTINGS, f"run.steps={steps_for(plans)}"]
+    settings = [*SETTINGS, *settings, f"run.steps={steps_for(plans)}"]
     say(f"an undisturbed run of {steps_for(plans)} steps")
     calm = Run(folder, "calm", settings)
     alone = calm.complete(900)

@@ -35,7 +35,10 @@ class Rows:
             ["stop", "stop"],
         )
         size = 10.0 * (index + 1)
-        return {"trajectory": trajectory, "advantage": Advantage(np.array([size, -size], np.float32), 0.0)}
+        advantage = Advantage(
+            np.array([size, -size], np.float32), 0.0, rewards=np.array([size, 0.0]), role="ab"[index % 2]
+        )
+        return {"trajectory": trajectory, "advantage": advantage}
 
     def empty(self) -> StepRows:
         return StepRows([], [], [])
@@ -61,7 +64,7 @@ def feed_of(config: Config) -> tuple[StepFeed, TorchEngine]:
     return StepFeed(cast("Any", context), engine, cast("StepReader", Rows())), engine
 
 
-@pytest.mark.parametrize("settings", [{}, {"scale": "batch_std"}, {"scale": "none", "whiten": "samples"}])
+@pytest.mark.parametrize("settings", [{}, {"scale": "batch_std"}, {"whiten": "samples"}, {"advantage": "ema"}])
 @pytest.mark.parametrize("stream", [True, False])
 def test_replay_of_a_step_with_a_replaced_row_gives_the_same_weights(
     tmp_path: Path,

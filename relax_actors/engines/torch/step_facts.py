@@ -18,7 +18,7 @@ from torch import Tensor
 from relax_actors.algorithms.first_pass import SequenceRecord, StepFacts, choose_tokens, most_uncertain, sum_records
 from relax_actors.algorithms.policy import Totals
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.engines.torch.objective import LossInputs, StepObjective
+from relax_actors.engines.torch.objective import LossInputs, ScoredTokens, StepObjective, TeacherInputs
 
 Array = NDArray[Any]
 Records = dict[int, SequenceRecord]
@@ -34,7 +34,7 @@ def needs_first_pass(objective: StepObjective, samples: Sequence[TrainSample]) -
 def loss_inputs(
     objective: StepObjective,
     samples: Sequence[TrainSample],
-    scored: tuple[Tensor, Tensor | None],
+    scored: ScoredTokens,
     mask: Tensor,
     padded: Callable[[Sequence[Array]], Tensor],
     *,
@@ -47,14 +47,13 @@ def loss_inputs(
     Args:
         objective: loss of the step.
         samples: sequences of the micro-batch.
-        scored: log-probs and, if computed, entropies of their trained tokens, `[batch, width]`.
+        scored: what the trained policy says of their trained tokens.
         mask: `[batch, width] bool`.
-        padded: pads one array a sequence to `[batch, width] float32`.
+        padded: pads one array a sequence, `[trained]` or `[trained, k]`, to `[batch, width]` or `[batch, width, k]`.
         facts: numbers of the step, if the loss needs any.
         indices: position of each sequence in `facts`.
         reference: log-probs of the reference, unless the sequences have them.
     """
-    logprobs, entropies = scored
 
     def column(name: str) -> Tensor:
         return padded([sample.masked(name) for sample in samples])
@@ -66,15 +65,20 @@ def loss_inputs(
         reference = column("reference_logprobs")
     given = bool(samples) and samples[0].proximal_logprobs is not None
     counts = [sample.sample_tokens or sample.trained for sample in samples]
+    teacher = None
+    if objective.needs_teacher:
+        top = None if scored.top is None else column("teacher_top_logprobs")
+        teacher = TeacherInputs(column("teacher_logprobs"), top, scored.top)
     return LossInputs(
-        logprobs,
+        scored.logprobs,
         column("logprobs"),
         column("advantages"),
         mask,
         torch.tensor(counts, dtype=torch.int64, device=mask.device),
         proximal=column("proximal_logprobs") if given else None,
         reference=reference,
-        entropies=entropies,
+        entropies=scored.entropies,
+        teacher=teacher,
         selected=flags(facts.selected if facts else None),
         uncertain=flags(facts.uncertain if facts else None),
         totals=_totals(objective, facts, indices, mask.device),
