@@ -23,7 +23,7 @@ same list.
 `algorithm.name` names a preset, which fills the settings of `[algorithm]` that you do not set.
 [Choose an algorithm](how-to/algorithm.md) explains how to choose one, override it and write your own.
 
-Notation: $r_i$ is the reward of sample $i$ of the $n$ samples of a prompt, $\bar{r}$ their mean; $|y_i|$ is the number of
+Notation: $r_i$ is the reward of sample $i$ of $n$ samples of a prompt, $\bar{r}$ their mean; $|y_i|$ is the number of
 trained tokens of a sample, $N$ the number of samples of the step; $A$ is an advantage; $\ell_t$ is the log-prob of a
 token under the trained policy, $\ell^{\text{old}}_t$ under the proximal policy, $\ell^{\text{ref}}_t$ under the
 reference model; $\operatorname{sg}$ stops the gradient. A standard deviation has divisor $n - 1$. Losses are minimised.

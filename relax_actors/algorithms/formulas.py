@@ -85,7 +85,10 @@ SURROGATES = {
     ),
     "clip_weight": (
         "-sg(clip(R, 1 - clip_low, 1 + clip_high)) A lp",
-        r"-\operatorname{sg}(\operatorname{clip}(\rho, 1 - \epsilon_{\text{low}}, 1 + \epsilon_{\text{high}})) A \ell_t",
+        (
+            r"-\operatorname{sg}(c) A \ell_t, \quad c = "
+            r"\operatorname{clip}(\rho, 1 - \epsilon_{\text{low}}, 1 + \epsilon_{\text{high}})"
+        ),
     ),
     "gate": (
         "-(4 / tau) sigmoid(tau (R - 1)) A, with tau_pos where A > 0, else tau_neg",

@@ -33,6 +33,7 @@ class Squares(ActorFwd):
             msg = f'roles.{self.context.role}.backend = "{self.backend}" computes no squared probabilities; set "torch"'
             raise ConfigError(msg)
 
-    def _compute(self, samples: Sequence[TrainSample]) -> Sequence[Array]:
+    def score(self, samples: list[TrainSample]) -> Sequence[Array]:
+        """Compute sums of squared probabilities with the weights in use."""
         assert isinstance(self._engine, SupportsSquares)  # noqa: S101 checked in `setup`
         return self._engine.squares(samples, self.progress)
