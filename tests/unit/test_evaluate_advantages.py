@@ -22,8 +22,9 @@ def test_groups_are_told_by_their_ids_in_any_order() -> None:
 def test_tokens_are_ragged_and_masked() -> None:
     settings = {"gamma": 0.5, "gae_lambda": 0.5}
     found = advantages("gae", settings, rewards=[2, 7], values=[[0.5, 9, 0.25, 1], []], mask=[[1, 0, 1, 1], []])
-    assert found["advantages"] == [[-0.25 * 1.5 + 0.125 * 0.5 - 0.0, 0.0, 0.5, 1.0], []]
-    assert found["returns"] == [[0.1875, 0.0, 0.75, 2.0], []]
+    # delta is -0.375, 0.25 and 1 at tokens 0, 2 and 3; each adds to the one before by a quarter.
+    assert found["advantages"] == [[-0.25, 0.0, 0.5, 1.0], []]
+    assert found["returns"] == [[0.25, 0.0, 0.75, 2.0], []]
 
 
 def test_kl_enters_the_reward_of_tokens_or_of_samples() -> None:

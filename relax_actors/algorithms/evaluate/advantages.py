@@ -77,12 +77,13 @@ def _whole(inputs: Inputs) -> Group:
     lengths = np.array(inputs.lengths if inputs.has_tokens else raw.get("lengths", [1] * len(rewards)), np.int64)
     names = ("token_rewards", "values", "logprobs", "squares")
     present = _present(lengths)
+    tokens: dict[str, Any] = {name: inputs.token(name).numpy()[present] for name in names if name in raw}
     return Group(
         rewards=rewards,
         lengths=lengths,
         loss_mask=inputs.mask.numpy()[present] if inputs.has_tokens else None,
         components={name: np.asarray(part, np.float64) for name, part in raw.get("components", {}).items()},
-        **{name: inputs.token(name).numpy()[present] for name in names if name in raw},
+        **tokens,
     )
 
 
