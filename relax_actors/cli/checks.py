@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from relax_actors.algorithms.estimators import load_estimator
+from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.notes import notes as algorithm_notes
 from relax_actors.cli.critic import check_values_are_read
 from relax_actors.cli.placement import check_log_probs
@@ -157,7 +157,7 @@ def check_roles(config: Config) -> Iterator[str]:
 
 def check_rewards(config: Config) -> Iterator[str]:
     """Check that the reward functions and the advantage estimator import; note unusual algorithm settings."""
-    load_estimator(config.algorithm.advantage)
+    estimator_of(config.algorithm)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
     if config.eval is not None:
         settings["eval.reward"] = config.eval.reward

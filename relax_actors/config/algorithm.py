@@ -19,27 +19,17 @@ from relax_actors.config.sections import Fraction, Named, NonNegative, Positive,
 from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
 
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "advantage": (
-        *("returns", "gae", "greedy", "length_weighted", "passk", "mean_ratio", "ema"),
-        *("optimal_token", "optimal_turn", "reward", "none"),
-    ),
-    "scale": ("group_mean",),
-    "components": ("decoupled",),
-    "signal_scale": (True,),
     "ratio": ("sequence_mean", "sequence_product", "none"),
     "surrogate": (
         *("clip_weight", "gate", "gamma", "geometric", "divergence_mask", "score", "p3o", "clip_cov", "kl_cov"),
     ),
     "aggregate": ("sample_mean_of_sums", "sample_weight_length"),
-    "kl.place": ("reward",),
     "kl.k2_gradient": (True,),
     "kl.unbiased": (True,),
     "correction.level": ("sequence",),
     "correction.normalise": ("tokens", "samples"),
     "reject.kind": ("product",),
     "distil.place": ("advantage", "loss"),
-    "shaping.overlong": (True,),
-    "shaping.mask_truncated": (True,),
 }
 """Values whose code does not exist yet. To be emptied."""
 NOT_YET_CHANGED: dict[str, Any] = {
@@ -50,7 +40,6 @@ NOT_YET_CHANGED: dict[str, Any] = {
     "entropy.quantile": 1.0,
     "reject.opsm": None,
     "log_ratio_penalty": 0.0,
-    "shaping.length_penalty": 0.0,
 }
 """Settings whose code does not exist yet, with the only value that can be used. To be emptied."""
 
@@ -62,8 +51,13 @@ class AlgorithmSection(Section):
     """Preset: fills the settings of [algorithm] that are not set."""
 
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
-    """Advantage estimator: `group` subtracts the mean reward of the group (arXiv 2402.03300), `rloo` the mean of the
-    other samples (arXiv 2402.14740); or the dotted path of your own function."""
+    """Advantage estimator. What is subtracted from the reward: `group`, the mean of the group (arXiv 2402.03300);
+    `rloo`, the mean of the other samples (arXiv 2402.14740); `length_weighted`, the mean weighted by length (arXiv
+    2505.23585); `greedy`, the reward of an additional greedy sample (arXiv 2310.10505); `ema`, the running mean of the
+    role in `metadata["role"]` of the task (arXiv 2506.24119); `optimal_token` or `optimal_turn`, the optimal baseline
+    of each position (arXiv 2602.07078); or nothing: `reward`. `passk` trains the best sample only (arXiv 2503.19595),
+    `mean_ratio` divides by the mean (arXiv 2602.02710), `returns` and `gae` are discounted (arXiv 2501.03262,
+    1506.02438), `none` is 0. Or the dotted path of your own function."""
     scale: Literal["none", "group_std", "batch_std", "group_mean"] = "group_std"
     """Divisor of the advantages: none, the standard deviation of the rewards of the group or of the step, or the mean
     reward of the group."""
@@ -173,8 +167,8 @@ class AlgorithmSection(Section):
 
     @property
     def needs_whole_step(self) -> bool:
-        """Whether advantages need statistics of the whole step, so that its backward cannot start before."""
-        return self.whiten != "none" or self.scale == "batch_std" or self.signal_scale or self.components == "decoupled"
+        """Whether advantages need the whole step in order, so that its backward cannot start before."""
+        return self.whiten != "none" or self.scale == "batch_std" or self.signal_scale or self.advantage == "ema"
 
 
 def check_implemented(tree: dict[str, Any]) -> None:

@@ -160,8 +160,8 @@ class Config(Section):
 
     @property
     def computes_reference(self) -> bool:
-        """Whether the trainer itself computes the reference's log-probs: the KL needs them and no role writes them."""
-        return self.algorithm.needs_reference and "reference" not in self.roles
+        """Whether the trainer itself computes the reference's log-probs, for a KL in the loss without the role."""
+        return self.algorithm.kl.place == "loss" and "reference" not in self.roles
 
     @property
     def publishes_deltas(self) -> bool:

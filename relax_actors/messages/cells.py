@@ -128,12 +128,15 @@ class Advantage:
 
     Attributes:
         values: `[n] float32`, one for each sample, or `[total] float32`, one for each token in the layout of the
-            trajectory's tokens.
+            trajectory's tokens; 0 for a greedy baseline sample.
         reward: mean reward of the samples.
         returns: `[total] float32`, targets of a critic; None without a critic.
         lengths: `[n] int32`, tokens of each sample that token rewards were given for; compared with the trajectory
             before the row is trained.
         components: name -> mean of a reward component over the samples, for the metrics of the step.
+        rewards: `[n] float64`, shaped rewards of the samples; None unless statistics of the step need them. `values`
+            are then float64, and rounded after these statistics.
+        role: role that the samples play (`metadata["role"]` of the prompt), for `algorithm.advantage = "ema"`.
 
     Raises:
         ValueError: a number is not finite, or an array has more than one dimension.
@@ -144,6 +147,8 @@ class Advantage:
     returns: Array | None = None
     lengths: Array | None = None
     components: dict[str, float] = field(default_factory=dict)
+    rewards: Array | None = None
+    role: str = ""
 
     def __post_init__(self) -> None:
         _check_numbers(self.values, "a row's advantage")
@@ -156,6 +161,8 @@ class Advantage:
                 raise ValueError(msg)
         if self.returns is not None:
             _check_numbers(self.returns, "returns of a row")
+        if self.rewards is not None:
+            _check_numbers(self.rewards, "rewards of an advantage")
         if self.lengths is not None and (self.lengths.ndim != 1 or self.lengths.dtype != np.int32):
             msg = f"lengths of an advantage are {self.lengths.dtype}{list(self.lengths.shape)}, not [n] int32"
             raise ValueError(msg)

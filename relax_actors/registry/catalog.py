@@ -32,8 +32,19 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
     "advantage estimator",
     "relax_actors.advantage_estimators",
     {
-        "group": "relax_actors.algorithms.advantages:group_advantages",
-        "rloo": "relax_actors.algorithms.advantages:leave_one_out",
+        "group": "relax_actors.algorithms.advantages.baselines:group",
+        "rloo": "relax_actors.algorithms.advantages.baselines:rloo",
+        "passk": "relax_actors.algorithms.advantages.baselines:passk",
+        "mean_ratio": "relax_actors.algorithms.advantages.baselines:mean_ratio",
+        "length_weighted": "relax_actors.algorithms.advantages.baselines:length_weighted",
+        "greedy": "relax_actors.algorithms.advantages.baselines:greedy",
+        "ema": "relax_actors.algorithms.advantages.baselines:ema",
+        "reward": "relax_actors.algorithms.advantages.baselines:reward",
+        "none": "relax_actors.algorithms.advantages.baselines:none",
+        "returns": "relax_actors.algorithms.advantages.returns:returns",
+        "gae": "relax_actors.algorithms.advantages.returns:gae",
+        "optimal_token": "relax_actors.algorithms.advantages.token_baseline:optimal_token",
+        "optimal_turn": "relax_actors.algorithms.advantages.token_baseline:optimal_turn",
     },
 )
 POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(

@@ -9,6 +9,7 @@ the rows of a step until a checkpoint of the critic covers it.
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,8 +65,7 @@ class Critic(StatefulRole):
             raise ConfigError(msg)
         self._settings = config.critic
         self._engine = build_critic(config, config.critic)
-        self._reader = StepReader(context.table, config, {})
-        self._feed = StepFeed(context, self._engine, self._reader)
+        self._feed = StepFeed(context, self._engine, StepReader(context.table, config, {}))
         self._validator = RowValidator(config)
         self._endings = RowEndings(context)
         folder = context.folder.critic_checkpoints
@@ -269,6 +269,12 @@ class Critic(StatefulRole):
 
     def before_save(self) -> None:
         """Nothing to wait for: a version is published before its checkpoint; see `Coverage`."""
+
+    def save(self, folder: Path) -> None:
+        """Nothing besides the engine's state; see `Coverage`."""
+
+    def load(self, folder: Path) -> None:
+        """Nothing besides the engine's state; see `Coverage`."""
 
     def floor(self, version: int) -> tuple[int, RowCounts]:
         """Cover the rows of all steps below a version; the trainer removes and counts them; see `Coverage`."""

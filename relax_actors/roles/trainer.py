@@ -28,6 +28,7 @@ from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.collection import TrainedRows
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.row_endings import RowEndings
+from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.training.warm_start import warm_start
@@ -68,12 +69,13 @@ class Trainer(StatefulRole):
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
         reader = StepReader(self.context.table, config, self._published)
-        self._feed = StepFeed(self.context, self._engine, reader, self._proximal_score())
+        self._step_advantages = StepAdvantages(config.algorithm)
+        self._feed = StepFeed(self.context, self._engine, reader, self._step_advantages, self._proximal_score())
         self._required_columns = ("advantage", *reader.columns)
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        coverage = TrainedRows(self._publisher, self._ledger)
+        coverage = TrainedRows(self._publisher, self._ledger, self._step_advantages)
         folder = self.context.folder.checkpoints
         self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder)
         self._metrics: dict[str, float] = {}

@@ -35,10 +35,16 @@ class _PendingCheckpoint:
 
 
 class Coverage(Protocol):
-    """Rows that a checkpoint makes superfluous."""
+    """What a checkpoint holds besides the engine's state, and the rows that it makes superfluous."""
 
     def before_save(self) -> None:
         """Called before the state of a version is saved: its numbered cell must be published by then."""
+
+    def save(self, folder: Path) -> None:
+        """Write the role's own state into the folder of a checkpoint."""
+
+    def load(self, folder: Path) -> None:
+        """Read the role's own state from a checkpoint."""
 
     def floor(self, version: int) -> tuple[int, RowCounts]:
         """Return the floor of a checkpoint of `version`, and the counts of the rows of the steps below it."""
@@ -55,7 +61,7 @@ class Checkpointer:
     Args:
         context: context of the role.
         engine: engine whose state is saved.
-        coverage: rows that its checkpoints cover.
+        coverage: rows that its checkpoints cover, and what else they hold.
         kind: kind of the numbered cells.
         folder: folder of the checkpoints.
 
@@ -98,6 +104,7 @@ class Checkpointer:
         try:
             durable_folder.verify(folder)
             self._engine.load(folder)
+            self._coverage.load(folder)
         except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
             msg = f"checkpoint {folder} cannot be read: {error}; {remedy}"
             raise ConfigError(msg) from error
@@ -120,6 +127,7 @@ class Checkpointer:
 
         def save(folder: Path) -> None:
             self._engine.save(folder)
+            self._coverage.save(folder)
             durable_folder.seal(folder)
 
         durable_folder.write(path, save, self._context.wait_for_room)
@@ -143,6 +151,7 @@ class Checkpointer:
         unfinished = durable_folder.temporary_path(path)
         try:
             durable_folder.create_temporary(path)
+            self._coverage.save(unfinished)
             finish = self._engine.begin_save(unfinished)
         except OSError as error:
             self._give_up(version, unfinished, error)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from broker.codec import Array
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.messages import NOT_SAMPLED, Advantage, Trajectory
+from relax_actors.errors import CodecError, RelaxError
+from relax_actors.messages import NOT_SAMPLED, Advantage, FinishReason, Trajectory
 from relax_actors.messages.experts import join_experts
 
 PROXIMAL, REFERENCE, VALUES = "actor_fwd", "reference", "values"
@@ -20,6 +22,15 @@ def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
     """Return the advantage of every token of a row, `[total] float32`."""
     values = np.asarray(advantage.values, np.float32)
     return values if len(values) == len(trajectory.token_ids) else np.repeat(values, trajectory.sample_lengths)
+
+
+def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
+    """Return a trajectory whose samples that were cut off are not trained; an error if all samples were."""
+    cut = np.array([reason == FinishReason.LENGTH for reason in trajectory.finish_reasons])
+    mask = trajectory.trained & ~np.repeat(cut, trajectory.sample_lengths)
+    if not mask.any():
+        return CodecError("all trained samples were cut off; algorithm.shaping.mask_truncated leaves nothing to train")
+    return replace(trajectory, loss_mask=mask) if cut.any() else trajectory
 
 
 def samples_of(

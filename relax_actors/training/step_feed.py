@@ -14,11 +14,10 @@ from contextlib import contextmanager
 
 from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
-from relax_actors.algorithms.step_statistics import StepNormalisation
-from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import StepResult
 from relax_actors.engines.protocols.training import AccumulatesSteps, Score
 from relax_actors.runtime import Context
+from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 from relax_actors.training.updates import combine_updates, minibatches
 
@@ -30,17 +29,23 @@ class StepFeed:
         context: context of the trainer or critic.
         engine: engine to feed; nothing else may pass rows to it.
         reader: reader of the step's rows.
+        statistics: the part of the advantages that needs the whole step; None if no loss reads advantages.
         score: computes the log-probs of the proximal policy before the first of several updates, with the weights of
             the engine; None if no loss reads them.
     """
 
     def __init__(
-        self, context: Context, engine: AccumulatesSteps, reader: StepReader, score: Score | None = None
+        self,
+        context: Context,
+        engine: AccumulatesSteps,
+        reader: StepReader,
+        statistics: StepAdvantages | None = None,
+        score: Score | None = None,
     ) -> None:
         config = context.config
         self._context, self._engine, self._reader, self._score = context, engine, reader, score
         self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
-        self._normalisation = _normalisation(config.algorithm)
+        self._statistics = statistics
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
         whole = config.algorithm.needs_whole_step or config.trainer.updates > 1
         self._streams = config.trainer.stream and not whole
@@ -132,7 +137,8 @@ class StepFeed:
             before_step: returns when the current weights are no longer being read, e.g. by the publisher.
         """
         self.early_seconds = self.seconds
-        self._rows = self._rows.normalised(self._normalisation)
+        if self._statistics is not None:
+            self._rows = self._statistics.apply(self._rows)
         trainer, run = self._context.config.trainer, self._context.config.run
         if trainer.updates == 1:
             self._compute(self._parts())
@@ -179,10 +185,3 @@ class StepFeed:
         yield
         self.seconds += time.monotonic() - wall_start
         self.cpu_seconds += time.thread_time() - cpu_start
-
-
-def _normalisation(algorithm: AlgorithmSection) -> StepNormalisation:
-    """Return how advantages are normalised over the step."""
-    if algorithm.whiten != "none":
-        return "whiten"
-    return "std" if algorithm.scale == "batch_std" else "none"

@@ -10,14 +10,13 @@ import numpy as np
 
 from broker.codec import Array
 from broker.subjects import RowId
-from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
 from relax_actors.training.row_endings import ending_of_unreadable
-from relax_actors.training.samples import PROXIMAL, REFERENCE, VALUES, in_layout, samples_of, token_advantages
+from relax_actors.training.samples import PROXIMAL, REFERENCE, VALUES, in_layout, samples_of, without_truncated
 from relax_actors.training.validation import RowValidator, mismatched_version
 
 if TYPE_CHECKING:
@@ -74,7 +73,9 @@ class StepRows:
             return [items[row] for row in rows]
 
         scores = {name: at(arrays) for name, arrays in self.scores.items()}
-        return StepRows(at(self.ids), at(self.trajectories), at(self.advantages), scores, self.replays)
+        return replace(
+            self, ids=at(self.ids), trajectories=at(self.trajectories), advantages=at(self.advantages), scores=scores
+        )
 
     def with_proximal(self, scored: Iterator[Array]) -> StepRows:
         """Return a copy with log-probs of the proximal policy.
@@ -102,26 +103,6 @@ class StepRows:
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
             found += samples_of(index, trajectory, self.advantages[i], scores, replays=self.replays)
         return found
-
-    def normalised(self, kind: StepNormalisation) -> StepRows:
-        """Return a copy with advantages normalised over all rows; see `normalise_step`.
-
-        Statistics cover samples with a trained token, or trained tokens if any row has advantages of tokens.
-        """
-        if kind == "none":
-            return self
-        pairs = list(zip(self.advantages, self.trajectories, strict=True))
-        if all(len(a.values) == len(t.texts) for a, t in pairs):
-            values = [a.values.astype(np.float32) for a in self.advantages]
-            masks = [t.trained_lengths > 0 for t in self.trajectories]
-        else:
-            values = [token_advantages(a, t).copy() for a, t in pairs]
-            masks = [t.trained for t in self.trajectories]
-        trained = normalise_step([v[mask] for v, mask in zip(values, masks, strict=True)], kind=kind)
-        for row, mask, new in zip(values, masks, trained, strict=True):
-            row[mask] = new
-        advantages = [replace(a, values=v) for a, v in zip(self.advantages, values, strict=True)]
-        return replace(self, advantages=advantages)
 
     @property
     def reward_components(self) -> dict[str, float]:
@@ -165,9 +146,10 @@ class StepReader:
         self._published = published
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays = config.trainer.router_replay
+        self._masks_truncated = config.algorithm.shaping.mask_truncated
         needed = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
-            REFERENCE: config.algorithm.needs_reference and not config.computes_reference,
+            REFERENCE: config.algorithm.kl.place == "loss" and not config.computes_reference,
             VALUES: config.critic is not None,
         }
         self.columns = tuple(name for name, is_needed in needed.items() if is_needed)
@@ -232,6 +214,10 @@ class StepReader:
         for name, expected in (("trajectory", Trajectory), ("advantage", Advantage)):
             for columns, found in zip(rows_read, read_column(self._table, rows, name, expected), strict=True):
                 columns[name] = found
+        if self._masks_truncated:
+            for columns in rows_read:
+                if isinstance(trajectory := columns["trajectory"], Trajectory):
+                    columns["trajectory"] = without_truncated(trajectory)
         for name in self.columns:
             trajectories = [columns["trajectory"] for columns in rows_read]
             for columns, found in zip(rows_read, read_logprobs(self._table, rows, name, trajectories), strict=True):

@@ -9,17 +9,19 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from relax_actors.algorithms.advantages import Group
 from relax_actors.messages import Reward, Trajectory
 from relax_actors.monitoring.sinks import LogMessage
+from relax_actors.testing import check_advantage
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_ranked_advantages_depend_on_the_order_of_rewards_only() -> None:
     ranked = runpy.run_path(str(EXAMPLES / "custom_estimator" / "ranked.py"))["ranked"]
-    found = ranked(np.array([0.1, 9.0, 0.2], np.float32), normalise="std")
+    found = ranked(Group(rewards=np.array([0.1, 9.0, 0.2])))
     assert found.tolist() == [-1.0, 1.0, 0.0]
-    assert ranked(np.ones(4, np.float32), normalise="std").tolist() == [0.0] * 4
+    check_advantage(ranked)
 
 
 def test_csv_sink_writes_a_line_for_each_step(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relax_actors.algorithms.estimators import load_estimator
+from relax_actors.algorithms.advantages import Group
+from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.cli.check import examine
 from relax_actors.config import load_config
 from relax_actors.config.load import RENAMED, RENAMED_ANYWHERE, renamed, validate
@@ -39,8 +40,8 @@ def always(completion, prompt):
 def tasks(settings):
     return [Task("1>", "1")] * (settings.size or 3)
 
-def signs(rewards, *, normalise):
-    return rewards - rewards.mean()
+def signs(group):
+    return group.rewards - group.rewards.mean()
 
 class Judge(Role):
     reads = ("trajectory",)
@@ -125,7 +126,7 @@ def test_an_installed_data_source_is_used_by_its_name(install: Install) -> None:
 def test_an_installed_estimator_is_used_by_its_name(install: Install) -> None:
     install("acme_algorithms", "[relax_actors.advantage_estimators]\nsigns = acme_algorithms:signs\n")
     config = load_config(DEMO, ["algorithm.advantage=signs"])
-    advantages = load_estimator(config.algorithm.advantage)(np.array([0, 1], np.float32), normalise="std")
+    advantages = estimator_of(config.algorithm)[0](Group(rewards=np.array([0, 1])))
     assert advantages.tolist() == [-0.5, 0.5]
 
 

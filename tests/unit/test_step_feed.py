@@ -14,6 +14,7 @@ import pytest
 from relax_actors.config import Config
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.messages import Advantage, Dropped, Trajectory
+from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 from tests.support.models import QWEN3, config_of
@@ -35,7 +36,10 @@ class Rows:
             ["stop", "stop"],
         )
         size = 10.0 * (index + 1)
-        return {"trajectory": trajectory, "advantage": Advantage(np.array([size, -size], np.float32), 0.0)}
+        advantage = Advantage(
+            np.array([size, -size], np.float32), 0.0, rewards=np.array([size, 0.0]), role="ab"[index % 2]
+        )
+        return {"trajectory": trajectory, "advantage": advantage}
 
     def empty(self) -> StepRows:
         return StepRows([], [], [])
@@ -58,10 +62,11 @@ def feed_of(config: Config) -> tuple[StepFeed, TorchEngine]:
     engine.initialise(5)
     engine.finish_warm_start()
     context = SimpleNamespace(config=config, device_lock=nullcontext, progress=lambda: None)
-    return StepFeed(cast("Any", context), engine, cast("StepReader", Rows())), engine
+    statistics = StepAdvantages(config.algorithm)
+    return StepFeed(cast("Any", context), engine, cast("StepReader", Rows()), statistics), engine
 
 
-@pytest.mark.parametrize("settings", [{}, {"scale": "batch_std"}, {"scale": "none", "whiten": "samples"}])
+@pytest.mark.parametrize("settings", [{}, {"scale": "batch_std"}, {"whiten": "samples"}, {"advantage": "ema"}])
 @pytest.mark.parametrize("stream", [True, False])
 def test_replay_of_a_step_with_a_replaced_row_gives_the_same_weights(
     tmp_path: Path,

@@ -1,0 +1,85 @@
+"""The part of the advantages that needs the whole step: statistics of its rows, and running means across steps.
+
+Invariant: the running means are a function of the checkpoint and the batches after it, like the weights. They are saved
+beside the engine's files, and a replayed step updates them from the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from relax_actors.algorithms.step_statistics import (
+    RowAdvantages,
+    scale_by_reward_std,
+    scale_by_signal,
+    subtract_running_means,
+    whiten,
+)
+from relax_actors.config.algorithm import AlgorithmSection
+
+if TYPE_CHECKING:
+    from relax_actors.training.step_rows import StepRows
+
+STATE_FILE = "running_means.json"
+
+
+class StepAdvantages:
+    """Completes the advantages of one step after another.
+
+    Args:
+        algorithm: section [algorithm] of the run.
+
+    Attributes:
+        means: running mean reward by role, with `algorithm.advantage = "ema"`.
+    """
+
+    def __init__(self, algorithm: AlgorithmSection) -> None:
+        self._algorithm = algorithm
+        self.means: dict[str, float] = {}
+
+    def apply(self, rows: StepRows) -> StepRows:
+        """Return a copy of a step's rows with complete advantages, float32; update the running means.
+
+        Call it once a step, with all of its rows in the order of the batch cell.
+        """
+        algorithm = self._algorithm
+        if not algorithm.needs_whole_step:
+            return rows
+        found = [
+            RowAdvantages(
+                values=np.asarray(advantage.values, np.float64),
+                lengths=trajectory.sample_lengths,
+                mask=trajectory.trained,
+                rewards=advantage.rewards,
+                role=advantage.role,
+            )
+            for advantage, trajectory in zip(rows.advantages, rows.trajectories, strict=True)
+        ]
+        if algorithm.advantage == "ema":
+            found, self.means = subtract_running_means(found, self.means, decay=algorithm.ema_decay)
+        if algorithm.scale == "batch_std":
+            found = scale_by_reward_std(found, epsilon=algorithm.epsilon)
+        if algorithm.signal_scale:
+            found = scale_by_signal(found)
+        found = whiten(found, over=algorithm.whiten)
+        advantages = [
+            replace(advantage, values=row.values.astype(np.float32))
+            for advantage, row in zip(rows.advantages, found, strict=True)
+        ]
+        return replace(rows, advantages=advantages)
+
+    def save(self, folder: Path) -> None:
+        """Write the running means into the folder of a checkpoint, if the algorithm has any."""
+        if self._algorithm.advantage == "ema":
+            (folder / STATE_FILE).write_text(json.dumps(self.means, sort_keys=True))
+
+    def load(self, folder: Path) -> None:
+        """Read the running means of a checkpoint; JSON keeps every bit of a float64."""
+        if self._algorithm.advantage == "ema":
+            means = json.loads((folder / STATE_FILE).read_text())
+            self.means = {str(role): float(mean) for role, mean in means.items()}
