@@ -77,7 +77,8 @@ def trl_python(folder: Path, requirements: Sequence[str] = REQUIREMENTS) -> Path
 
 def measured(command: list[str], work: Workload, log: Path) -> PeakMemory:
     """Run a side's command to its end with its output in `log`; return the memory that it used."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "PYTHONPATH": str(HERE)}
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "PYTHONPATH": path}
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=work.folder)
         memory = PeakMemory(process.pid)
