@@ -36,7 +36,9 @@ def check(
 
     Findings go to stderr, the resolved configuration to stdout. Exit code 0 if the configuration can be run, 2 if not.
     """
+    from relax_actors.cli.algorithms import algorithm_lines
     from relax_actors.config import load_config
+    from relax_actors.config.load import set_by
 
     loaded = load_config(config, settings or [])
     findings = examine(loaded, None if roles is None else [role for role in roles.split(",") if role])
@@ -44,6 +46,8 @@ def check(
         typer.echo(f"error: {error}", err=True)
     for note in findings.notes:
         typer.echo(f"note: {note}", err=True)
+    for line in algorithm_lines(loaded, set_by(config, settings or [])):
+        typer.echo(line, err=True)
     if findings.errors:
         count = len(findings.errors)
         them = "1 error; fix it" if count == 1 else f"{count} errors; fix them"
@@ -79,6 +83,7 @@ def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
     """
     import tempfile
 
+    from relax_actors.algorithms.refusals import refusals
     from relax_actors.cli import checks, machine, placement
 
     errors: list[str] = []
@@ -101,6 +106,7 @@ def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
         attempt(checks.check_installed)
         attempt(lambda: checks.check_roles(config))
         attempt(lambda: checks.check_rewards(config))
+        errors.extend(refusals(config))
         attempt(lambda: checks.check_steps(config))
         attempt(lambda: placement.check_devices(config))
         attempt(lambda: machine.check_devices(config, here))

@@ -47,8 +47,9 @@ NOT_YET_CHANGED: dict[str, Any] = {
 class AlgorithmSection(Section):
     """[algorithm]: the learning algorithm. `relax algorithms` lists the presets."""
 
-    name: str = "grpo"
-    """Preset: fills the settings of [algorithm] that are not set."""
+    name: str | None = None
+    """Preset, e.g. "gspo": fills the settings of [algorithm] that are not set. Without one, the defaults below hold:
+    GRPO with the loss averaged over tokens."""
 
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
     """Advantage estimator. What is subtracted from the reward: `group`, the mean of the group (arXiv 2402.03300);
@@ -143,22 +144,6 @@ class AlgorithmSection(Section):
         filled = presets.filled(tree)
         check_implemented(filled)
         return filled
-
-    @model_validator(mode="after")
-    def _across(self) -> AlgorithmSection:
-        if self.length is not None and self.aggregate != "constant":
-            msg = (
-                f'algorithm.length = {self.length} has no effect with algorithm.aggregate = "{self.aggregate}"; set '
-                'algorithm.aggregate = "constant", or remove it'
-            )
-            raise ValueError(msg)
-        if self.correction.kind != "none" and self.proximal == "rollout":
-            msg = (
-                f"algorithm.correction.kind = {self.correction.kind!r} weighs by the proximal policy over the rollout "
-                'policy, which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
-            )
-            raise ValueError(msg)
-        return self
 
     @property
     def needs_reference(self) -> bool:

@@ -44,6 +44,19 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     return validate(tree, str(path))
 
 
+def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
+    """Return the dotted names of all settings that a file or an override sets, with "file" or "override".
+
+    Args:
+        path: TOML file that `load_config` reads.
+        overrides: as in `load_config`.
+    """
+    given: dict[str, Any] = {}
+    for override in overrides or []:
+        _apply(given, override)
+    return dict.fromkeys(_keys(tomllib.loads(path.read_text())), "file") | dict.fromkeys(_keys(given), "override")
+
+
 def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> Config:
     """Validate a copy of a tree with overrides applied.
 

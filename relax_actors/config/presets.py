@@ -1,4 +1,7 @@
-"""Presets of [algorithm]: the settings of the papers' algorithms, by name."""
+"""Presets of [algorithm]: the settings of the papers' algorithms, by name.
+
+A preset only fills settings that the user did not set. Settings that it does not name keep the defaults of the schema.
+"""
 
 from __future__ import annotations
 
@@ -15,89 +18,220 @@ class Preset:
     Attributes:
         title: name of the algorithm.
         paper: arXiv number of its source.
-        settings: settings of [algorithm], nested as in TOML; those that are not here keep the defaults of the schema.
+        settings: settings of [algorithm], nested as in TOML.
+        note: what to know before it is used.
     """
 
     title: str
     paper: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
 
 
-SCORE: dict[str, Any] = {"ratio": "none", "surrogate": "score", "scale": "none", "aggregate": "token_mean"}
-MEAN_OF_MEANS = {"aggregate": "sample_mean_of_means"}
-KL_REWARD = {"kl": {"place": "reward", "kind": "k1"}}
+CLIP: dict[str, Any] = {"ratio": "token", "surrogate": "clip", "clip_low": 0.2, "clip_high": 0.2}
+GROUP: dict[str, Any] = {"advantage": "group", "scale": "group_std"}
+SCORE: dict[str, Any] = {"scale": "none", "ratio": "none", "surrogate": "score", "aggregate": "token_mean"}
+TOKENS = {"aggregate": "token_mean"}
+SAMPLES = {"aggregate": "sample_mean_of_means"}
+KL_IN_REWARD = {"kl": {"place": "reward", "kind": "k1"}}
+ON_POLICY = "Each batch is trained once, by the weights that sampled it: staleness.max = 0, or a correction."
 
 PRESETS: dict[str, Preset] = {
-    "grpo": Preset("GRPO", "2402.03300"),
-    "dr_grpo": Preset("Dr. GRPO", "2503.20783", {"scale": "none", "aggregate": "constant"}),
-    "lite_ppo": Preset("Lite PPO", "2508.08221", {"scale": "batch_std"}),
+    "grpo": Preset(
+        "GRPO",
+        "2402.03300",
+        {**GROUP, **CLIP, **SAMPLES},
+        'The paper adds a KL of 0.04: kl.place = "loss", kl.coefficient = 0.04.',
+    ),
+    "dr_grpo": Preset(
+        "Dr. GRPO",
+        "2503.20783",
+        {"advantage": "group", "scale": "none", **CLIP, "aggregate": "constant"},
+        "length is rollout.max_tokens unless set.",
+    ),
+    "lite_ppo": Preset("Lite PPO", "2508.08221", {"advantage": "group", "scale": "batch_std", **CLIP, **TOKENS}),
     "dapo": Preset(
-        "DAPO", "2503.14476", {"clip_high": 0.28, "shaping": {"overlong": True, "filter_zero_variance": True}}
+        "DAPO",
+        "2503.14476",
+        {
+            **GROUP,
+            **CLIP,
+            "clip_high": 0.28,
+            **TOKENS,
+            "shaping": {"overlong": True, "filter_zero_variance": True},
+        },
+        "shaping.overlong_buffer is a fifth of rollout.max_tokens unless set.",
     ),
     "gspo": Preset(
-        "GSPO", "2507.18071", {"ratio": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4, **MEAN_OF_MEANS}
+        "GSPO",
+        "2507.18071",
+        {**GROUP, "ratio": "sequence_mean", "surrogate": "clip", "clip_low": 3e-4, "clip_high": 4e-4, **SAMPLES},
     ),
     "luspo": Preset(
         "LUSPO",
         "2602.05261",
-        {"ratio": "sequence_mean", "clip_low": 2e-3, "clip_high": 2.5e-3, "aggregate": "sample_weight_length"},
+        {
+            **GROUP,
+            "ratio": "sequence_mean",
+            "surrogate": "clip",
+            "clip_low": 2e-3,
+            "clip_high": 2.5e-3,
+            "aggregate": "sample_weight_length",
+        },
     ),
-    "cispo": Preset("CISPO", "2506.13585", {"surrogate": "clip_weight", "clip_low": 1.0, "clip_high": 4.0}),
-    "sapo": Preset("SAPO", "2511.20347", {"surrogate": "gate", **MEAN_OF_MEANS}),
-    "vespo": Preset("VESPO", "2602.10693", {"surrogate": "gamma", "ratio": "sequence_product"}),
+    "cispo": Preset(
+        "CISPO",
+        "2506.13585",
+        {**GROUP, "ratio": "token", "surrogate": "clip_weight", "clip_low": 1.0, "clip_high": 4.0, **TOKENS},
+        "A lower bound of 1 - clip_low = 0 never clips.",
+    ),
+    "sapo": Preset(
+        "SAPO",
+        "2511.20347",
+        {**GROUP, "ratio": "token", "surrogate": "gate", "tau_pos": 1.0, "tau_neg": 1.05, **SAMPLES},
+    ),
+    "vespo": Preset(
+        "VESPO",
+        "2602.10693",
+        {
+            **GROUP,
+            "ratio": "sequence_product",
+            "surrogate": "gamma",
+            "gamma_pos": (2.0, 3.0),
+            "gamma_neg": (3.0, 2.0),
+            **TOKENS,
+        },
+        "The weight is a product over tokens: long samples are damped strongly.",
+    ),
     "gmpo": Preset(
-        "GMPO", "2507.20673", {"surrogate": "geometric", "clip_low": 0.4, "clip_high": 0.4, **MEAN_OF_MEANS}
+        "GMPO",
+        "2507.20673",
+        {**GROUP, "surrogate": "geometric", "clip_low": 0.4, "clip_high": 0.4, **SAMPLES},
+        "Bounds are distances of log-ratios.",
     ),
     "dppo_tv": Preset(
-        "DPPO with total variation", "2602.04879", {"surrogate": "divergence_mask", "log_ratio_penalty": 1e-3}
+        "DPPO, total variation",
+        "2602.04879",
+        {
+            **GROUP,
+            "surrogate": "divergence_mask",
+            "divergence": "tv",
+            "clip_low": 0.2,
+            "clip_high": 0.2,
+            "log_ratio_penalty": 1e-3,
+            **TOKENS,
+        },
+        "Bounds are differences of probabilities.",
     ),
     "dppo_kl": Preset(
-        "DPPO with KL",
+        "DPPO, KL",
         "2602.04879",
-        {"surrogate": "divergence_mask", "divergence": "kl", "clip_low": 0.05, "clip_high": 0.05},
+        {
+            **GROUP,
+            "surrogate": "divergence_mask",
+            "divergence": "kl",
+            "clip_low": 0.05,
+            "clip_high": 0.05,
+            **TOKENS,
+        },
+        "Bounds are those of the binary KL.",
     ),
-    "clip_cov": Preset("Clip-Cov", "2505.22617", {"surrogate": "clip_cov", "clip_low": 1.0, "clip_high": 1.0}),
-    "kl_cov": Preset("KL-Cov", "2505.22617", {"surrogate": "kl_cov"}),
-    "p3o": Preset("P3O", "2605.12380", {"surrogate": "p3o"}),
-    "rloo": Preset("RLOO", "2402.14740", {"advantage": "rloo", **SCORE}),
+    "clip_cov": Preset(
+        "Clip-Cov",
+        "2505.22617",
+        {
+            **GROUP,
+            "surrogate": "clip_cov",
+            "clip_low": 1.0,
+            "clip_high": 1.0,
+            "covariance_share": 2e-4,
+            "covariance_bounds": (1.0, 5.0),
+            **TOKENS,
+        },
+    ),
+    "kl_cov": Preset(
+        "KL-Cov",
+        "2505.22617",
+        {**GROUP, "surrogate": "kl_cov", "covariance_share": 2e-4, "covariance_coefficient": 0.1, **TOKENS},
+    ),
+    "p3o": Preset("P3O", "2605.12380", {**GROUP, "surrogate": "p3o", "proximal": "rollout", **TOKENS}),
+    "rloo": Preset("RLOO", "2402.14740", {"advantage": "rloo", **SCORE}, ON_POLICY),
     "reinforce_pp": Preset(
-        "REINFORCE++", "2501.03262", {"advantage": "returns", "scale": "none", "whiten": "tokens", **KL_REWARD}
+        "REINFORCE++",
+        "2501.03262",
+        {"advantage": "returns", "scale": "none", "whiten": "tokens", **CLIP, **TOKENS, **KL_IN_REWARD},
     ),
     "reinforce_pp_baseline": Preset(
         "REINFORCE++ with baseline",
         "2501.03262",
-        {"scale": "none", "whiten": "tokens", "kl": {"place": "loss", "kind": "k2"}},
+        {
+            "advantage": "group",
+            "scale": "none",
+            "whiten": "tokens",
+            **CLIP,
+            **TOKENS,
+            "kl": {"place": "loss", "kind": "k2"},
+        },
     ),
-    "remax": Preset("ReMax", "2310.10505", {"advantage": "greedy", **SCORE}),
-    "opo": Preset("OPO", "2505.23585", {"advantage": "length_weighted", **SCORE}),
-    "gpg": Preset("GPG", "2504.02546", {**SCORE, "signal_scale": True}),
-    "gdpo": Preset("GDPO", "2601.05242", {"components": "decoupled", "whiten": "samples"}),
-    "passk": Preset("Pass@k training", "2503.19595", {"advantage": "passk", "scale": "none"}),
-    "max_rl": Preset("MaxRL", "2602.02710", {"advantage": "mean_ratio", "scale": "none"}),
-    "rae": Preset("Role-conditioned advantage (SPIRAL)", "2506.24119", {"advantage": "ema", "scale": "none"}),
+    "remax": Preset("ReMax", "2310.10505", {"advantage": "greedy", **SCORE}, ON_POLICY),
+    "opo": Preset("OPO", "2505.23585", {"advantage": "length_weighted", **SCORE}, ON_POLICY),
+    "gpg": Preset("GPG", "2504.02546", {"advantage": "group", **SCORE, "signal_scale": True}, ON_POLICY),
+    "gdpo": Preset("GDPO", "2601.05242", {**GROUP, "components": "decoupled", "whiten": "samples", **CLIP, **TOKENS}),
+    "passk": Preset("Pass@k training", "2503.19595", {"advantage": "passk", "scale": "none", **CLIP, **TOKENS}),
+    "max_rl": Preset("MaxRL", "2602.02710", {"advantage": "mean_ratio", "scale": "none", **CLIP, **TOKENS}),
+    "rae": Preset(
+        "Role-conditioned advantage (SPIRAL)",
+        "2506.24119",
+        {"advantage": "ema", "scale": "none", "ema_decay": 0.95, **CLIP, **TOKENS},
+    ),
     "optimal_token_baseline": Preset(
-        "Optimal token baseline", "2602.07078", {"advantage": "optimal_token", "scale": "none"}
+        "Optimal token baseline", "2602.07078", {"advantage": "optimal_token", "scale": "none", **CLIP, **TOKENS}
     ),
     "optimal_turn_baseline": Preset(
-        "Optimal token baseline by turn", "2602.07078", {"advantage": "optimal_turn", "scale": "none"}
+        "Optimal baseline of turns", "2602.07078", {"advantage": "optimal_turn", "scale": "none", **CLIP, **TOKENS}
     ),
     "ppo": Preset(
         "PPO",
         "1707.06347",
-        {"advantage": "gae", "scale": "none", "gae_lambda": 0.95, "whiten": "tokens", **KL_REWARD},
+        {
+            "advantage": "gae",
+            "scale": "none",
+            "gamma": 1.0,
+            "gae_lambda": 0.95,
+            "whiten": "tokens",
+            **CLIP,
+            **TOKENS,
+            **KL_IN_REWARD,
+        },
     ),
     "opd": Preset(
         "On-policy distillation",
         "2306.13649",
-        {"advantage": "none", "scale": "none", "distil": {"place": "advantage"}},
+        {"advantage": "none", "scale": "none", **CLIP, **TOKENS, "distil": {"place": "advantage", "coefficient": 1.0}},
+        "The advantage of a token is the log-prob of the teacher minus that of the student.",
     ),
     "self_distill": Preset(
         "Self-distillation with a hint",
         "2601.19897",
-        {"advantage": "none", "scale": "none", "distil": {"place": "advantage"}},
+        {"advantage": "none", "scale": "none", **CLIP, **TOKENS, "distil": {"place": "advantage", "coefficient": 1.0}},
+        "The teacher is the trained model with a hint in its prompt.",
     ),
 }
 """Presets by the value of `algorithm.name`."""
+
+
+def named(name: str) -> Preset:
+    """Return a preset.
+
+    Raises:
+        ValueError: there is no preset of that name.
+    """
+    if name not in PRESETS:
+        close = difflib.get_close_matches(name, PRESETS, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        msg = f"algorithm.name = {name!r} is not a known preset; {hint}known: {', '.join(PRESETS)}"
+        raise ValueError(msg)
+    return PRESETS[name]
 
 
 def filled(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,15 +240,8 @@ def filled(tree: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: there is no preset of that name.
     """
-    name = tree.get("name", "grpo")
-    if not isinstance(name, str):
-        return dict(tree)
-    if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, 1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        msg = f"algorithm.name = {name!r} is not a known preset; {hint}known: {', '.join(PRESETS)}"
-        raise ValueError(msg)
-    return _merged(PRESETS[name].settings, tree)
+    name = tree.get("name")
+    return _merged(named(name).settings, tree) if isinstance(name, str) else dict(tree)
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
