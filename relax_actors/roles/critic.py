@@ -9,7 +9,6 @@ the rows of a step until a checkpoint of the critic covers it.
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -269,12 +268,6 @@ class Critic(StatefulRole):
 
     def before_save(self) -> None:
         """Nothing to wait for: a version is published before its checkpoint; see `Coverage`."""
-
-    def save(self, folder: Path) -> None:
-        """Nothing besides the engine's state; see `Coverage`."""
-
-    def load(self, folder: Path) -> None:
-        """Nothing besides the engine's state; see `Coverage`."""
 
     def floor(self, version: int) -> tuple[int, RowCounts]:
         """Cover the rows of all steps below a version; the trainer removes and counts them; see `Coverage`."""

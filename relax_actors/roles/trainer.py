@@ -28,7 +28,6 @@ from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.collection import TrainedRows
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.row_endings import RowEndings
-from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.training.warm_start import warm_start
@@ -69,15 +68,14 @@ class Trainer(StatefulRole):
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
         reader = StepReader(self.context.table, config, self._published)
-        self._step_advantages = StepAdvantages(config.algorithm)
-        self._feed = StepFeed(self.context, self._engine, reader, self._step_advantages, self._proximal_score())
+        self._feed = StepFeed(self.context, self._engine, reader, self._proximal_score())
         self._required_columns = ("advantage", *reader.columns)
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        coverage = TrainedRows(self._publisher, self._ledger, self._step_advantages)
-        folder = self.context.folder.checkpoints
-        self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder)
+        coverage = TrainedRows(self._publisher, self._ledger)
+        folder, own = self.context.folder.checkpoints, self._feed.statistics
+        self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder, own)
         self._metrics: dict[str, float] = {}
         self._endings = RowEndings(self.context)
         self._idle_since = time.monotonic()

@@ -35,22 +35,26 @@ class _PendingCheckpoint:
 
 
 class Coverage(Protocol):
-    """What a checkpoint holds besides the engine's state, and the rows that it makes superfluous."""
+    """Rows that a checkpoint makes superfluous."""
 
     def before_save(self) -> None:
         """Called before the state of a version is saved: its numbered cell must be published by then."""
-
-    def save(self, folder: Path) -> None:
-        """Write the role's own state into the folder of a checkpoint."""
-
-    def load(self, folder: Path) -> None:
-        """Read the role's own state from a checkpoint."""
 
     def floor(self, version: int) -> tuple[int, RowCounts]:
         """Return the floor of a checkpoint of `version`, and the counts of the rows of the steps below it."""
 
     def after_publish(self, cell: Checkpoint) -> None:
         """Called when a checkpoint is published: the rows that it covers may be removed."""
+
+
+class RoleState(Protocol):
+    """State of a role beside that of its engine."""
+
+    def save(self, folder: Path) -> None:
+        """Write the state into the folder of a checkpoint, which has the files of the engine, too."""
+
+    def load(self, folder: Path) -> None:
+        """Read the state of a checkpoint."""
 
 
 class Checkpointer:
@@ -61,16 +65,25 @@ class Checkpointer:
     Args:
         context: context of the role.
         engine: engine whose state is saved.
-        coverage: rows that its checkpoints cover, and what else they hold.
+        coverage: rows that its checkpoints cover.
         kind: kind of the numbered cells.
         folder: folder of the checkpoints.
+        state: state of the role beside that of the engine; None if it has none.
 
     Attributes:
         published: paths of the published checkpoints, relative to the run's folder, by version.
     """
 
-    def __init__(self, context: Context, engine: SavesState, coverage: Coverage, kind: str, folder: Path) -> None:
-        self._context, self._engine, self._coverage = context, engine, coverage
+    def __init__(
+        self,
+        context: Context,
+        engine: SavesState,
+        coverage: Coverage,
+        kind: str,
+        folder: Path,
+        state: RoleState | None = None,
+    ) -> None:
+        self._context, self._engine, self._coverage, self._state = context, engine, coverage, state
         self._kind, self._folder = kind, folder
         self._pending: _PendingCheckpoint | None = None
         self._is_async = context.config.trainer.async_checkpoints
@@ -104,7 +117,8 @@ class Checkpointer:
         try:
             durable_folder.verify(folder)
             self._engine.load(folder)
-            self._coverage.load(folder)
+            if self._state is not None:
+                self._state.load(folder)
         except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
             msg = f"checkpoint {folder} cannot be read: {error}; {remedy}"
             raise ConfigError(msg) from error
@@ -127,7 +141,8 @@ class Checkpointer:
 
         def save(folder: Path) -> None:
             self._engine.save(folder)
-            self._coverage.save(folder)
+            if self._state is not None:
+                self._state.save(folder)
             durable_folder.seal(folder)
 
         durable_folder.write(path, save, self._context.wait_for_room)
@@ -151,7 +166,8 @@ class Checkpointer:
         unfinished = durable_folder.temporary_path(path)
         try:
             durable_folder.create_temporary(path)
-            self._coverage.save(unfinished)
+            if self._state is not None:
+                self._state.save(unfinished)
             finish = self._engine.begin_save(unfinished)
         except OSError as error:
             self._give_up(version, unfinished, error)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from broker.subjects import CellId
 from relax_actors.messages import Checkpoint, RowCounts
 from relax_actors.training.ledger import Ledger
-from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.weights.publisher import Publisher
 
 
@@ -17,23 +14,14 @@ class TrainedRows:
     Args:
         publisher: publishes a version before its checkpoint is written, and removes covered rows afterwards.
         ledger: gives the floor, below which rows are covered.
-        statistics: running means, saved with the engine's state.
     """
 
-    def __init__(self, publisher: Publisher, ledger: Ledger, statistics: StepAdvantages) -> None:
-        self._publisher, self._ledger, self._statistics = publisher, ledger, statistics
+    def __init__(self, publisher: Publisher, ledger: Ledger) -> None:
+        self._publisher, self._ledger = publisher, ledger
 
     def before_save(self) -> None:
         """Wait until the weights of the version are published."""
         self._publisher.flush()
-
-    def save(self, folder: Path) -> None:
-        """Write the running means."""
-        self._statistics.save(folder)
-
-    def load(self, folder: Path) -> None:
-        """Read the running means."""
-        self._statistics.load(folder)
 
     def floor(self, version: int) -> tuple[int, RowCounts]:
         """Return the floor of a checkpoint of `version`, and the counts of the rows of the steps below it."""

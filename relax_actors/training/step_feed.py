@@ -29,28 +29,23 @@ class StepFeed:
         context: context of the trainer or critic.
         engine: engine to feed; nothing else may pass rows to it.
         reader: reader of the step's rows.
-        statistics: the part of the advantages that needs the whole step; None if no loss reads advantages.
         score: computes the log-probs of the proximal policy before the first of several updates, with the weights of
             the engine; None if no loss reads them.
     """
 
     def __init__(
-        self,
-        context: Context,
-        engine: AccumulatesSteps,
-        reader: StepReader,
-        statistics: StepAdvantages | None = None,
-        score: Score | None = None,
+        self, context: Context, engine: AccumulatesSteps, reader: StepReader, score: Score | None = None
     ) -> None:
         config = context.config
         self._context, self._engine, self._reader, self._score = context, engine, reader, score
         self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
-        self._statistics = statistics
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
         whole = config.algorithm.needs_whole_step or config.trainer.updates > 1
         self._streams = config.trainer.stream and not whole
         # Steps in which the policy waits for its critic.
         self._skipped = 0 if config.critic is None else config.critic.warmup_steps
+        self.statistics = StepAdvantages(config.algorithm)
+        """The part of the advantages that needs the whole step, and its state."""
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
         """Wall time in the engine for the current step, and CPU time in the engine for this incarnation."""
@@ -137,8 +132,7 @@ class StepFeed:
             before_step: returns when the current weights are no longer being read, e.g. by the publisher.
         """
         self.early_seconds = self.seconds
-        if self._statistics is not None:
-            self._rows = self._statistics.apply(self._rows)
+        self._rows = self.statistics.apply(self._rows)
         trainer, run = self._context.config.trainer, self._context.config.run
         if trainer.updates == 1:
             self._compute(self._parts())

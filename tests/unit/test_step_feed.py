@@ -14,7 +14,6 @@ import pytest
 from relax_actors.config import Config
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.messages import Advantage, Dropped, Trajectory
-from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 from tests.support.models import QWEN3, config_of
@@ -62,8 +61,7 @@ def feed_of(config: Config) -> tuple[StepFeed, TorchEngine]:
     engine.initialise(5)
     engine.finish_warm_start()
     context = SimpleNamespace(config=config, device_lock=nullcontext, progress=lambda: None)
-    statistics = StepAdvantages(config.algorithm)
-    return StepFeed(cast("Any", context), engine, cast("StepReader", Rows()), statistics), engine
+    return StepFeed(cast("Any", context), engine, cast("StepReader", Rows())), engine
 
 
 @pytest.mark.parametrize("settings", [{}, {"scale": "batch_std"}, {"whiten": "samples"}, {"advantage": "ema"}])
