@@ -48,12 +48,25 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
     },
 )
 POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
-    "policy loss", "relax_actors.policy_losses", {"clip": "relax_actors.algorithms.losses:policy_loss"}
+    "policy loss",
+    "relax_actors.policy_losses",
+    {
+        "clip": "relax_actors.algorithms.surrogates.clipped:clip",
+        "clip_weight": "relax_actors.algorithms.surrogates.clipped:clip_weight",
+        "gate": "relax_actors.algorithms.surrogates.smooth:gate",
+        "gamma": "relax_actors.algorithms.surrogates.smooth:gamma",
+        "geometric": "relax_actors.algorithms.surrogates.smooth:geometric",
+        "divergence_mask": "relax_actors.algorithms.surrogates.weighted:divergence_mask",
+        "score": "relax_actors.algorithms.surrogates.weighted:score",
+        "p3o": "relax_actors.algorithms.surrogates.weighted:p3o",
+        "clip_cov": "relax_actors.algorithms.surrogates.covariance:clip_cov",
+        "kl_cov": "relax_actors.algorithms.surrogates.covariance:kl_cov",
+    },
 )
 CORRECTIONS: Registry[Callable[..., Any]] = Registry(
     "off-policy correction",
     "relax_actors.corrections",
-    dict.fromkeys(("none", "importance", "tis", "icepop"), "relax_actors.algorithms.corrections:token_weights"),
+    dict.fromkeys(("none", "importance", "tis", "icepop"), "relax_actors.algorithms.corrections:correction_weights"),
 )
 REWARDS: Registry[Callable[..., Any]] = Registry(
     "reward function",

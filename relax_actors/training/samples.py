@@ -57,6 +57,7 @@ def samples_of(
             flat["returns"] = advantage.returns
     mask, recorded = trajectory.trained, trajectory.expanded_experts() if replays else None
     sample_tokens = np.repeat(trajectory.trained_lengths, trajectory.counts).tolist()
+    numbers = np.repeat(np.arange(len(trajectory.counts)), trajectory.counts).tolist()
     found, start = [], 0
     for i, (own, shared) in enumerate(zip(trajectory.lengths.tolist(), trajectory.shared.tolist(), strict=True)):
         part = slice(start, start + own)
@@ -71,6 +72,7 @@ def samples_of(
                 **{name: _after_prompt(shared, array[part]) for name, array in flat.items()},
                 routed_experts=None if recorded is None else join_experts(recorded, i, shared, part),
                 row=row,
+                sample=numbers[i],
                 sample_tokens=sample_tokens[i],
             )
         )

@@ -34,6 +34,7 @@ class TrainSample:
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts to compute with for each token but the
             last, -1 for the router's own choice; None if all choices are the router's.
         row: index of the row in the step.
+        sample: index of the sample in its row; sequences of one sample share it.
         sample_tokens: trained tokens of the whole sample, over all of its sequences; 0 if this is its only sequence.
 
     Raises:
@@ -51,6 +52,7 @@ class TrainSample:
     reference_logprobs: Array | None = None
     routed_experts: Array | None = None
     row: int = 0
+    sample: int = 0
     sample_tokens: int = 0
 
     def __post_init__(self) -> None:

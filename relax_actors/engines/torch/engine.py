@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from relax_actors.algorithms.controllers import initial
+from relax_actors.algorithms.first_pass import StepFacts
 from relax_actors.algorithms.losses import sft_loss
+from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines.protocols.samples import TrainSample, by_row, lengths_of
 from relax_actors.engines.protocols.training import StepResult
-from relax_actors.engines.torch import replay_metrics
+from relax_actors.engines.torch import coefficient_tensors, replay_metrics
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import LossInputs, StepObjective
+from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
+from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_first_pass, record, step_facts
+from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocols import WeightPayload
@@ -60,8 +66,10 @@ class TorchEngine:
         self._reference: PreTrainedModel | None = None
         self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas)
         self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings), settings.max_tokens_per_microbatch)
-        # Loss of the current update.
+        # Coefficients of the next update; loss of the current one, and the sequences that it keeps until `step`.
+        self._coefficients = initial(config.algorithm)
         self._objective: StepObjective | None = None
+        self._kept: list[Sequence[TrainSample]] = []
 
     @property
     def model(self) -> PreTrainedModel:
@@ -77,6 +85,7 @@ class TorchEngine:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random initialisation")
         self._encoder.invalidate()
         self._trained.reset()
+        self._coefficients = initial(self._config.algorithm)
 
     def warm_start(
         self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
@@ -106,37 +115,77 @@ class TorchEngine:
         self._reference = reference
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
-        """Accumulate the gradients of sequences; see `TrainingEngine`."""
+        """Accumulate the gradients of sequences, or keep them until `step` if the loss needs the whole step."""
         if self._objective is None:
-            self._objective = StepObjective(self._config.algorithm)
-        objective, forward = self._objective, self._forward
+            self._objective = StepObjective(self._config.algorithm, self._coefficients)
         samples = self._with_reference(samples, progress)
+        if self._objective.needs_whole_step:
+            self._kept.append(samples)
+            progress()
+        else:
+            self._train(self._objective, [samples], progress, seed=0)
 
-        def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
-            batch, chosen = forward.micro_batch(samples, indices), [samples[index] for index in indices]
+    def _train(
+        self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None], seed: int
+    ) -> None:
+        """Run forward and backward for the parts of a step, after a forward pass if the loss needs one."""
+        samples = [sample for part in parts for sample in part]
+        facts = None
+        if needs_first_pass(objective, samples):
+            facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
+        start = 0
+        for part in parts:
+            loss_of = partial(self._loss_of, objective, part, facts, start)
+            self._trained.backward(lengths_of(part), loss_of, progress)
+            start += len(part)
 
-            def padded(name: str) -> Tensor:
-                return forward.padded([sample.masked(name) for sample in chosen], batch.width)
+    @torch.no_grad()
+    def _record(
+        self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None]
+    ) -> Records:
+        """Run the forward pass before the backward passes, in the same micro-batches."""
+        max_tokens, found = self._config.trainer.max_tokens_per_microbatch, Records()
+        start = 0
+        for part in parts:
+            for indices in micro_batches(lengths_of(part), max_tokens=max_tokens):
+                batch, chosen = self._forward.micro_batch(part, indices), [part[index] for index in indices]
+                scored = self._scored(batch, entropies=objective.top_entropy is not None)
+                inputs = loss_inputs(objective, chosen, scored, batch.mask, partial(self._padded, batch))
+                found |= record(objective, inputs, [start + index for index in indices])
+                progress()
+            start += len(part)
+        if self._routers is not None:
+            self._routers.reroutes.take()
+        return found
 
-            rollout = padded("logprobs")
-            replay_measured = self._measure_without_replay(batch, rollout)
-            logprobs = forward.logprobs(self._model, batch, routers=self._routers)
-            if self._routers is not None:
-                replay_measured |= self._routers.reroutes.take()
-            counts = torch.tensor([sample.sample_tokens or sample.trained for sample in chosen], device=self._device)
-            inputs = LossInputs(
-                logprobs,
-                rollout,
-                padded("advantages"),
-                batch.mask,
-                counts,
-                actor_fwd=padded("proximal_logprobs") if chosen[0].proximal_logprobs is not None else None,
-                reference=padded("reference_logprobs") if chosen[0].reference_logprobs is not None else None,
-            )
-            loss, measured = objective.loss(inputs)
-            return loss, measured | replay_measured
+    def _loss_of(
+        self,
+        objective: StepObjective,
+        samples: Sequence[TrainSample],
+        facts: StepFacts | None,
+        start: int,
+        indices: list[int],
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Compute the loss of a micro-batch; `start` is the position of the first of `samples` in the step's facts."""
+        batch, chosen = self._forward.micro_batch(samples, indices), [samples[index] for index in indices]
+        rollout = self._padded(batch, [sample.masked("logprobs") for sample in chosen])
+        replay_measured = self._measure_without_replay(batch, rollout)
+        scored = self._scored(batch, entropies=objective.trains_entropy)
+        if self._routers is not None:
+            replay_measured |= self._routers.reroutes.take()
+        padded, places = partial(self._padded, batch), [start + index for index in indices]
+        inputs = loss_inputs(objective, chosen, scored, batch.mask, padded, facts=facts, indices=places)
+        loss, measured = objective.loss(inputs)
+        return loss, measured | replay_measured
 
-        self._trained.backward(lengths_of(samples), loss_of, progress)
+    def _scored(self, batch: MicroBatch, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
+        """Compute log-probs of the trained tokens, and their entropies if asked for."""
+        if entropies:
+            return self._forward.logprobs_and_entropies(self._model, batch, routers=self._routers)
+        return self._forward.logprobs(self._model, batch, routers=self._routers), None
+
+    def _padded(self, batch: MicroBatch, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        return self._forward.padded(arrays, batch.width)
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute log-probs with the current weights; see `SupportsScore`."""
@@ -158,6 +207,7 @@ class TorchEngine:
     def discard(self) -> None:
         """Discard the accumulated gradients; see `TrainingEngine`."""
         self._objective = None
+        self._kept.clear()
         self._trained.discard()
 
     def step(self, step: int, progress: Callable[[], None]) -> StepResult:
@@ -166,8 +216,11 @@ class TorchEngine:
         if objective is None:
             msg = f"no rows were accumulated for step {step}; call accumulate first"
             raise ValueError(msg)
+        if self._kept:
+            self._train(objective, self._kept, progress, derive_seed(self._config.run.seed, "tokens", step))
         rate = scheduled_learning_rate(self._config, step)
         measured = self._update(rate, objective.gradient_scale)
+        self._coefficients = objective.next_coefficients(measured)
         self._steps_to_comparison = max(0, self._steps_to_comparison - 1)
         progress()
         return StepResult(objective.metrics(measured) | {"learning_rate": rate})
@@ -188,6 +241,7 @@ class TorchEngine:
     ) -> dict[str, float]:
         measured = self._trained.update(learning_rate, scale_of)
         self._objective = None
+        self._kept.clear()
         self._encoder.invalidate()
         return measured
 
@@ -224,12 +278,13 @@ class TorchEngine:
 
     def _state(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""
-        found = self._trained.state()
+        found = self._trained.state() | {coefficient_tensors.FILE: coefficient_tensors.to_tensors(self._coefficients)}
         return found if self._reference is None else found | {REFERENCE: tensors_of(self._reference)}
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint; see `TrainingEngine`."""
         self._trained.load(folder)
+        self._coefficients = coefficient_tensors.from_tensors(weights.load([folder / coefficient_tensors.FILE]))
         self._encoder.invalidate()
         if (folder / REFERENCE).exists():
             self._set_reference(weights.load([folder / REFERENCE]))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from relax_actors.algorithms.entropy import logprobs_and_entropies
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
@@ -129,20 +130,35 @@ class Forward:
             routers: routers of the model, to replay the recorded experts.
             only_count: let the routers make their own choice, and only count differences from the recorded experts.
         """
+        logits = self._logits(model, batch, routers, only_count=only_count)
+        divisor = self._temperature if temperature is None else temperature
+        return self._in_padded_layout(token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0], batch)
+
+    def logprobs_and_entropies(
+        self, model: PreTrainedModel, batch: MicroBatch, *, routers: Routers | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probs and entropies of the trained tokens at the run's temperature, each as `logprobs` does."""
+        logits = self._logits(model, batch, routers)
+        targets = batch.tokens[:, batch.scored + 1]
+        logprobs, entropies = logprobs_and_entropies(logits, targets, self._temperature)
+        return self._in_padded_layout(logprobs[0], batch), self._in_padded_layout(entropies[0], batch)
+
+    def _logits(
+        self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None, *, only_count: bool = False
+    ) -> Tensor:
+        """Compute the logits of the trained tokens, `[1, trained, vocab]`."""
         replaying: AbstractContextManager[None] = nullcontext()
         if routers is not None and batch.experts is not None:
             replaying = routers.replaying(batch.experts, only_count=only_count)
         with replaying, torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            logits = model(
+            logits: Tensor = model(
                 input_ids=batch.tokens,
                 position_ids=batch.packing.positions,
                 packing=batch.packing,
                 use_cache=False,
                 logits_to_keep=batch.scored,
             ).logits
-        divisor = self._temperature if temperature is None else temperature
-        found = token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0]
-        return self._in_padded_layout(found, batch)
+        return logits
 
     def values(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
         """Compute the value of the state before each trained token, `[batch, width] float32`, as `logprobs`.

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.corrections import (
-    CorrectionKind,
-    RejectKind,
-    kept_sequences,
-    mismatch_metrics,
-    ratio_quantiles,
-    token_weights,
-)
-from relax_actors.algorithms.losses import LossMode, kl_estimate, policy_loss, reduce_loss
+from relax_actors.algorithms.controllers import Coefficients, adapted, applied_entropy, initial
+from relax_actors.algorithms.corrections import kept_by_opsm, kept_sequences, mismatch_metrics, ratio_quantiles
+from relax_actors.algorithms.functions import Functions
+from relax_actors.algorithms.kl import kl_penalty
+from relax_actors.algorithms.losses import MAX_LOG_RATIO, reduce_loss
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, Totals
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
 
-LOSS_MODES: dict[str, LossMode] = {
-    "token_mean": "token",
-    "sample_mean_of_means": "sequence",
-    "constant": "constant",
-}
-"""Mode of `reduce_loss` for each value of algorithm.aggregate."""
-PER_TOKEN = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entropy_proxy", "weight", "bounded")
+PER_TOKEN = (
+    "abs_delta",
+    "k3",
+    "ratio",
+    "ratio_squared",
+    "clipped",
+    "kl",
+    "entropy",
+    "entropy_proxy",
+    "weight",
+    "bounded",
+)
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
 
 
@@ -42,9 +46,13 @@ class LossInputs:
         mask: bool, true for trained tokens, false for padding.
         sample_tokens: `[batch] int64`, trained tokens of the whole sample of each sequence; None if every sample has
             one sequence.
-        actor_fwd: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd". With
-            "trainer" they are given if a batch is used for several updates, and are those before the first.
+        proximal: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd", and given
+            with several updates a batch.
         reference: float32, log-probs of the reference model of the KL, if there is one.
+        entropies: float32, with gradient; required if `StepObjective.needs_entropy`.
+        selected: bool, tokens that the covariance selected, if the algorithm selects any.
+        uncertain: bool, tokens that algorithm.entropy.quantile selected, if it selects any.
+        totals: sums of whole samples and of the step.
     """
 
     logprobs: Tensor
@@ -52,8 +60,17 @@ class LossInputs:
     advantages: Tensor
     mask: Tensor
     sample_tokens: Tensor | None = None
-    actor_fwd: Tensor | None = None
+    proximal: Tensor | None = None
     reference: Tensor | None = None
+    entropies: Tensor | None = None
+    selected: Tensor | None = None
+    uncertain: Tensor | None = None
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def counts(self) -> Tensor:
+        """Trained tokens of the whole sample of each sequence, `[batch] int64`."""
+        return self.mask.sum(-1) if self.sample_tokens is None else self.sample_tokens
 
 
 class StepObjective:
@@ -64,25 +81,51 @@ class StepObjective:
 
     Args:
         algorithm: section [algorithm] of the run.
+        coefficients: coefficients of the step; those of the first step if None.
 
     Attributes:
         log_ratios: `[tokens] float32` of each micro-batch so far; data-parallel ranks gather them.
 
     Raises:
         ValueError: `algorithm.aggregate` is "constant", and `algorithm.length` is not set.
+        ConfigError: a function of the user does not import, or names a setting that [algorithm] lacks.
     """
 
-    def __init__(self, algorithm: AlgorithmSection) -> None:
+    def __init__(self, algorithm: AlgorithmSection, coefficients: Coefficients | None = None) -> None:
         if algorithm.aggregate == "constant" and algorithm.length is None:
             msg = 'algorithm.aggregate = "constant" needs algorithm.length; a Config sets it to rollout.max_tokens'
             raise ValueError(msg)
-        self._algorithm = algorithm
+        self._algorithm, self._functions = algorithm, Functions(algorithm)
+        self._coefficients = coefficients or initial(algorithm)
         self.log_ratios: list[NDArray[Any]] = []
 
     @property
-    def needs_actor_fwd(self) -> bool:
-        """Whether `LossInputs.actor_fwd` is required."""
-        return self._algorithm.proximal == "actor_fwd"
+    def functions(self) -> Functions:
+        """Functions that [algorithm] names."""
+        return self._functions
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Whether the loss needs numbers of the whole step, so that no backward pass can start before."""
+        algorithm = self._algorithm
+        wide = algorithm.entropy.quantile < 1 or algorithm.correction.normalise != "none"
+        return wide or self._functions.needs_whole_step
+
+    @property
+    def needs_sample_sums(self) -> bool:
+        """Whether the loss of a token depends on all tokens of its sample."""
+        return self._algorithm.ratio.startswith("sequence") or self._functions.needs_sample_sums
+
+    @property
+    def trains_entropy(self) -> bool:
+        """Whether the loss has an entropy bonus; only then do entropies get a gradient."""
+        return self._algorithm.entropy.coefficient > 0 or self._algorithm.entropy.target is not None
+
+    @property
+    def top_entropy(self) -> float | None:
+        """Share of the tokens, by entropy, that the policy loss trains; None for all."""
+        share = self._algorithm.entropy.quantile
+        return share if share < 1 else None
 
     def loss(self, inputs: LossInputs) -> tuple[Tensor, dict[str, float]]:
         """Compute the loss of a micro-batch.
@@ -91,72 +134,128 @@ class StepObjective:
             Sum of the loss, scalar float32, and measurements to combine with `add_metrics`.
 
         Raises:
-            ValueError: shapes do not match, or `actor_fwd` is missing.
+            ValueError: shapes do not match, or an input is missing.
+            ConfigError: a function of the user returned a wrong shape, or a number that is not finite.
         """
         algorithm, mask = self._algorithm, inputs.mask
         logprobs, rollout = inputs.logprobs, inputs.rollout
         measured = mismatch_metrics(logprobs, rollout, mask)
         self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
-        per_token = self._policy(inputs, self._proximal(inputs), measured)
-        if inputs.reference is not None:
-            kl = kl_estimate(logprobs, inputs.reference, algorithm.kl.kind)
-            per_token = per_token + algorithm.kl.coefficient * kl
-            measured["kl"] = float((kl.detach() * mask).sum())
-        counts = mask.sum(-1) if inputs.sample_tokens is None else inputs.sample_tokens
-        shares = mask.sum(-1).double() / counts.clamp(min=1)
+        per_token = self._policy_term(inputs, measured)
+        for term in self._other_terms(inputs, measured):
+            per_token = per_token + term
+        shares = mask.sum(-1).double() / inputs.counts.clamp(min=1)
         measured["samples"] = float(shares.sum())
         trained = self._trained_tokens(inputs, shares, measured)
-        mode = LOSS_MODES[algorithm.aggregate]
-        loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, sample_tokens=inputs.sample_tokens)
+        mode, counts = algorithm.aggregate, inputs.sample_tokens
+        loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, sample_tokens=counts)
         measured["loss"] = float(loss.detach())
         measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
         return loss, measured
 
+    @torch.no_grad()
+    def observe(self, inputs: LossInputs) -> PolicyLoss:
+        """Compute the policy loss in the forward pass before the backward pass; fills `inputs.totals`."""
+        chosen = torch.zeros_like(inputs.mask) if self._functions.chooses_tokens else None
+        return self._functions.policy_loss(self._policy_inputs(inputs, chosen, {}))
+
     def _proximal(self, inputs: LossInputs) -> Tensor:
-        """Return the log-probs that the clipped ratio is taken against.
+        """Return the log-probs in the denominator of the ratio, detached.
 
-        Where a batch is used for one update, the trainer's log-probs before it are those of this pass.
+        With one update a batch, the trainer's log-probs before the step are those of this pass.
         """
-        match self._algorithm.proximal:
-            case "rollout":
-                return inputs.rollout
-            case "trainer":
-                return inputs.logprobs.detach() if inputs.actor_fwd is None else inputs.actor_fwd
-            case "actor_fwd":
-                if inputs.actor_fwd is None:
-                    msg = 'algorithm.proximal is "actor_fwd", but the batch lacks its log-probs; add the role actor_fwd'
-                    raise ValueError(msg)
-                return inputs.actor_fwd
+        if self._algorithm.proximal == "rollout":
+            return inputs.rollout.detach()
+        if inputs.proximal is not None:
+            return inputs.proximal.detach()
+        if self._algorithm.proximal == "actor_fwd":
+            msg = 'algorithm.proximal is "actor_fwd", but the batch lacks its log-probs; add the role actor_fwd'
+            raise ValueError(msg)
+        return inputs.logprobs.detach()
 
-    def _policy(self, inputs: LossInputs, proximal: Tensor, measured: dict[str, float]) -> Tensor:
-        algorithm, mask = self._algorithm, inputs.mask
-        policy = policy_loss(
+    def _policy_inputs(self, inputs: LossInputs, selected: Tensor | None, measured: dict[str, float]) -> PolicyInputs:
+        proximal = self._proximal(inputs)
+        return PolicyInputs.of(
             inputs.logprobs,
             proximal,
             inputs.advantages,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            clip_ratio_c=algorithm.dual_clip,
+            inputs.mask,
+            level=self._algorithm.ratio,
+            rollout=inputs.rollout,
+            weights=self._weights(inputs, proximal, measured),
+            sample_tokens=inputs.sample_tokens,
+            selected=selected,
+            totals=inputs.totals,
         )
+
+    def _weights(self, inputs: LossInputs, proximal: Tensor, measured: dict[str, float]) -> Tensor:
+        """Return the weights of the off-policy correction, 1 without one."""
+        settings, mask, totals = self._algorithm.correction, inputs.mask, inputs.totals
+        if settings.kind == "none":
+            return torch.ones_like(inputs.rollout)
+        # Against the rollout itself the ratio is 1, so the weight is that of the trained policy.
+        near = inputs.logprobs.detach() if self._algorithm.proximal == "rollout" else proximal
+        found = self._functions.weights(near, inputs.rollout, mask)
+        weights = found.weight
+        if settings.normalise != "none":
+            each = torch.ones_like(weights, dtype=torch.float64)
+            if settings.normalise == "samples":
+                each = each / inputs.counts.clamp(min=1).unsqueeze(-1)
+            total = totals.step_sum("weights", weights * each, mask)
+            mean = total / max(totals.step_sum("weighted", each, mask), 1e-8)
+            weights = weights / mean if mean > 0 else weights
+        measured["weight"] = float((weights * mask).sum())
+        measured["bounded"] = float((found.bounded & mask).sum())
+        return weights
+
+    def _policy_term(self, inputs: LossInputs, measured: dict[str, float]) -> Tensor:
+        algorithm, mask = self._algorithm, inputs.mask
+        given = self._policy_inputs(inputs, inputs.selected, measured)
+        policy = self._functions.policy_loss(given)
         measured["clipped"] = float((policy.clipped & mask).sum())
-        if algorithm.correction.kind == "none":
-            return policy.loss
-        kind, low, high = algorithm.correction.kind, algorithm.correction.low, algorithm.correction.high
-        weights = token_weights(proximal, inputs.rollout, kind=cast("CorrectionKind", kind), low=low, high=high)
-        measured["weight"] = float((weights.weight * mask).sum())
-        measured["bounded"] = float((weights.bounded & mask).sum())
-        return policy.loss * weights.weight
+        loss = policy.loss
+        if algorithm.correction.kind != "none" and not policy.weighted:
+            loss = loss * given.weights
+        if (threshold := algorithm.reject.opsm) is not None:
+            kept = kept_by_opsm(given.logprobs, given.proximal, given.advantages, mask, threshold=threshold)
+            measured["opsm_dropped"] = float((~kept).sum())
+            loss = loss.masked_fill(~kept.unsqueeze(-1), 0.0)
+        if inputs.uncertain is not None:
+            loss = loss.masked_fill(~inputs.uncertain, 0.0)
+        return loss
+
+    def _other_terms(self, inputs: LossInputs, measured: dict[str, float]) -> Iterator[Tensor]:
+        """Yield the terms of each token's loss besides the policy loss; a term with coefficient 0 has no graph."""
+        algorithm, mask, logprobs, kl = self._algorithm, inputs.mask, inputs.logprobs, self._algorithm.kl
+        if inputs.reference is not None and kl.place == "loss":
+            term = kl_penalty(
+                logprobs,
+                inputs.reference,
+                kind=kl.kind,
+                clamp=kl.clamp,
+                k2_gradient=kl.k2_gradient,
+                proximal=self._proximal(inputs) if kl.unbiased else None,
+            )
+            measured["kl"] = float((term.detach() * mask).sum())
+            yield self._coefficients.kl * term
+        if self.trains_entropy:
+            if inputs.entropies is None:
+                msg = "the entropy bonus of [algorithm.entropy] needs the entropies of the tokens; the engine gave none"
+                raise ValueError(msg)
+            measured["entropy"] = float((inputs.entropies.detach() * mask).sum())
+            if bonus := applied_entropy(self._coefficients, algorithm.entropy.target):
+                yield -bonus * inputs.entropies
+        if penalty := algorithm.log_ratio_penalty:
+            delta = logprobs - self._proximal(inputs)
+            yield penalty * delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).square()
 
     def _trained_tokens(self, inputs: LossInputs, shares: Tensor, measured: dict[str, float]) -> Tensor:
         """Return the mask without rejected sequences, whose ratios are too far from 1."""
-        algorithm, mask, near = self._algorithm, inputs.mask, inputs.logprobs
-        if algorithm.reject.kind == "none":
+        algorithm, mask, reject = self._algorithm, inputs.mask, self._algorithm.reject
+        if reject.kind == "none":
             return mask
-        if inputs.actor_fwd is not None:
-            near = inputs.actor_fwd
-        low, high = algorithm.reject.low, algorithm.reject.high
-        kind = cast("RejectKind", algorithm.reject.kind)
-        kept = kept_sequences(near, inputs.rollout, mask, kind=kind, low=low, high=high)
+        near = inputs.logprobs if algorithm.proximal == "rollout" else self._proximal(inputs)
+        kept = kept_sequences(near, inputs.rollout, mask, kind=reject.kind, low=reject.low, high=reject.high)
         trained = mask & kept.unsqueeze(-1)
         measured["rejected"] = float((~kept).sum())
         measured["trained"] = float(trained.sum() if algorithm.aggregate == "token_mean" else (shares * kept).sum())
@@ -177,6 +276,14 @@ class StepObjective:
             trained *= self._algorithm.length
         return 1.0 / trained if trained else 1.0
 
+    def next_coefficients(self, measured: dict[str, float]) -> Coefficients:
+        """Return the coefficients of the next step.
+
+        Args:
+            measured: combined measurements of all micro-batches.
+        """
+        return adapted(self._algorithm, self._coefficients, measured)
+
     def metrics(self, measured: dict[str, float]) -> dict[str, float]:
         """Compute the metrics of the step: means over tokens, quantiles of the ratios, the normalised loss.
 
@@ -186,6 +293,10 @@ class StepObjective:
         means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
         rest = {name: value for name, value in measured.items() if name not in ("trained", "samples")}
         loss = {"loss": measured["loss"] * self.gradient_scale(measured)}
+        if self._algorithm.kl.target is not None and "kl" in measured:
+            loss["kl_coefficient"] = self._coefficients.kl
+        if self._algorithm.entropy.target is not None:
+            loss["entropy_coefficient"] = self._coefficients.entropy
         return with_replay_shares(rest) | means | loss | ratio_quantiles(self.log_ratios)
 
 
