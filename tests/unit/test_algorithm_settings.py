@@ -77,6 +77,13 @@ def test_sources_of_settings_are_shown() -> None:
     assert "kl.coefficient" not in found
 
 
+def test_lengths_follow_from_the_longest_completion() -> None:
+    assert load_config(DEMO, ["algorithm.name=dapo", "rollout.max_tokens=50"]).algorithm.shaping.overlong_buffer == 10
+    assert load_config(DEMO, ["algorithm.shaping.overlong=true"]).algorithm.shaping.overlong_buffer == 1
+    kept = load_config(DEMO, ["algorithm.name=dapo", "algorithm.shaping.overlong_buffer=3"])
+    assert kept.algorithm.shaping.overlong_buffer == 3
+
+
 def test_settings_of_the_file_are_named_as_such(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[algorithm]\nclip_low = 0.1\n[algorithm.kl]\nplace = 'loss'\n")
