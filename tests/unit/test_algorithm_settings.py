@@ -151,6 +151,11 @@ REFUSED = {
         ("algorithm.advantage=gae", "algorithm.scale=none"),
         'algorithm.advantage = "gae" needs the values of a critic; add the section [critic]',
     ),
+    "no squared probabilities": Refused(
+        ("algorithm.name=optimal_token_baseline",),
+        'algorithm.advantage = "optimal_token" needs the sum of the squared probabilities at each token; add '
+        "[roles.squares]",
+    ),
     "no greedy sample": Refused(
         ("algorithm.name=remax", ON_POLICY, "rollout.actor=my.Rollout"),
         'algorithm.advantage = "greedy" needs one more, greedy sample of each prompt, which rollout.actor = '
@@ -263,6 +268,8 @@ def test_settings_that_make_no_sense_are_refused_with_the_fix(case: str) -> None
 COMPLETED = {
     "ppo": ("critic.warmup_steps=0", "roles.reference.replicas=1"),
     "reinforce_pp": ("roles.reference.replicas=1",),
+    "optimal_token_baseline": ("roles.squares.actor=x.Squares",),
+    "optimal_turn_baseline": ("roles.squares.actor=x.Squares",),
     "opd": ("roles.teacher.actor=x.Teacher",),
     "self_distill": ("roles.teacher.actor=x.Teacher",),
 }
