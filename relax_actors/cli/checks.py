@@ -13,6 +13,7 @@ import numpy as np
 
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.notes import notes as algorithm_notes
+from relax_actors.algorithms.user_functions import check_user_functions
 from relax_actors.cli.critic import check_values_are_read
 from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config
@@ -158,8 +159,9 @@ def check_roles(config: Config) -> Iterator[str]:
 
 
 def check_rewards(config: Config) -> Iterator[str]:
-    """Check that the reward functions and the advantage estimator import; note unusual algorithm settings."""
+    """Check that the functions of rewards and of the algorithm import; note unusual algorithm settings."""
     estimator_of(config.algorithm)
+    check_user_functions(config.algorithm)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
     if config.eval is not None:
         settings["eval.reward"] = config.eval.reward

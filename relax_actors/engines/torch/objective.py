@@ -257,8 +257,7 @@ class StepObjective:
             each = torch.ones_like(weights, dtype=torch.float64)
             if settings.normalise == "samples":
                 each = each / inputs.counts.clamp(min=1).unsqueeze(-1)
-            total = totals.step_sum("weights", weights * each, mask)
-            mean = total / max(totals.step_sum("weighted", each, mask), 1e-8)
+            mean = totals.step_sum("weights", weights * each, mask) / totals.step_sum("weighted", each, mask)
             weights = weights / mean if mean > 0 else weights
         measured["weight"] = float((weights * mask).sum())
         measured["bounded"] = float((found.bounded & mask).sum())

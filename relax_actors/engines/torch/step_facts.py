@@ -27,7 +27,7 @@ Records = dict[int, SequenceRecord]
 
 def needs_first_pass(objective: StepObjective, samples: Sequence[TrainSample]) -> bool:
     """Whether the loss needs numbers of samples whose sequences may be in different micro-batches or ranks."""
-    several = any(sample.sample_tokens not in (0, sample.trained) for sample in samples)
+    several = any(_has_others(sample) for sample in samples)
     return objective.needs_whole_step or (objective.needs_sample_sums and several)
 
 
@@ -127,13 +127,23 @@ def step_facts(objective: StepObjective, samples: Sequence[TrainSample], records
         seed: of the random choice of tokens.
     """
     ordered = [records[index] for index in range(len(samples))]
-    facts = sum_records(ordered, [(sample.row, sample.sample) for sample in samples])
+    facts = sum_records(ordered, [_sample_key(index, sample) for index, sample in enumerate(samples)])
     selected = uncertain = None
     if objective.functions.chooses_tokens:
         selected = choose_tokens(ordered, partial(objective.functions.choose, seed=seed))
     if objective.top_entropy is not None:
         uncertain = most_uncertain(ordered, objective.top_entropy)
     return StepFacts(facts.sums, facts.sample_sums, selected, uncertain)
+
+
+def _has_others(sample: TrainSample) -> bool:
+    """Return whether a sequence's sample has other sequences with trained tokens."""
+    return sample.sample_tokens not in (0, sample.trained)
+
+
+def _sample_key(index: int, sample: TrainSample) -> tuple[int, int, int]:
+    """Return a key that the sequences of a sample share."""
+    return (sample.row, sample.sample, -1) if _has_others(sample) else (sample.row, sample.sample, index)
 
 
 def pack_records(records: Records) -> list[dict[str, Any]]:
