@@ -43,6 +43,8 @@ EXAMPLES: dict[str, Any] = {
     "weights": messages.Weights(12, FINGERPRINT, [messages.Shard("weights/12.1.safetensors", 4096, FINGERPRINT)], 1),
     "checkpoint": messages.Checkpoint(12, "checkpoints/12.1", FINGERPRINT, 9, messages.RowCounts(40, 36, 4, 0), 1),
     "evaluation": messages.Evaluation(12, 0.75, 256),
+    "critic": messages.CriticVersion(12, FINGERPRINT, 1),
+    "critic_checkpoint": messages.Checkpoint(12, "critic-checkpoints/12.1", FINGERPRINT, 12, messages.RowCounts(), 1),
 }
 LOG = {
     "event": {"time": 1.7e9, "kind": "ready", "role": "rollout", "n": 0, "seconds": 1.2},
@@ -91,6 +93,7 @@ def config() -> Config:
         "model": {"path": "model"},
         "data": data,
         "eval": {"data": data},
+        "critic": {},
         "roles": {name: {} for name in SCORING_ROLES},
     }
     return Config.model_validate(tree)
@@ -106,6 +109,8 @@ def cells(subjects: Subjects) -> list[str]:
     for name in SCORING_ROLES:
         pattern = subjects.cell(ROW, name).replace(str(ROW), "group.<step>.<index>")
         lines += [f"### `{pattern}`", "", "Log-probs `[total] float32`, in the layout of the trajectory's own.", ""]
+    values = subjects.cell(ROW, "values").replace(str(ROW), "group.<step>.<index>")
+    lines += [f"### `{values}`", "", "Values of the critic, `[total] float32`, in the same layout.", ""]
     for kind in NUMBERED_KINDS:
         number = "step" if kind == "batch" else "version"
         lines += [f"### `{subjects.numbered(kind, f'<{number}>')}`", ""]

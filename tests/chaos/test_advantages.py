@@ -24,6 +24,11 @@ CASES = {
     ),
     "running means": ("algorithm.advantage=ema", "algorithm.scale=none", "data.function=tiny_tasks.with_roles"),
     "a greedy sample": ("algorithm.advantage=greedy", "algorithm.scale=none"),
+    "an optimal token baseline": (
+        "algorithm.advantage=optimal_token",
+        "algorithm.scale=none",
+        "roles.squares.replicas=1",
+    ),
 }
 
 

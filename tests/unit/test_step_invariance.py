@@ -116,7 +116,7 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(config: Config, name: str) -
     settings = losses()[name]
     loss, gradient = step_of(config, 200, settings)
     assert gradient.any()
-    for budget, parts in ((14, 1), (25, 2)):
-        other, cut = step_of(config, budget, settings, parts=parts)
-        assert other == pytest.approx(loss, rel=1e-6, abs=1e-6)
-        assert float((cut - gradient).abs().max()) <= 1e-6 * max(1.0, float(gradient.abs().max()))
+    # Each sequence in a micro-batch of its own, each row in a part of its own.
+    other, cut = step_of(config, 14, settings, parts=2)
+    assert other == pytest.approx(loss, rel=1e-6, abs=1e-6)
+    assert float((cut - gradient).abs().max()) <= 1e-6 * max(1.0, float(gradient.abs().max()))

@@ -10,6 +10,7 @@ from relax_actors.registry.dotted import load
 
 _LOSSES = "relax_actors.algorithms.evaluate.losses"
 KINDS: dict[str, str] = {
+    "advantage": "relax_actors.algorithms.evaluate.advantages:advantage",
     "policy_loss": f"{_LOSSES}:policy_loss",
     "kl": f"{_LOSSES}:kl",
     "entropy": f"{_LOSSES}:entropy",
