@@ -12,7 +12,7 @@ import numpy as np
 from relax_actors.algorithms.advantages import Group
 from relax_actors.messages import Reward, Trajectory
 from relax_actors.monitoring.sinks import LogMessage
-from relax_actors.testing import check_advantage
+from relax_actors.testing import check_advantage, check_policy_loss
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -22,6 +22,11 @@ def test_ranked_advantages_depend_on_the_order_of_rewards_only() -> None:
     found = ranked(Group(rewards=np.array([0.1, 9.0, 0.2])))
     assert found.tolist() == [-1.0, 1.0, 0.0]
     check_advantage(ranked)
+
+
+def test_damped_loss_is_a_policy_loss() -> None:
+    damped = runpy.run_path(str(EXAMPLES / "custom_loss" / "damped.py"))["damped"]
+    check_policy_loss(damped, clip_high=0.3)
 
 
 def test_csv_sink_writes_a_line_for_each_step(tmp_path: Path) -> None:
