@@ -40,6 +40,11 @@ def test_task_can_be_trained_under_the_preset(name: str) -> None:
     assert list(refusals(load_config(EXAMPLES / "algorithms" / "sort_digits.toml", settings))) == []
 
 
+def test_damped_loss_is_a_policy_loss() -> None:
+    damped = runpy.run_path(str(EXAMPLES / "custom_loss" / "damped.py"))["damped"]
+    check_policy_loss(damped, clip_high=0.3)
+
+
 def test_csv_sink_writes_a_line_for_each_step(tmp_path: Path) -> None:
     target = tmp_path / "steps.csv"
     sink = runpy.run_path(str(EXAMPLES / "csv_sink" / "csv_sink.py"))["CsvSink"](str(target), "demo")

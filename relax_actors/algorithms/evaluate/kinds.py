@@ -16,6 +16,7 @@ KINDS: dict[str, str] = {
     "entropy": f"{_LOSSES}:entropy",
     "aggregation": f"{_LOSSES}:aggregation",
     "correction": f"{_LOSSES}:correction",
+    "distillation": "relax_actors.algorithms.evaluate.distillation:distillation",
 }
 """Evaluator of each kind: `function(name, settings, inputs) -> Evaluation`."""
 
