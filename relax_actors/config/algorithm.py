@@ -116,6 +116,16 @@ class AlgorithmSection(Section):
         """Fill settings that are not set from the preset."""
         return presets.filled(tree) if isinstance(tree, dict) else tree
 
+    def with_lengths(self, max_tokens: int) -> AlgorithmSection:
+        """Return a copy in which lengths that are needed and not set follow from the longest completion."""
+        update: dict[str, Any] = {}
+        if self.aggregate == "constant" and self.length is None:
+            update["length"] = max_tokens
+        if self.shaping.overlong and self.shaping.overlong_buffer is None:
+            shaping = {"overlong_buffer": max(1, max_tokens // 5)}
+            update["shaping"] = self.shaping.model_copy(update=shaping)
+        return self.model_copy(update=update)
+
     @property
     def needs_reference(self) -> bool:
         """Whether log-probs of the reference model are needed."""

@@ -205,7 +205,7 @@ def _check_index(index: Path) -> None:
         msg = f"{index} is no index of weights ({type(error).__name__}); download it again"
         raise ConfigError(msg) from error
     if missing := sorted(name for name in named if not (index.parent / name).is_file()):
-        msg = f"{index.parent} lacks {', '.join(missing)}, which {index.name} names; download it again"
+        msg = f"model.path {index.parent} lacks {', '.join(missing)}, which {index.name} names; download it again"
         raise ConfigError(msg)
 
 

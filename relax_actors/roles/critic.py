@@ -64,8 +64,7 @@ class Critic(StatefulRole):
             raise ConfigError(msg)
         self._settings = config.critic
         self._engine = build_critic(config, config.critic)
-        self._reader = StepReader(context.table, config, {})
-        self._feed = StepFeed(context, self._engine, self._reader)
+        self._feed = StepFeed(context, self._engine, StepReader(context.table, config, {}))
         self._validator = RowValidator(config)
         self._endings = RowEndings(context)
         folder = context.folder.critic_checkpoints

@@ -151,7 +151,7 @@ class Trainer(StatefulRole):
             self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
         self._engine.finish_warm_start()
         self._version = 0
-        self._publisher.publish(0)
+        self._publisher.publish(0, self._feed.statistics.kl_coefficient)
         self._checkpoints.write(0)
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -268,7 +268,7 @@ class Trainer(StatefulRole):
         self._version = step + 1
         self._arrived.pop(step, None)
         self._last_arrival.pop(step, None)
-        self._publisher.publish(self._version)
+        self._publisher.publish(self._version, self._feed.statistics.kl_coefficient)
         self.progress()
         self._checkpoints.finish()
         if self._version == self.context.config.run.steps:
@@ -291,6 +291,7 @@ class Trainer(StatefulRole):
             "waited_seconds": 0.0,
             "train_seconds": 0.0,
             **{name: round(float(value), 6) for name, value in measured.items()},
+            **({} if rows.reward_kl is None else {"reward_kl": round(rows.reward_kl, 6)}),
         }
         self.context.journal.metric({"kind": "step", **self._metrics})
 

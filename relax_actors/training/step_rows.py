@@ -135,6 +135,12 @@ class StepRows:
         return float(np.concatenate(gaps).mean()) if scores else None
 
     @property
+    def reward_kl(self) -> float | None:
+        """Mean KL of a sample that the rewards contain, before its coefficient; None without a KL in the reward."""
+        found = [advantage.kl for advantage in self.advantages if advantage.kl is not None]
+        return float(np.mean(found)) if found else None
+
+    @property
     def oldest(self) -> int:
         """Oldest version that sampled a trained token."""
         return min(self.oldest_of_rows)

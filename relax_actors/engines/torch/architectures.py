@@ -52,7 +52,9 @@ def check_value_head(folder: Path) -> None:
     known = _names("models/auto/modeling_auto.py", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES")
     if known and model_type not in known:
         usual = ("llama", "mistral", "qwen3")
-        raise ConfigError(f"critic: {_unknown('model_type', model_type, known, 'a token-classification model', usual)}")
+        why = _unknown("model_type", model_type, known, "a token-classification model", usual)
+        msg = f"critic: {why}"
+        raise ConfigError(msg)
 
 
 def _problems(fields: Mapping[str, Any], model_type: str) -> Iterator[str]:

@@ -83,8 +83,8 @@ class LogMessage:
     def scalars(self) -> tuple[int, dict[str, float]] | None:
         """Return a step and its scalars, for charts over optimizer steps.
 
-        The scalars of a step are `step/<name>`; of the critic, `critic/<name>`; of the evaluation of a version, `eval/reward`. None for any other
-        message.
+        The scalars of a step are `step/<name>`; of the critic, `critic/<name>`; of the evaluation of a version,
+        `eval/reward`. None for any other message.
         """
         numbers = self.numbers()
         if any(abs(numbers.get(name, 0.0)) >= MAX_STEP for name in ("step", "version")):
