@@ -33,7 +33,8 @@ def test_ppo_trains_policy_and_critic_and_continues_with_more_steps(tmp_path: Pa
         assert code == 0, said
         assert (result["steps"], result["trained"], result["in_flight"]) == (steps, 4 * steps, 0)
         prints.append(weights.fingerprint(weights.load(sorted(run.folder.critic.glob("*.safetensors"))).items()))
-        assert json.loads((run.folder.critic / "config.json").read_text())["num_labels"] == 1
+        architectures = json.loads((run.folder.critic / "config.json").read_text())["architectures"]
+        assert architectures == ["Qwen3ForTokenClassification"]
     assert prints[0] != prints[1]
     story = story_of(run)
     trained = {metric["step"]: metric for metric in story.metrics if metric.get("kind") == "critic"}
