@@ -1,4 +1,4 @@
-"""Checks of a user's own algorithm functions, for the user's tests."""
+"""Checks of a user's own algorithm functions, for the user's tests: `check_advantage` and `check_policy_loss`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.algorithms.advantages.groups import Group, accepted_settings
+from relax_actors.algorithms.policy_check import check_policy_loss
+
+__all__ = ["check_advantage", "check_policy_loss", "example_groups"]
 
 Array = NDArray[Any]
 _TOLERANCE = 1e-9

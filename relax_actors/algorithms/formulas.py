@@ -32,7 +32,7 @@ class Formula:
 ADVANTAGES = {
     "group": ("r - mean(r)", r"r_i - \bar{r}"),
     "rloo": ("r - mean(r of the other samples)", r"r_i - \frac{1}{n-1} \sum_{j \neq i} r_j"),
-    "greedy": ("r - r(greedy sample)", r"r_i - r_{\mathrm{greedy}}"),
+    "greedy": ("r - r(greedy sample)", r"r_i - r_{\text{greedy}}"),
     "length_weighted": ("r - sum(|y| r) / sum(|y|)", r"r_i - \frac{\sum_j |y_j| r_j}{\sum_j |y_j|}"),
     "passk": (
         "r(best) - r(second best) for the best sample, else 0",
@@ -56,78 +56,81 @@ ADVANTAGES = {
     ),
     "optimal_turn": (
         "G_t - sum(G_k W_k) / sum(W_k) of the token's turn k, with W_k of its last token",
-        r"G_{i,t} - \frac{\sum_j G_{j,k} W_{j,k}}{\sum_j W_{j,k}}, \quad t \in \mathrm{turn}\ k",
+        r"G_{i,t} - \frac{\sum_j G_{j,k} W_{j,k}}{\sum_j W_{j,k}}, \quad t \in \text{turn } k",
     ),
 }
 """Advantage of a sample, or of a token where the formula has an index t."""
 SCALES = {
-    "group_std": ("std(r) + epsilon", r"\mathrm{std}(r) + \epsilon"),
-    "batch_std": ("std(r of the step) + epsilon", r"\mathrm{std}_{\mathrm{step}}(r) + \epsilon"),
+    "group_std": ("std(r) + epsilon", r"\operatorname{std}(r) + \epsilon"),
+    "batch_std": ("std(r of the step) + epsilon", r"\operatorname{std}_{\text{step}}(r) + \epsilon"),
     "group_mean": ("mean(r)", r"\bar{r}"),
 }
 """Divisors of an advantage."""
 RATIOS = {
-    "token": ("R = exp(lp - old), of each token", r"\rho_t = \exp(\ell_t - \ell^{\mathrm{old}}_t)"),
+    "token": ("R = exp(lp - old), of each token", r"\rho_t = \exp(\ell_t - \ell^{\text{old}}_t)"),
     "sequence_mean": (
         "R = exp(mean over the sample of (lp - old))",
-        r"\rho = \exp\left(\frac{1}{|y|} \sum_t (\ell_t - \ell^{\mathrm{old}}_t)\right)",
+        r"\rho = \exp\left(\frac{1}{|y|} \sum_t (\ell_t - \ell^{\text{old}}_t)\right)",
     ),
     "sequence_product": (
         "R = exp(sum over the sample of (lp - old))",
-        r"\rho = \exp\left(\sum_t (\ell_t - \ell^{\mathrm{old}}_t)\right)",
+        r"\rho = \exp\left(\sum_t (\ell_t - \ell^{\text{old}}_t)\right)",
     ),
 }
 """Importance ratios."""
 SURROGATES = {
     "clip": (
         "-min(R A, clip(R, 1 - clip_low, 1 + clip_high) A)",
-        r"-\min\left(\rho A, \mathrm{clip}(\rho, 1 - \epsilon_{\mathrm{low}}, 1 + \epsilon_{\mathrm{high}}) A\right)",
+        r"-\min\left(\rho A, \operatorname{clip}(\rho, 1 - \epsilon_{\text{low}}, 1 + \epsilon_{\text{high}}) A\right)",
     ),
     "clip_weight": (
         "-sg(clip(R, 1 - clip_low, 1 + clip_high)) A lp",
-        r"-\mathrm{sg}(\mathrm{clip}(\rho, 1 - \epsilon_{\mathrm{low}}, 1 + \epsilon_{\mathrm{high}})) A \ell_t",
+        (
+            r"-\operatorname{sg}(c) A \ell_t, \quad c = "
+            r"\operatorname{clip}(\rho, 1 - \epsilon_{\text{low}}, 1 + \epsilon_{\text{high}})"
+        ),
     ),
     "gate": (
         "-(4 / tau) sigmoid(tau (R - 1)) A, with tau_pos where A > 0, else tau_neg",
         (
-            r"-\frac{4}{\tau} \sigma(\tau (\rho - 1)) A, \quad \tau = \tau_{\mathrm{pos}} \text{ if } A > 0 "
-            r"\text{ else } \tau_{\mathrm{neg}}"
+            r"-\frac{4}{\tau} \sigma(\tau (\rho - 1)) A, \quad \tau = \tau_{\text{pos}} \text{ if } A > 0 "
+            r"\text{ else } \tau_{\text{neg}}"
         ),
     ),
     "gamma": (
         "-sg(exp(l) R^k exp(-l R)) A lp, with (k, l) = gamma_pos where A >= 0, else gamma_neg",
-        r"-\mathrm{sg}(e^{\lambda} \rho^{k} e^{-\lambda \rho}) A \ell_t",
+        r"-\operatorname{sg}(e^{\lambda} \rho^{k} e^{-\lambda \rho}) A \ell_t",
     ),
     "geometric": (
         "-A exp(mean over the sample of c_t), c_t = lp - old, at most clip_high if A > 0, at least -clip_low if A < 0",
         (
             r"-A \exp\left(\frac{1}{|y|} \sum_t c_t\right), \quad c_t = \begin{cases} "
-            r"\min(\ell_t - \ell^{\mathrm{old}}_t, \epsilon_{\mathrm{high}}) & A > 0 \\ "
-            r"\max(\ell_t - \ell^{\mathrm{old}}_t, -\epsilon_{\mathrm{low}}) & A < 0 \end{cases}"
+            r"\min(\ell_t - \ell^{\text{old}}_t, \epsilon_{\text{high}}) & A > 0 \\ "
+            r"\max(\ell_t - \ell^{\text{old}}_t, -\epsilon_{\text{low}}) & A < 0 \end{cases}"
         ),
     ),
     "divergence_mask": (
         "-sg(R) A lp, 0 for a token whose divergence from the proximal policy is beyond its bound and would grow",
-        r"-\mathrm{sg}(\rho) A \ell_t \, \mathbb{1}[D_t \leq \epsilon]",
+        r"-\operatorname{sg}(\rho) A \ell_t \, \mathbb{1}[D_t \leq \epsilon]",
     ),
     "score": ("-A lp", r"-A \ell_t"),
     "p3o": (
         "-sg(min(R, e)) A lp + (1 - e) k3(policy || rollout), with e = sum(R)^2 / (N sum(R^2)) over the step",
         (
-            r"-\mathrm{sg}(\min(\rho, e)) A \ell_t + (1 - e)\, k_3, "
+            r"-\operatorname{sg}(\min(\rho, e)) A \ell_t + (1 - e)\, k_3, "
             r"\quad e = \frac{(\sum \rho)^2}{N \sum \rho^2}"
         ),
     ),
     "clip_cov": (
         "as clip, and 0 for a share of the tokens, drawn among those with (A - mean A)(lp - mean lp) within bounds",
         (
-            r"\mathrm{PPO\ clip}, \quad 0 \text{ for tokens drawn from } "
+            r"\text{PPO clip}, \quad 0 \text{ for tokens drawn from } "
             r"\{t : (A_t - \bar{A})(\ell_t - \bar{\ell}) \in (c_1, c_2)\}"
         ),
     ),
     "kl_cov": (
         "-R A, plus coefficient |lp - old| for the share of tokens with the largest (A - mean A)(lp - mean lp)",
-        r"-\rho A + \beta\, |\ell_t - \ell^{\mathrm{old}}_t|\, \mathbb{1}[t \in \mathrm{top\ covariance}]",
+        r"-\rho A + \beta\, |\ell_t - \ell^{\text{old}}_t|\, \mathbb{1}[t \in \text{top covariance}]",
     ),
 }
 """Policy loss of a token."""
@@ -179,28 +182,31 @@ def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
     """Yield the formulas of an algorithm, part by part; a function of the user is named by its dotted path."""
     yield _advantage(algorithm)
     if algorithm.signal_scale:
-        plain, latex = "A x samples of the step / samples in groups with unequal rewards", r"A \cdot \frac{B}{B_{\ne}}"
+        plain, latex = (
+            "A x samples of the step / samples in groups with unequal rewards",
+            r"A \cdot \frac{B}{B_{\text{signal}}}",
+        )
         yield Formula("scaled", plain, latex)
     if algorithm.distil.place == "advantage":
         plain = "A + coefficient (lp(teacher) - lp(student))"
-        yield Formula("distillation", plain, r"A_t + c\,(\ell^{\mathrm{teacher}}_t - \ell^{\mathrm{student}}_t)")
+        yield Formula("distillation", plain, r"A_t + c\,(\ell^{\text{teacher}}_t - \ell^{\text{student}}_t)")
     if algorithm.whiten != "none":
         over = f"over all {algorithm.whiten} of the step"
-        latex = rf"\frac{{A - \bar{{A}}}}{{\mathrm{{std}}(A)}} \quad \text{{{over}}}"
+        latex = rf"\frac{{A - \bar{{A}}}}{{\operatorname{{std}}(A)}} \quad \text{{{over}}}"
         yield Formula("whitened", f"(A - mean(A)) / std(A), {over}", latex)
-    if algorithm.ratio in RATIOS and algorithm.surrogate != "score":
+    if algorithm.ratio in RATIOS and algorithm.surrogate not in ("score", "geometric"):
         yield Formula("ratio", *RATIOS[algorithm.ratio])
     yield Formula(
         "loss", *SURROGATES.get(algorithm.surrogate, (algorithm.surrogate, rf"\text{{{algorithm.surrogate}}}"))
     )
     if algorithm.log_ratio_penalty:
-        latex = r"+ \lambda\,(\ell_t - \ell^{\mathrm{old}}_t)^2"
+        latex = r"+ \lambda\,(\ell_t - \ell^{\text{old}}_t)^2"
         yield Formula("penalty", "+ log_ratio_penalty (lp - old)^2", latex)
     yield Formula("aggregate", *AGGREGATES[algorithm.aggregate])
     if algorithm.kl.place != "none":
         plain, latex = KL[algorithm.kl.kind]
         sign, where = ("-", "reward of each token") if algorithm.kl.place == "reward" else ("+", "loss of each token")
-        rest = r"\quad x = \ell_t - \ell^{\mathrm{ref}}_t"
+        rest = r"\quad x = \ell_t - \ell^{\text{ref}}_t"
         text = f"{sign} coefficient ({plain}) in the {where}, with x = lp - ref"
         yield Formula("KL", text, rf"{sign} \beta\, ({latex}) \text{{ in the {where}}}, {rest}")
 
@@ -209,7 +215,7 @@ def _advantage(algorithm: AlgorithmSection) -> Formula:
     name = algorithm.advantage
     if algorithm.components == "decoupled":
         plain = "A = sum over components k of w_k (r_k - mean(r_k)) / (std(r_k) + epsilon)"
-        latex = r"A_i = \sum_k w_k \frac{r_{k,i} - \bar{r}_k}{\mathrm{std}(r_k) + \epsilon}"
+        latex = r"A_i = \sum_k w_k \frac{r_{k,i} - \bar{r}_k}{\operatorname{std}(r_k) + \epsilon}"
         return Formula("advantage", plain, latex)
     if name not in ADVANTAGES:
         return Formula("advantage", f"A = {name}", rf"A = \text{{{name}}}")

@@ -1,14 +1,13 @@
 """Policy loss and correction of a run by name or dotted path, with their settings from [algorithm].
 
-A function's keyword-only arguments are settings of [algorithm]. What a user's function returns is checked at every
+What a user's function returns is checked at every
 call, because a wrong shape would broadcast and a nan would end in the weights.
 """
 
 from __future__ import annotations
 
-import inspect
+import traceback
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from relax_actors.algorithms.corrections import CorrectionKind, TokenWeights, correction_weights
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
 from relax_actors.algorithms.surrogates.covariance import choose_clip_cov, choose_kl_cov
+from relax_actors.algorithms.user_functions import load_correction, load_policy_loss, settings_of
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import CORRECTIONS, POLICY_LOSSES
@@ -39,8 +39,9 @@ class Functions:
 
     def __init__(self, algorithm: AlgorithmSection) -> None:
         self._algorithm = algorithm
-        self._surrogate = _function(POLICY_LOSSES.load(algorithm.surrogate, "algorithm.surrogate"), algorithm.surrogate)
+        self._surrogate = load_policy_loss(algorithm)
         self._settings = settings_of(self._surrogate, algorithm)
+        self._correction = load_correction(algorithm)
         self._is_custom = algorithm.surrogate not in POLICY_LOSSES.built_in
 
     @property
@@ -81,18 +82,19 @@ class Functions:
             ConfigError: the user's function returned no tensor, a wrong shape, no gradient, or a number that is not
                 finite.
         """
-        found = self._surrogate(inputs, **self._settings)
+        source = f"algorithm.surrogate = {self._algorithm.surrogate!r}"
+        if self._is_custom:
+            found = self._call(self._surrogate, source, inputs, **self._settings)
+        else:
+            found = self._surrogate(inputs, **self._settings)
         if isinstance(found, Tensor):
             ratio = inputs.log_ratio.detach().exp()
             found = PolicyLoss(found, torch.zeros_like(inputs.mask), ratio)
         if self._is_custom:
             loss = found.loss if isinstance(found, PolicyLoss) else found
-            checked(loss, inputs.mask, f"algorithm.surrogate = {self._algorithm.surrogate!r}")
+            checked(loss, inputs.mask, source)
             if torch.is_grad_enabled() and not loss.requires_grad:
-                msg = (
-                    f"algorithm.surrogate = {self._algorithm.surrogate!r} returned a loss without gradient; compute it "
-                    "from inputs.logprobs, inputs.log_ratio or inputs.ratio"
-                )
+                msg = f"{source} returned a loss without gradient; compute it from inputs.logprobs or inputs.ratio"
                 raise ConfigError(msg)
         return cast("PolicyLoss", found)
 
@@ -111,30 +113,24 @@ class Functions:
         if settings.kind in CORRECTIONS.built_in:
             kind, low, high = cast("CorrectionKind", settings.kind), settings.low, settings.high
             return correction_weights(near, rollout, mask, kind=kind, level=settings.level, low=low, high=high)
-        found = self._custom_correction(near.detach(), rollout.detach(), mask)
-        weights = checked(found, mask, f"algorithm.correction.kind = {settings.kind!r}").detach()
+        source = f"algorithm.correction.kind = {settings.kind!r}"
+        found = self._call(self._correction, source, near.detach(), rollout.detach(), mask)
+        weights = checked(found, mask, source).detach()
         return TokenWeights(weights, torch.zeros_like(mask))
 
-    @cached_property
-    def _custom_correction(self) -> Callable[..., Any]:
-        kind = self._algorithm.correction.kind
-        return _function(CORRECTIONS.load(kind, "algorithm.correction.kind"), kind)
+    def _call(self, function: Callable[..., Any], source: str, *arguments: Any, **settings: Any) -> Any:
+        """Call a user's function; an exception names the setting and the line.
 
-
-def settings_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> dict[str, Any]:
-    """Return the settings of [algorithm] that a function's keyword-only arguments name.
-
-    Raises:
-        ConfigError: [algorithm] has no setting of that name.
-    """
-    names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if unknown := [name for name in names if name not in type(algorithm).model_fields]:
-        msg = (
-            f"{function.__module__}.{function.__name__} has the keyword-only argument {unknown[0]!r}, which is no "
-            "setting of [algorithm]; name a setting, or make it a constant of the module"
-        )
-        raise ConfigError(msg)
-    return {name: getattr(algorithm, name) for name in names}
+        Raises:
+            ConfigError: the function raised an exception.
+        """
+        try:
+            return function(*arguments, **settings)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename}, line {last.lineno}"
+            msg = f"{source} raised {type(error).__name__}: {error} ({where}); fix the function"
+            raise ConfigError(msg) from error
 
 
 def checked(values: object, mask: Tensor, source: str) -> Tensor:
@@ -170,10 +166,3 @@ def checked(values: object, mask: Tensor, source: str) -> Tensor:
 
 def _shape(tensor: Tensor) -> list[int]:
     return list(tensor.shape)
-
-
-def _function(found: object, name: str) -> Callable[..., Any]:
-    if not callable(found):
-        msg = f"{name!r} is a {type(found).__name__}; name a function"
-        raise ConfigError(msg)
-    return cast("Callable[..., Any]", found)

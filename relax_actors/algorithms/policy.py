@@ -60,8 +60,8 @@ class Totals:
         own = self._record(name, values, mask)
         return self.samples.get(name, own).to(values.dtype).unsqueeze(-1)
 
-    def step_sum(self, name: str, values: Tensor, mask: Tensor) -> float:
-        """Return the sum over all trained tokens of the step.
+    def step_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the sum over all trained tokens of the step, `[] float64`.
 
         Raises:
             ValueError: the function is not marked `whole_step`.
@@ -70,7 +70,7 @@ class Totals:
             msg = f"step_sum({name!r}) needs the whole step; mark the policy loss with relax_actors' @whole_step"
             raise ValueError(msg)
         own = self._record(name, values, mask)
-        return self.step[name] if name in self.step else float(own.sum())
+        return own.new_tensor(self.step[name]) if name in self.step else own.sum()
 
     def _record(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
         own = values.detach().masked_fill(~mask, 0.0).sum(-1, dtype=torch.float64)
@@ -175,12 +175,17 @@ class PolicyInputs:
         """
         return self.totals.sample_sum(name, values, self.mask)
 
-    def step_sum(self, name: str, values: Tensor) -> float:
+    def step_sum(self, name: str, values: Tensor) -> Tensor:
         """Return the sum of `values` over all trained tokens of the step; needs a function marked `whole_step`.
+
+        In the pass that collects the sums it is that of the micro-batch, and 0 if this has no token.
 
         Args:
             name: unique name of the sum within the function.
             values: `[batch, seq]`; they must not depend on another `sample_sum` or `step_sum`.
+
+        Returns:
+            `[] float64`, without gradient.
         """
         return self.totals.step_sum(name, values, self.mask)
 

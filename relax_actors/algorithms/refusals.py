@@ -194,7 +194,10 @@ def _correction(config: Config) -> Iterator[str]:
 def _distillation(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.distil.place != "none" and "teacher" not in config.roles:
-        yield f'algorithm.distil.place = "{algorithm.distil.place}" needs a teacher; add [roles.teacher]'
+        yield (
+            f'algorithm.distil.place = "{algorithm.distil.place}" needs a teacher; add [roles.teacher] with '
+            'model = "<folder>", server = <URL>, or hint for self-distillation'
+        )
     if algorithm.advantage == "none" and algorithm.distil.place == "none" and not is_dotted(algorithm.surrogate):
         yield (
             'algorithm.advantage = "none" trains nothing without distillation; set algorithm.distil.place, or another '

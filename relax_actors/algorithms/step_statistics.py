@@ -118,7 +118,7 @@ def scale_by_signal(rows: Sequence[RowAdvantages]) -> list[RowAdvantages]:
         ValueError: a row has no rewards.
     """
     samples = [int(np.count_nonzero(row.counted)) for row in rows]
-    signal = sum(n for n, row in zip(samples, rows, strict=True) if np.ptp(_rewards(row)) > 0)
+    signal = sum(n for n, row in zip(samples, rows, strict=True) if n and np.ptp(_rewards(row)[row.counted]) > 0)
     alpha = sum(samples) / signal if signal else 1.0
     return [replace(row, values=row.values * alpha) for row in rows]
 

@@ -129,6 +129,7 @@ def _checks_without_model(config: Config) -> list[Check]:
 def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Check]:
     """Return the checks that need the size and shape of the model."""
     from relax_actors.cli import checks
+    from relax_actors.cli.check_teacher import check_teacher
     from relax_actors.cli.critic import check_critic
     from relax_actors.engines.backends import inference_backend, training_backend
 
@@ -136,6 +137,7 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
         lambda: training_backend(config).check(config, folder),
         lambda: inference_backend(config).check(config, folder),
         lambda: checks.check_scoring(config, folder),
+        lambda: check_teacher(config, folder),
         lambda: checks.check_router_replay(config, facts),
         lambda: checks.check_weight_files(config),
         lambda: check_critic(config, folder, facts),

@@ -13,6 +13,7 @@ import numpy as np
 
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.notes import notes as algorithm_notes
+from relax_actors.algorithms.user_functions import check_user_functions
 from relax_actors.cli.critic import check_values_are_read
 from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config
@@ -25,7 +26,7 @@ from relax_actors.engines.backends import inference_backend, scoring_backend
 from relax_actors.engines.sglang.backend import SERVER_BYTES
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages.experts import compact
-from relax_actors.registry.catalog import ALL
+from relax_actors.registry.catalog import ALL, ROLES
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
 from relax_actors.roles.rollout import stops_of
@@ -119,7 +120,9 @@ def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
 
 def check_roles(config: Config) -> Iterator[str]:
     """Check that roles import, that no two write the same cells, and that every column that is read has a writer."""
-    writers: dict[str, str] = dict.fromkeys(COLUMNS, "a built-in role")
+    optional = {built_in_spec(name).writes for name in ROLES.built_in if built_in_spec(name).section == "roles"}
+    always = [column for column in COLUMNS if not any(column in writes for writes in optional)]
+    writers: dict[str, str] = dict.fromkeys((*always, *FAILURES), "a built-in role")
     built_in = {name: built_in_spec(name) for name in role_names(config) if name not in config.roles}
     numbered = {kind: name for name, spec in built_in.items() for kind in spec.numbered}
     roles: dict[str, Role] = {}
@@ -156,8 +159,9 @@ def check_roles(config: Config) -> Iterator[str]:
 
 
 def check_rewards(config: Config) -> Iterator[str]:
-    """Check that the reward functions and the advantage estimator import; note unusual algorithm settings."""
+    """Check that the functions of rewards and of the algorithm import; note unusual algorithm settings."""
     estimator_of(config.algorithm)
+    check_user_functions(config.algorithm)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
     if config.eval is not None:
         settings["eval.reward"] = config.eval.reward
@@ -302,7 +306,7 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
     fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
     engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
     critic = TRAINER_BYTES if config.critic is not None else 0
-    model = facts.parameters * (TRAINER_BYTES + reference + base + engines + critic)
+    model = facts.parameters * (TRAINER_BYTES + reference + base + engines + critic) + teacher_bytes(config)
     process = PROCESS_BYTES if config.simulate is None else SIMULATED_BYTES
     ranks = config.trainer.megatron.ranks if config.trainer.backend == "megatron" else 1
     processes = process * (1 + (critic > 0) + following + fixed + (ranks if ranks > 1 else 0))
@@ -318,6 +322,15 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
         samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
         size = samples * facts.cached * CACHED_BYTES / (1 << 20)
         yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
+
+
+def teacher_bytes(config: Config) -> int:
+    """Memory of the teachers that run here, in bytes."""
+    section = config.roles.get("teacher")
+    folder = section.options.get("model") if section is not None else None
+    if section is None or folder is None or not (Path(folder) / "config.json").exists():
+        return 0
+    return measure(Path(folder)).parameters * REFERENCE_BYTES * section.replicas
 
 
 def _existing(path: Path) -> Path:

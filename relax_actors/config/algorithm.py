@@ -18,13 +18,6 @@ from relax_actors.config.algorithm_parts import (
 from relax_actors.config.sections import Fraction, Named, NonNegative, Positive, PositiveFloat, Section
 from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
 
-NOT_YET: dict[str, tuple[Any, ...]] = {
-    "distil.place": ("advantage", "loss"),
-}
-"""Values whose code does not exist yet. To be emptied."""
-NOT_YET_CHANGED: dict[str, Any] = {}
-"""Settings whose code does not exist yet, with the only value that can be used. To be emptied."""
-
 
 class AlgorithmSection(Section):
     """[algorithm]: the learning algorithm. `relax algorithms` lists the presets."""
@@ -121,11 +114,7 @@ class AlgorithmSection(Section):
     @classmethod
     def _with_preset(cls, tree: Any) -> Any:
         """Fill settings that are not set from the preset."""
-        if not isinstance(tree, dict):
-            return tree
-        filled = presets.filled(tree)
-        check_implemented(filled)
-        return filled
+        return presets.filled(tree) if isinstance(tree, dict) else tree
 
     @property
     def needs_reference(self) -> bool:
@@ -136,15 +125,3 @@ class AlgorithmSection(Section):
     def needs_whole_step(self) -> bool:
         """Whether advantages need the whole step in order, so that its backward cannot start before."""
         return self.whiten != "none" or self.scale == "batch_std" or self.signal_scale or self.advantage == "ema"
-
-
-def check_implemented(tree: dict[str, Any]) -> None:
-    """Refuse settings whose code does not exist yet.
-
-    Raises:
-        ValueError: there is one.
-    """
-    for key, value in presets.leaves(tree):
-        if value in NOT_YET.get(key, ()) or value != NOT_YET_CHANGED.get(key, value):
-            msg = f"algorithm.{key} = {value!r} is not implemented yet; set another value"
-            raise ValueError(msg)

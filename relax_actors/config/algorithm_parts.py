@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relax_actors.config.sections import (
     Fraction,
@@ -91,18 +91,31 @@ class DistilSection(Section):
     """[algorithm.distil]: distillation from the role `teacher`."""
 
     place: Literal["none", "advantage", "loss"] = "none"
-    """No distillation; `coefficient` x (teacher - student log-prob) added to each token's advantage; or a term of the
-    loss."""
+    """No distillation; `coefficient` x (teacher - rollout log-prob) added to each token's advantage; or a divergence
+    added to each token's loss."""
     kind: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
-    """Divergence: KL(student || teacher); KL(teacher || student); or the generalised JSD with `beta`."""
-    beta: Fraction = 0.5
-    """Weight of the teacher in the mixture of `jsd`: 0 is KL(teacher || student), 1 is KL(student || teacher) (arXiv
-    2306.13649)."""
+    """Divergence with `place = "loss"`: KL(student || teacher); KL(teacher || student); or the generalised JSD (arXiv
+    2306.13649) of both with their mixture."""
+    teacher_weight: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Weight of the teacher in the mixture of `jsd`."""
     top_k: Positive | None = None
-    """Number of the teacher's most probable tokens that a divergence in the loss covers; the sampled token only if not
-    set."""
+    """Number of the teacher's most likely tokens at each token that the divergence covers. If not set, `reverse_kl` is
+    estimated at the sampled token; the others need it."""
+    tail: Literal["bucket", "renormalise", "drop"] = "bucket"
+    """The rest of the vocabulary: one more outcome of the divergence; left out after dividing the probabilities of the
+    `top_k` tokens by their sum; or left out."""
     coefficient: PositiveFloat = 1.0
     """Factor of the signal or loss."""
+
+    @model_validator(mode="after")
+    def _kind_has_its_tokens(self) -> DistilSection:
+        if self.place == "loss" and self.kind != "reverse_kl" and self.top_k is None:
+            msg = (
+                f'kind = "{self.kind}" compares distributions and needs top_k, e.g. 64; only "reverse_kl" can be '
+                "estimated at the sampled token"
+            )
+            raise ValueError(msg)
+        return self
 
 
 class ShapingSection(Section):

@@ -155,6 +155,8 @@ _PATHS = (
     ("broker", "ca"),
     ("store", "path"),
     ("rollout", "sglang", "api_key_file"),
+    ("roles", "teacher", "model"),
+    ("roles", "teacher", "api_key_file"),
 )
 
 

@@ -34,20 +34,20 @@ SCORE: dict[str, Any] = {"scale": "none", "ratio": "none", "surrogate": "score",
 TOKENS = {"aggregate": "token_mean"}
 SAMPLES = {"aggregate": "sample_mean_of_means"}
 KL_IN_REWARD = {"kl": {"place": "reward", "kind": "k1"}}
-ON_POLICY = "Each batch is trained once, by the weights that sampled it: staleness.max = 0, or a correction."
+ON_POLICY = "Each batch is trained once, by the weights that sampled it: `staleness.max = 0`, or a correction."
 
 PRESETS: dict[str, Preset] = {
     "grpo": Preset(
         "GRPO",
         "2402.03300",
         {**GROUP, **CLIP, **SAMPLES},
-        'The paper adds a KL of 0.04: kl.place = "loss", kl.coefficient = 0.04.',
+        'The paper adds a KL: `kl.place = "loss"` with `kl.coefficient = 0.04`.',
     ),
     "dr_grpo": Preset(
         "Dr. GRPO",
         "2503.20783",
         {"advantage": "group", "scale": "none", **CLIP, "aggregate": "constant"},
-        "length is rollout.max_tokens unless set.",
+        "`length` is `rollout.max_tokens` unless set.",
     ),
     "lite_ppo": Preset("Lite PPO", "2508.08221", {"advantage": "group", "scale": "batch_std", **CLIP, **TOKENS}),
     "dapo": Preset(
@@ -60,7 +60,7 @@ PRESETS: dict[str, Preset] = {
             **TOKENS,
             "shaping": {"overlong": True, "filter_zero_variance": True},
         },
-        "shaping.overlong_buffer is a fifth of rollout.max_tokens unless set.",
+        "`shaping.overlong_buffer` is a fifth of `rollout.max_tokens` unless set.",
     ),
     "gspo": Preset(
         "GSPO",
@@ -83,7 +83,7 @@ PRESETS: dict[str, Preset] = {
         "CISPO",
         "2506.13585",
         {**GROUP, "ratio": "token", "surrogate": "clip_weight", "clip_low": 1.0, "clip_high": 4.0, **TOKENS},
-        "A lower bound of 1 - clip_low = 0 never clips.",
+        "A lower bound of `1 - clip_low` = 0 never clips.",
     ),
     "sapo": Preset(
         "SAPO",

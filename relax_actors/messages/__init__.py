@@ -18,6 +18,7 @@ from relax_actors.messages.cells import (
     Weights,
 )
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
+from relax_actors.messages.teacher import TeacherScores
 from relax_actors.messages.trajectory import Trajectory
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "RowCounts",
     "Sample",
     "Shard",
+    "TeacherScores",
     "TokenSequence",
     "Trajectory",
     "Weights",

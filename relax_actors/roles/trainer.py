@@ -286,6 +286,7 @@ class Trainer(StatefulRole):
             "staleness": batch.staleness,
             "staleness_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
             "span": rows.span,
+            **({} if (gap := rows.teacher_gap) is None else {"teacher_kl": round(gap, 6)}),
             "stale_rows": rows.older_than(step, self.context.config.staleness.max),
             "waited_seconds": 0.0,
             "train_seconds": 0.0,

@@ -16,6 +16,7 @@ from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.engines.protocols import StepResult
 from relax_actors.engines.protocols.training import AccumulatesSteps, Score
+from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
@@ -176,6 +177,10 @@ class StepFeed:
     @contextmanager
     def _measured(self) -> Iterator[None]:
         wall_start, cpu_start = time.monotonic(), time.thread_time()
-        yield
+        try:
+            yield
+        except ConfigError as error:
+            msg = f"step {self._step}: {error}"
+            raise ConfigError(msg) from error
         self.seconds += time.monotonic() - wall_start
         self.cpu_seconds += time.thread_time() - cpu_start

@@ -11,12 +11,21 @@ import numpy as np
 from broker.codec import Array
 from broker.subjects import RowId
 from relax_actors.config import Config
+from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.errors import ConfigError, RelaxError
-from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, Trajectory
+from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, TeacherScores, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
 from relax_actors.training.row_endings import ending_of_unreadable
-from relax_actors.training.samples import PROXIMAL, REFERENCE, VALUES, in_layout, samples_of, without_truncated
+from relax_actors.training.samples import (
+    PROXIMAL,
+    REFERENCE,
+    TEACHER,
+    VALUES,
+    in_layout,
+    samples_of,
+    without_truncated,
+)
 from relax_actors.training.validation import RowValidator, mismatched_version
 
 if TYPE_CHECKING:
@@ -37,15 +46,17 @@ class StepRows:
         ids: indices of the rows within the step.
         trajectories: samples of each row.
         advantages: advantages of each row.
-        scores: log-probs and values of each row, `[total] float32`, by column.
+        scores: log-probs and values of each row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
+        distil: section [algorithm.distil]; None without a teacher.
     """
 
     ids: list[int]
     trajectories: list[Trajectory]
     advantages: list[Advantage]
-    scores: dict[str, list[Array]] = field(default_factory=dict)
+    scores: dict[str, list[Any]] = field(default_factory=dict)
     replays: bool = False
+    distil: DistilSection | None = None
 
     def add(self, index: int, columns: Columns) -> None:
         """Append a row."""
@@ -73,9 +84,8 @@ class StepRows:
             return [items[row] for row in rows]
 
         scores = {name: at(arrays) for name, arrays in self.scores.items()}
-        return replace(
-            self, ids=at(self.ids), trajectories=at(self.trajectories), advantages=at(self.advantages), scores=scores
-        )
+        ids, trajectories, advantages = at(self.ids), at(self.trajectories), at(self.advantages)
+        return replace(self, ids=ids, trajectories=trajectories, advantages=advantages, scores=scores)
 
     def with_proximal(self, scored: Iterator[Array]) -> StepRows:
         """Return a copy with log-probs of the proximal policy.
@@ -101,7 +111,8 @@ class StepRows:
         found: list[TrainSample] = []
         for i, (index, trajectory) in enumerate(zip(self.ids, self.trajectories, strict=True)):
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
-            found += samples_of(index, trajectory, self.advantages[i], scores, replays=self.replays)
+            advantage = self.advantages[i]
+            found += samples_of(index, trajectory, advantage, scores, replays=self.replays, distil=self.distil)
         return found
 
     @property
@@ -109,6 +120,19 @@ class StepRows:
         """Mean of each reward component over the rows that have it."""
         names = sorted({name for advantage in self.advantages for name in advantage.components})
         return {n: float(np.mean([a.components[n] for a in self.advantages if n in a.components])) for n in names}
+
+    @property
+    def teacher_gap(self) -> float | None:
+        """Mean of rollout - teacher log-prob over the trained tokens; None without a teacher.
+
+        It estimates KL(rollout || teacher).
+        """
+        scores: list[TeacherScores] = self.scores.get(TEACHER, [])
+        gaps = [
+            (trajectory.logprobs - teacher.logprobs)[trajectory.trained].astype(np.float64)
+            for trajectory, teacher in zip(self.trajectories, scores, strict=bool(scores))
+        ]
+        return float(np.concatenate(gaps).mean()) if scores else None
 
     @property
     def oldest(self) -> int:
@@ -150,13 +174,16 @@ class StepReader:
         needed = {
             PROXIMAL: config.algorithm.proximal == PROXIMAL,
             REFERENCE: config.algorithm.kl.place == "loss" and not config.computes_reference,
+            TEACHER: config.algorithm.distil.place != "none",
             VALUES: config.critic is not None,
         }
+        self._distil = config.algorithm.distil if needed[TEACHER] else None
+        self._top_k = config.algorithm.distil.top_k or 0
         self.columns = tuple(name for name, is_needed in needed.items() if is_needed)
 
     def empty(self) -> StepRows:
         """Return a `StepRows` without rows."""
-        return StepRows([], [], [], {name: [] for name in self.columns}, self._replays)
+        return StepRows([], [], [], {name: [] for name in self.columns}, self._replays, self._distil)
 
     def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, UnusableRows]:
         """Read rows; return the rows that can be trained and the rows that cannot."""
@@ -190,6 +217,8 @@ class StepReader:
         trajectory: Trajectory = columns["trajectory"]
         if why := self._validator.of_row(trajectory, columns["advantage"], row.step):
             return Quarantined("trainer", 1, why, "")
+        if TEACHER in columns and (why := self._validator.of_teacher(columns[TEACHER], trajectory, self._top_k)):
+            return Quarantined("trainer", 1, why, "")
         if (version := mismatched_version(trajectory, self._published)) is not None:
             return Quarantined("trainer", 1, self._mismatch(row, trajectory, version), "")
         staleness = row.step - trajectory.oldest_version
@@ -218,8 +247,13 @@ class StepReader:
             for columns in rows_read:
                 if isinstance(trajectory := columns["trajectory"], Trajectory):
                     columns["trajectory"] = without_truncated(trajectory)
+        trajectories = [columns["trajectory"] for columns in rows_read]
         for name in self.columns:
-            trajectories = [columns["trajectory"] for columns in rows_read]
-            for columns, found in zip(rows_read, read_logprobs(self._table, rows, name, trajectories), strict=True):
-                columns[name] = found
+            values: list[Any] = (
+                read_column(self._table, rows, name, TeacherScores)
+                if name == TEACHER
+                else read_logprobs(self._table, rows, name, trajectories)
+            )
+            for columns, value in zip(rows_read, values, strict=True):
+                columns[name] = value
         return rows_read

@@ -9,7 +9,7 @@ import numpy as np
 from broker.codec import Array
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
-from relax_actors.messages import Advantage, Prompt, Trajectory
+from relax_actors.messages import Advantage, Prompt, TeacherScores, Trajectory
 from relax_actors.messages.experts import expand, invalid_reason
 
 MAX_ADVANTAGE = 1e6
@@ -70,6 +70,10 @@ class RowValidator:
         if np.abs(advantage.values.astype(np.float64)).max(initial=0) > MAX_ADVANTAGE:
             return f"an advantage is over {MAX_ADVANTAGE:g}; scale the rewards"
         return self.of_trajectory(trajectory, step)
+
+    def of_teacher(self, teacher: TeacherScores, trajectory: Trajectory, top_k: int) -> str:
+        """Return why a teacher's scores do not fit the trained tokens of a row."""
+        return teacher.problem(trajectory.trained, top_k, self._vocabulary)
 
     def of_trajectory(self, trajectory: Trajectory, step: int) -> str:
         """Return why a row of a step cannot be passed through the model."""

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,15 +215,28 @@ def final_weights(run: Run, result: dict[str, Any]) -> str:
 
 
 def compare(
-    folder: Path, kills: int, seed: int, say: Any = lambda _: None, algorithm: str = "grpo"
+    folder: Path,
+    kills: int,
+    seed: int,
+    say: Any = lambda _: None,
+    *,
+    algorithm: str = "grpo",
+    settings: Sequence[str] = (),
 ) -> tuple[str, Tally, dict[str, Any], Story]:
     """Run both; return the report, the tally, and the result and story of the killed run.
+
+    Args:
+        folder: holds both runs.
+        kills: number of kills.
+        seed: of the kills.
+        say: called with a line for each kill.
+        settings: settings of both runs besides `SETTINGS`.
 
     Raises:
         AssertionError: a run failed, or a moment did not come in time.
     """
     plans = plan(kills, seed, algorithm)
-    settings = [*SETTINGS, *ALGORITHMS[algorithm], f"run.steps={steps_for(plans)}"]
+    settings = [*SETTINGS, *ALGORITHMS[algorithm], *settings, f"run.steps={steps_for(plans)}"]
     say(f"an undisturbed run of {steps_for(plans)} steps")
     calm = Run(folder, "calm", settings)
     alone = calm.complete(900)
@@ -258,7 +272,7 @@ def main() -> int:
         sys.stderr.write(line + "\n")
 
     with tempfile.TemporaryDirectory(prefix="relax-equivalence-") as folder:
-        text, _, result, _ = compare(Path(folder), arguments.kills, arguments.seed, say, arguments.algorithm)
+        text, _, result, _ = compare(Path(folder), arguments.kills, arguments.seed, say, algorithm=arguments.algorithm)
     sys.stdout.write(text + "\n")
     return 0 if result["alone"] == result["weights_fingerprint"] else 1
 

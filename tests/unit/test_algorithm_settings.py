@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from typer.testing import CliRunner
@@ -21,7 +22,7 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.load import set_by
 from relax_actors.config.presets import PRESETS, leaves
 from relax_actors.errors import ConfigError
-from relax_actors.registry import catalog
+from relax_actors.registry import Registry, catalog
 from relax_actors.supervision.resume import compare
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
@@ -177,7 +178,7 @@ REFUSED = {
         ("algorithm.name=gdpo", "algorithm.weights.style=2"),
         "algorithm.weights names 'style'; the reward components of the run are 'exact_match', 'positional_match'",
     ),
-    "length-weighted ratio": (
+    "length-weighted ratio": Refused(
         ("algorithm.name=gspo", "algorithm.aggregate=token_mean"),
         'algorithm.ratio = "sequence_mean" with algorithm.aggregate = "token_mean" weighs samples by their '
         'length; set algorithm.aggregate = "sample_mean_of_means", or "sample_weight_length" for LUSPO',
@@ -230,7 +231,8 @@ REFUSED = {
     ),
     "no teacher": Refused(
         ("algorithm.name=opd",),
-        'algorithm.distil.place = "advantage" needs a teacher; add [roles.teacher]',
+        'algorithm.distil.place = "advantage" needs a teacher; add [roles.teacher] with model = "<folder>", '
+        "server = <URL>, or hint for self-distillation",
     ),
     "nothing to train": Refused(
         ("algorithm.advantage=none",),
@@ -265,11 +267,27 @@ def test_preset_is_not_refused_with_what_it_needs(name: str) -> None:
     assert list(refusals(load_config(DEMO, overrides))) == []
 
 
-def test_settings_of_functions_are_those_that_they_read() -> None:
-    assert set(ADVANTAGES) == set(catalog.ADVANTAGES.built_in) >= set(ADVANTAGE_SETTINGS)
-    assert set(SURROGATES) == set(catalog.POLICY_LOSSES.built_in) >= set(LOSS_SETTINGS)
-    known = set(AlgorithmSection.model_fields)
-    assert {name for names in (ADVANTAGE_SETTINGS | LOSS_SETTINGS).values() for name in names} <= known
+ELSEWHERE = {
+    "ema": {"ema_decay"},
+    "clip_cov": {"covariance_share", "covariance_bounds"},
+    "kl_cov": {"covariance_share"},
+}
+"""Settings that a step-wide function reads for the one that is named."""
+
+
+@pytest.mark.parametrize(
+    ("registry", "formulas_of", "settings"),
+    [(catalog.ADVANTAGES, ADVANTAGES, ADVANTAGE_SETTINGS), (catalog.POLICY_LOSSES, SURROGATES, LOSS_SETTINGS)],
+    ids=["advantages", "losses"],
+)
+def test_settings_of_functions_are_those_that_they_read(
+    registry: Registry[Any], formulas_of: dict[str, Any], settings: dict[str, tuple[str, ...]]
+) -> None:
+    assert set(formulas_of) == set(registry.built_in) >= set(settings)
+    for name in registry.built_in:
+        parameters = inspect.signature(registry.load(name, "")).parameters.values()
+        read = {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+        assert read | ELSEWHERE.get(name, set()) == set(settings.get(name, ())) - {"ratio"}, name
 
 
 def commands(*arguments: str) -> str:

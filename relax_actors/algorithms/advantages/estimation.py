@@ -56,6 +56,15 @@ def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, Requirements]:
     return partial(function, **accepted_settings(function, settings)), requirements_of(function)
 
 
+def needs_greedy(algorithm: AlgorithmSection) -> bool:
+    """Return whether the estimator of a run needs a greedy sample of each prompt.
+
+    Raises:
+        ConfigError: the estimator does not import, or is not a function.
+    """
+    return "greedy" in estimator_of(algorithm)[1].needs
+
+
 class RowEstimation:
     """Computes the advantages of rows.
 

@@ -75,7 +75,7 @@ def p3o(inputs: PolicyInputs) -> PolicyLoss:
     precise = ratio.double()
     tokens = inputs.step_sum("tokens", torch.ones_like(precise))
     total, squares = inputs.step_sum("ratio", precise), inputs.step_sum("ratio_squared", precise.square())
-    share = total**2 / (tokens * squares) if tokens else 1.0
-    policy = -ratio.clamp(max=share) * inputs.advantages * inputs.logprobs * inputs.weights
+    share = (total.square() / (tokens * squares)).to(ratio.dtype)
+    policy = -torch.minimum(ratio, share) * inputs.advantages * inputs.logprobs * inputs.weights
     kl = kl_estimate(inputs.logprobs, inputs.rollout, "k3")
     return PolicyLoss(policy + (1 - share) * kl, ratio > share, ratio, weighted=True)

@@ -27,7 +27,7 @@ from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import StepObjective
+from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
 from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_first_pass, record, step_facts
 from relax_actors.runtime.seeds import derive_seed
@@ -170,7 +170,10 @@ class TorchEngine:
         batch, chosen = self._forward.micro_batch(samples, indices), [samples[index] for index in indices]
         rollout = self._padded(batch, [sample.masked("logprobs") for sample in chosen])
         replay_measured = self._measure_without_replay(batch, rollout)
-        scored = self._scored(batch, entropies=objective.trains_entropy)
+        ids = None
+        if objective.needs_teacher and chosen[0].teacher_top_ids is not None:
+            ids = self._padded(batch, [sample.masked("teacher_top_ids") for sample in chosen])
+        scored = self._scored(batch, entropies=objective.trains_entropy, ids=ids)
         if self._routers is not None:
             replay_measured |= self._routers.reroutes.take()
         padded, places = partial(self._padded, batch), [start + index for index in indices]
@@ -178,11 +181,9 @@ class TorchEngine:
         loss, measured = objective.loss(inputs)
         return loss, measured | replay_measured
 
-    def _scored(self, batch: MicroBatch, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
-        """Compute log-probs of the trained tokens, and their entropies if asked for."""
-        if entropies:
-            return self._forward.logprobs_and_entropies(self._model, batch, routers=self._routers)
-        return self._forward.logprobs(self._model, batch, routers=self._routers), None
+    def _scored(self, batch: MicroBatch, *, entropies: bool, ids: Tensor | None = None) -> ScoredTokens:
+        """Compute log-probs of the trained tokens, and their entropies and log-probs of other tokens if asked for."""
+        return self._forward.score_trained(self._model, batch, entropies=entropies, ids=ids, routers=self._routers)
 
     def _padded(self, batch: MicroBatch, arrays: Sequence[NDArray[Any]]) -> Tensor:
         return self._forward.padded(arrays, batch.width)

@@ -13,12 +13,44 @@ from torch import Tensor
 
 from relax_actors.algorithms.controllers import Coefficients, adapted, applied_entropy, initial
 from relax_actors.algorithms.corrections import kept_by_opsm, kept_sequences, mismatch_metrics, ratio_quantiles
+from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
 from relax_actors.algorithms.functions import Functions
 from relax_actors.algorithms.kl import kl_penalty
 from relax_actors.algorithms.losses import MAX_LOG_RATIO, reduce_loss
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, Totals
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """What the trained policy says of the trained tokens of a micro-batch, with gradient.
+
+    Attributes:
+        logprobs: `[batch, width] float32`.
+        entropies: `[batch, width] float32`, if they were computed.
+        top: `[batch, width, k] float32`, log-probs of the teacher's most likely tokens, if it names any.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor | None = None
+    top: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherInputs:
+    """Log-probs of a teacher for the tokens of a micro-batch; `[batch, width]` and `[batch, width, k]` float32.
+
+    Attributes:
+        logprobs: of the tokens themselves.
+        top: of its k most likely tokens at each token; None without `algorithm.distil.top_k`.
+        student_top: log-probs of the trained policy at the same k tokens, with gradient.
+    """
+
+    logprobs: Tensor
+    top: Tensor | None = None
+    student_top: Tensor | None = None
+
 
 PER_TOKEN = (
     "abs_delta",
@@ -31,6 +63,7 @@ PER_TOKEN = (
     "entropy_proxy",
     "weight",
     "bounded",
+    "distil",
 )
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
 
@@ -52,6 +85,7 @@ class LossInputs:
         entropies: float32, with gradient; required if `StepObjective.needs_entropy`.
         selected: bool, tokens that the covariance selected, if the algorithm selects any.
         uncertain: bool, tokens that algorithm.entropy.quantile selected, if it selects any.
+        teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
         totals: sums of whole samples and of the step.
     """
 
@@ -65,6 +99,7 @@ class LossInputs:
     entropies: Tensor | None = None
     selected: Tensor | None = None
     uncertain: Tensor | None = None
+    teacher: TeacherInputs | None = None
     totals: Totals = field(default_factory=Totals)
 
     @property
@@ -126,6 +161,27 @@ class StepObjective:
         """Share of the tokens, by entropy, that the policy loss trains; None for all."""
         share = self._algorithm.entropy.quantile
         return share if share < 1 else None
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether `LossInputs.teacher` is required."""
+        return self._algorithm.distil.place == "loss"
+
+    def _distilled(self, inputs: LossInputs) -> Tensor:
+        """Return the distillation loss of each token, `[batch, width] float32`."""
+        settings, teacher = self._algorithm.distil, inputs.teacher
+        if teacher is None:
+            msg = 'algorithm.distil.place is "loss", but the batch lacks a teacher\'s log-probs; add the role teacher'
+            raise ValueError(msg)
+        if teacher.top is None or teacher.student_top is None:
+            return sampled_reverse_kl(inputs.logprobs, teacher.logprobs)
+        return distillation_loss(
+            teacher.student_top,
+            teacher.top,
+            kind=settings.kind,
+            tail=settings.tail,
+            teacher_weight=settings.teacher_weight,
+        )
 
     def loss(self, inputs: LossInputs) -> tuple[Tensor, dict[str, float]]:
         """Compute the loss of a micro-batch.
@@ -201,8 +257,7 @@ class StepObjective:
             each = torch.ones_like(weights, dtype=torch.float64)
             if settings.normalise == "samples":
                 each = each / inputs.counts.clamp(min=1).unsqueeze(-1)
-            total = totals.step_sum("weights", weights * each, mask)
-            mean = total / max(totals.step_sum("weighted", each, mask), 1e-8)
+            mean = totals.step_sum("weights", weights * each, mask) / totals.step_sum("weighted", each, mask)
             weights = weights / mean if mean > 0 else weights
         measured["weight"] = float((weights * mask).sum())
         measured["bounded"] = float((found.bounded & mask).sum())
@@ -238,6 +293,10 @@ class StepObjective:
             )
             measured["kl"] = float((term.detach() * mask).sum())
             yield self._coefficients.kl * term
+        if self.needs_teacher:
+            distilled = self._distilled(inputs)
+            measured["distil"] = float((distilled.detach() * mask).sum())
+            yield algorithm.distil.coefficient * distilled
         if self.trains_entropy:
             if inputs.entropies is None:
                 msg = "the entropy bonus of [algorithm.entropy] needs the entropies of the tokens; the engine gave none"

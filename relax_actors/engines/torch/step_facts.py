@@ -18,7 +18,7 @@ from torch import Tensor
 from relax_actors.algorithms.first_pass import SequenceRecord, StepFacts, choose_tokens, most_uncertain, sum_records
 from relax_actors.algorithms.policy import Totals
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.engines.torch.objective import LossInputs, StepObjective
+from relax_actors.engines.torch.objective import LossInputs, ScoredTokens, StepObjective, TeacherInputs
 
 Array = NDArray[Any]
 Records = dict[int, SequenceRecord]
@@ -27,14 +27,14 @@ Records = dict[int, SequenceRecord]
 
 def needs_first_pass(objective: StepObjective, samples: Sequence[TrainSample]) -> bool:
     """Whether the loss needs numbers of samples whose sequences may be in different micro-batches or ranks."""
-    several = any(sample.sample_tokens not in (0, sample.trained) for sample in samples)
+    several = any(_has_others(sample) for sample in samples)
     return objective.needs_whole_step or (objective.needs_sample_sums and several)
 
 
 def loss_inputs(
     objective: StepObjective,
     samples: Sequence[TrainSample],
-    scored: tuple[Tensor, Tensor | None],
+    scored: ScoredTokens,
     mask: Tensor,
     padded: Callable[[Sequence[Array]], Tensor],
     *,
@@ -47,14 +47,13 @@ def loss_inputs(
     Args:
         objective: loss of the step.
         samples: sequences of the micro-batch.
-        scored: log-probs and, if computed, entropies of their trained tokens, `[batch, width]`.
+        scored: what the trained policy says of their trained tokens.
         mask: `[batch, width] bool`.
-        padded: pads one array a sequence to `[batch, width] float32`.
+        padded: pads one array a sequence, `[trained]` or `[trained, k]`, to `[batch, width]` or `[batch, width, k]`.
         facts: numbers of the step, if the loss needs any.
         indices: position of each sequence in `facts`.
         reference: log-probs of the reference, unless the sequences have them.
     """
-    logprobs, entropies = scored
 
     def column(name: str) -> Tensor:
         return padded([sample.masked(name) for sample in samples])
@@ -66,15 +65,20 @@ def loss_inputs(
         reference = column("reference_logprobs")
     given = bool(samples) and samples[0].proximal_logprobs is not None
     counts = [sample.sample_tokens or sample.trained for sample in samples]
+    teacher = None
+    if objective.needs_teacher:
+        top = None if scored.top is None else column("teacher_top_logprobs")
+        teacher = TeacherInputs(column("teacher_logprobs"), top, scored.top)
     return LossInputs(
-        logprobs,
+        scored.logprobs,
         column("logprobs"),
         column("advantages"),
         mask,
         torch.tensor(counts, dtype=torch.int64, device=mask.device),
         proximal=column("proximal_logprobs") if given else None,
         reference=reference,
-        entropies=entropies,
+        entropies=scored.entropies,
+        teacher=teacher,
         selected=flags(facts.selected if facts else None),
         uncertain=flags(facts.uncertain if facts else None),
         totals=_totals(objective, facts, indices, mask.device),
@@ -123,13 +127,23 @@ def step_facts(objective: StepObjective, samples: Sequence[TrainSample], records
         seed: of the random choice of tokens.
     """
     ordered = [records[index] for index in range(len(samples))]
-    facts = sum_records(ordered, [(sample.row, sample.sample) for sample in samples])
+    facts = sum_records(ordered, [_sample_key(index, sample) for index, sample in enumerate(samples)])
     selected = uncertain = None
     if objective.functions.chooses_tokens:
         selected = choose_tokens(ordered, partial(objective.functions.choose, seed=seed))
     if objective.top_entropy is not None:
         uncertain = most_uncertain(ordered, objective.top_entropy)
     return StepFacts(facts.sums, facts.sample_sums, selected, uncertain)
+
+
+def _has_others(sample: TrainSample) -> bool:
+    """Return whether a sequence's sample has other sequences with trained tokens."""
+    return sample.sample_tokens not in (0, sample.trained)
+
+
+def _sample_key(index: int, sample: TrainSample) -> tuple[int, int, int]:
+    """Return a key that the sequences of a sample share."""
+    return (sample.row, sample.sample, -1) if _has_others(sample) else (sample.row, sample.sample, index)
 
 
 def pack_records(records: Records) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch import replay_metrics
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import StepObjective, check_gradient_norm
+from relax_actors.engines.torch.objective import ScoredTokens, StepObjective, check_gradient_norm
 from relax_actors.engines.torch.step_facts import (
     Records,
     loss_inputs,
@@ -195,7 +195,7 @@ class MegatronEngine:
         def keep(number: int, tensors: MicroBatchTensors, scored: Scored) -> tuple[Tensor, dict[str, float]]:
             indices = part.batches[number].indices
             chosen = [part.samples[index] for index in indices]
-            inputs = loss_inputs(objective, chosen, scored, tensors.mask, tensors.padded)
+            inputs = loss_inputs(objective, chosen, ScoredTokens(*scored), tensors.mask, tensors.padded)
             found.update(record(objective, inputs, [start + index for index in indices]))
             return scored[0].sum(), {}
 
@@ -234,7 +234,7 @@ class MegatronEngine:
         inputs = loss_inputs(
             objective,
             chosen,
-            scored,
+            ScoredTokens(*scored),
             tensors.mask,
             tensors.padded,
             facts=facts,
