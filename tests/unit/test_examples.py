@@ -29,11 +29,6 @@ def test_ranked_advantages_depend_on_the_order_of_rewards_only() -> None:
     check_advantage(ranked)
 
 
-def test_hinge_stops_tokens_whose_ratio_has_moved() -> None:
-    hinge = runpy.run_path(str(EXAMPLES / "custom_loss" / "hinge.py"))["hinge"]
-    check_policy_loss(hinge, clip_high=0.1)
-
-
 @pytest.mark.parametrize("name", [*PRESETS_OF_THE_TASK])
 def test_task_can_be_trained_under_the_preset(name: str) -> None:
     settings = [f"algorithm.name={name}", *PRESETS_OF_THE_TASK[name]]
