@@ -9,6 +9,7 @@ from typing import Any
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
+    ConsumerInfo,
     DeliverPolicy,
     DiscardPolicy,
     RetentionPolicy,
@@ -31,6 +32,8 @@ _HEADER_BYTES = 4 << 10
 MAX_ACTORS = 8192
 """Maximum number of actors of a role with a pending pull request; the server's default limit is 512."""
 _NAME_IN_USE = 10058
+CONSUMER_SECONDS = 60.0
+"""Default seconds to wait for a consumer that the owner of the run creates."""
 
 
 def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamConfig:
@@ -67,7 +70,25 @@ def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int =
     )
 
 
-def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: int) -> ConsumerConfig:
+def follow_spec(name: str, filters: list[str]) -> ConsumerConfig:
+    """Durable consumer that a role with state follows its columns with, in stream order and without acknowledgements.
+
+    Every incarnation resets it to the sequence that it starts from (see `OrderedConsumer`).
+
+    Args:
+        name: name of the consumer, the role's name.
+        filters: subjects to deliver.
+    """
+    return ConsumerConfig(
+        durable_name=name,
+        filter_subjects=filters,
+        ack_policy=AckPolicy.NONE,
+        deliver_policy=DeliverPolicy.ALL,
+        max_deliver=1,
+    )
+
+
+def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: int = -1) -> ConsumerConfig:
     """Durable consumer that all actors of a role share.
 
     Deliveries are unlimited: the actor decides how often a row may fail, because it can tell a delivery that killed an
@@ -77,7 +98,7 @@ def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: i
         name: name of the consumer, the role's name.
         filters: subjects to deliver.
         ack_wait: seconds after which an unacknowledged message is redelivered.
-        max_ack_pending: maximum number of unacknowledged messages.
+        max_ack_pending: maximum number of unacknowledged messages; unlimited by default, as each actor bounds its own.
     """
     return ConsumerConfig(
         durable_name=name,
@@ -181,6 +202,47 @@ async def ensure_bucket(connection: Connection, subjects: Subjects, replicas: in
             return await connection.js.key_value(subjects.state_bucket)
 
     return await connection.retry(ensure, f"open bucket {subjects.state_bucket}", 20.0)
+
+
+async def open_bucket(connection: Connection, subjects: Subjects, deadline: float = CONSUMER_SECONDS) -> KeyValue:
+    """Open the run's KV bucket, which the owner of the run creates.
+
+    Raises:
+        BrokerError: the bucket does not exist after `deadline` seconds.
+        BrokerUnreachableError: no answer within `deadline` seconds.
+    """
+    await wait_for_stream(connection, f"KV_{subjects.state_bucket}", deadline)
+
+    async def bucket() -> KeyValue:
+        return await connection.js.key_value(subjects.state_bucket)
+
+    return await connection.retry(bucket, f"open bucket {subjects.state_bucket}", deadline)
+
+
+async def wait_for_consumer(
+    connection: Connection, stream: str, name: str, deadline: float = CONSUMER_SECONDS
+) -> ConsumerInfo:
+    """Wait until the owner of the run has created a consumer, and return its state.
+
+    Raises:
+        BrokerError: the consumer does not exist after `deadline` seconds.
+        BrokerUnreachableError: no answer within `deadline` seconds.
+    """
+    end = time.monotonic() + deadline
+
+    async def info() -> ConsumerInfo | None:
+        try:
+            return await connection.js.consumer_info(stream, name)
+        except NotFoundError:
+            return None
+
+    while (found := await connection.retry(info, f"wait for consumer {name} of {stream}", deadline)) is None:
+        if time.monotonic() > end:
+            msg = f"consumer {name} of stream {stream} was not created within {deadline:g} s; is the run up?"
+            raise BrokerError(msg)
+        connection.on_wait()
+        await asyncio.sleep(0.1)
+    return found
 
 
 async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerConfig) -> None:

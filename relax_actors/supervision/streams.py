@@ -9,12 +9,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nats.js.api import ConsumerConfig
+
 from broker.connection import Connection
 from broker.leases import RunState
-from broker.streams import ensure_bucket, ensure_streams, log_spec, table_spec
+from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, follow_spec, log_spec, pool_spec, table_spec
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError
+from relax_actors.roles import make_role, role_names
+from relax_actors.runtime import StatefulRole
+from relax_actors.runtime.join import trigger_columns
 
 LOG_AGE = 7 * 86400.0
 RUN_KEY, MARK = "run", "mark"
@@ -40,14 +45,31 @@ class RunRecord:
     mark: str = ""
 
 
+def consumers_of(config: Config) -> list[ConsumerConfig]:
+    """Return the durable consumer of each role of a run; imports the classes of the roles."""
+    subjects, ack_wait = Subjects(config.run.name), config.supervision.ack_wait
+    found = []
+    for name in role_names(config):
+        role = make_role(config, name)
+        if isinstance(role, StatefulRole):
+            found.append(follow_spec(name, role.follows(config)))
+            continue
+        triggers = trigger_columns(role.inputs(config), config.advantages.reads)
+        filters = [subjects.column(column, kind) for column in triggers for kind in role.kinds]
+        found.append(pool_spec(name, filters, ack_wait))
+    return found
+
+
 async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
-    """Create or update the run's table, log and bucket."""
+    """Create or update the run's table, log and bucket, and the consumers of its roles."""
     subjects, broker = Subjects(config.run.name), config.broker
     specs = [
         table_spec(subjects, broker.max_bytes, broker.replicas),
         log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas),
     ]
     await ensure_streams(connection, specs)
+    for consumer in consumers_of(config):
+        await ensure_consumer(connection, subjects.table_stream, consumer)
     return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas))
 
 

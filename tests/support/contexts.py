@@ -25,7 +25,8 @@ MakeTrainer = Callable[..., Trainer]
 
 def context_of(table: Table, folder: Path, role: str, settings: tuple[str, ...], incarnation: int) -> Context:
     """Build the context of one incarnation of an actor, from the tiny configuration and some settings."""
-    config = load_config(TINY, [f"run.folder={folder / 'run'}", "trainer.checkpoint_every=100", *settings])
+    own = [f"run.name={table.subjects.run}", f"run.folder={folder / 'run'}"]
+    config = load_config(TINY, [*own, "trainer.checkpoint_every=100", *settings])
     prepare(config, config.model_path)
     return Context(
         config=config,
