@@ -12,6 +12,7 @@ from nats.js.api import (
     ConsumerInfo,
     DeliverPolicy,
     DiscardPolicy,
+    RePublish,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -20,6 +21,7 @@ from nats.js.api import (
 from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 
+from broker.accounts import view_of
 from broker.codec import MAX_CELL_BYTES
 from broker.connection import Connection
 from broker.errors import BrokerError
@@ -36,8 +38,11 @@ CONSUMER_SECONDS = 60.0
 """Default seconds to wait for a consumer that the owner of the run creates."""
 
 
-def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamConfig:
-    """Table stream: one message per subject, and the server refuses a second one."""
+def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1, *, views: bool = False) -> StreamConfig:
+    """Table stream: one message per subject, and the server refuses a second one.
+
+    With `views`, the stream republishes what it has stored for users with accounts of their own (`broker.accounts`).
+    """
     return StreamConfig(
         name=subjects.table_stream,
         description=f"relax-actors table, cell schema {SCHEMA}",
@@ -51,11 +56,14 @@ def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamC
         max_msg_size=MAX_CELL_BYTES + _HEADER_BYTES,
         num_replicas=replicas,
         allow_direct=True,
+        republish=_views(f"{subjects.prefix}.>") if views else None,
     )
 
 
-def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int = 1) -> StreamConfig:
-    """Log stream for events and metrics, bounded by `max_bytes` and `max_age` (seconds)."""
+def log_spec(
+    subjects: Subjects, max_bytes: int, max_age: float, replicas: int = 1, *, views: bool = False
+) -> StreamConfig:
+    """Log stream for events and metrics, bounded by `max_bytes` and `max_age` (seconds); `views` as in `table_spec`."""
     return StreamConfig(
         name=subjects.log_stream,
         subjects=subjects.log_subjects(),
@@ -67,6 +75,7 @@ def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int =
         max_age=max_age,
         num_replicas=replicas,
         allow_direct=True,
+        republish=_views(f"{subjects.prefix}.>") if views else None,
     )
 
 
@@ -110,6 +119,10 @@ def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: i
         max_ack_pending=max_ack_pending,
         max_waiting=MAX_ACTORS,
     )
+
+
+def _views(subject: str) -> RePublish:
+    return RePublish(src=subject, dest=view_of(subject))
 
 
 async def ensure_streams(connection: Connection, specs: list[StreamConfig], deadline: float = 20.0) -> None:
@@ -175,11 +188,13 @@ async def wait_for_stream(connection: Connection, name: str, deadline: float) ->
         await asyncio.sleep(0.1)
 
 
-async def ensure_bucket(connection: Connection, subjects: Subjects, replicas: int = 1) -> KeyValue:
+async def ensure_bucket(
+    connection: Connection, subjects: Subjects, replicas: int = 1, *, views: bool = False
+) -> KeyValue:
     """Open the run's KV bucket for leases, incarnations and failure counts; create it if absent.
 
     Each lease has its own TTL. nats-py would create the bucket with roll-ups allowed, and a user that may write one key
-    could then purge all of them.
+    could then purge all of them. With `views`, leases are republished as in `table_spec`.
     """
     config = StreamConfig(
         name=f"KV_{subjects.state_bucket}",
@@ -192,6 +207,7 @@ async def ensure_bucket(connection: Connection, subjects: Subjects, replicas: in
         allow_msg_ttl=True,
         allow_rollup_hdrs=False,
         deny_delete=True,
+        republish=_views(f"$KV.{subjects.state_bucket}.lease.>") if views else None,
     )
 
     async def ensure() -> KeyValue:
@@ -232,9 +248,10 @@ async def wait_for_consumer(
 
     async def info() -> ConsumerInfo | None:
         try:
-            return await connection.js.consumer_info(stream, name)
+            found: ConsumerInfo = await connection.js.consumer_info(stream, name)
         except NotFoundError:
             return None
+        return found
 
     while (found := await connection.retry(info, f"wait for consumer {name} of {stream}", deadline)) is None:
         if time.monotonic() > end:

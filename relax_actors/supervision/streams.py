@@ -63,14 +63,15 @@ def consumers_of(config: Config) -> list[ConsumerConfig]:
 async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
     """Create or update the run's table, log and bucket, and the consumers of its roles."""
     subjects, broker = Subjects(config.run.name), config.broker
+    views = connection.address.credentials is not None
     specs = [
-        table_spec(subjects, broker.max_bytes, broker.replicas),
-        log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas),
+        table_spec(subjects, broker.max_bytes, broker.replicas, views=views),
+        log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas, views=views),
     ]
     await ensure_streams(connection, specs)
     for consumer in consumers_of(config):
         await ensure_consumer(connection, subjects.table_stream, consumer)
-    return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas))
+    return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas, views=views))
 
 
 async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:
