@@ -18,7 +18,7 @@ from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError
 from relax_actors.roles import make_role, role_names
-from relax_actors.runtime import StatefulRole
+from relax_actors.runtime import Role, StatefulRole
 from relax_actors.runtime.join import trigger_columns
 
 LOG_AGE = 7 * 86400.0
@@ -45,23 +45,17 @@ class RunRecord:
     mark: str = ""
 
 
-def consumers_of(config: Config) -> list[ConsumerConfig]:
-    """Return the durable consumer of each role of a run; imports the classes of the roles."""
-    subjects, ack_wait = Subjects(config.run.name), config.supervision.ack_wait
-    found = []
-    for name in role_names(config):
-        role = make_role(config, name)
-        if isinstance(role, StatefulRole):
-            found.append(follow_spec(name, role.follows(config)))
-            continue
-        triggers = trigger_columns(role.inputs(config), config.advantages.reads)
-        filters = [subjects.column(column, kind) for column in triggers for kind in role.kinds]
-        found.append(pool_spec(name, filters, ack_wait))
-    return found
+def consumer_of(config: Config, name: str, role: Role) -> ConsumerConfig:
+    """Return the durable consumer of a role."""
+    if isinstance(role, StatefulRole):
+        return follow_spec(name, role.follows(config))
+    subjects, triggers = Subjects(config.run.name), trigger_columns(role.inputs(config), config.advantages.reads)
+    filters = [subjects.column(column, kind) for column in triggers for kind in role.kinds]
+    return pool_spec(name, filters, config.supervision.ack_wait)
 
 
 async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
-    """Create or update the run's table, log and bucket, and the consumers of its roles."""
+    """Create or update the run's table, log and bucket, and the consumers of its roles, whose classes are imported."""
     subjects, broker = Subjects(config.run.name), config.broker
     views = connection.address.credentials is not None
     specs = [
@@ -69,7 +63,8 @@ async def ensure_run_streams(connection: Connection, config: Config) -> RunState
         log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas, views=views),
     ]
     await ensure_streams(connection, specs)
-    for consumer in consumers_of(config):
+    for name in role_names(config):
+        consumer = consumer_of(config, name, make_role(config, name))
         await ensure_consumer(connection, subjects.table_stream, consumer)
     return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas, views=views))
 
