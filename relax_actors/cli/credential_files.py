@@ -12,12 +12,13 @@ from pathlib import Path
 from broker.address import CREDENTIALS_FILE
 from broker.credentials import OperatorKeys
 from broker.files import write_private
+from broker.permissions import OPERATOR
 from broker.server import MAX_PAYLOAD
 from relax_actors.cli.credential_folder import prepare_folders
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import find
-from relax_actors.roles.permissions import OPERATOR, permissions, users
+from relax_actors.roles.permissions import permissions, users
 
 DAY = 86400.0
 CA_DAYS, SERVER_DAYS = 3650.0, 825.0
