@@ -35,6 +35,7 @@ EXAMPLES: dict[str, Any] = {
     ),
     "reward": messages.Reward(np.array([1.0], np.float32)),
     "advantage": messages.Advantage(np.array([0.7], np.float32), 0.5),
+    "teacher": messages.TeacherScores(FLOATS, INTS[:, None], FLOATS[:, None]),
     "dropped": messages.Dropped("no_signal", "all samples have reward 0"),
     "quarantined": messages.Quarantined("reward", 3, "ValueError: no number", "Traceback ..."),
     "requeued": messages.Requeued(1.7e9),
@@ -106,7 +107,7 @@ def cells(subjects: Subjects) -> list[str]:
         subject = subjects.cell(ROW, name)
         pattern = subject.replace(str(ROW), "group.<step>.<index>")
         lines += [f"### `{pattern}`", "", f"{meaning(cls)} Fields: {fields(cls)}.", "", "```", example(name), "```", ""]
-    for name in SCORING_ROLES:
+    for name in (name for name in SCORING_ROLES if built_in_spec(name).writes and name not in COLUMNS):
         pattern = subjects.cell(ROW, name).replace(str(ROW), "group.<step>.<index>")
         lines += [f"### `{pattern}`", "", "Log-probs `[total] float32`, in the layout of the trajectory's own.", ""]
     values = subjects.cell(ROW, "values").replace(str(ROW), "group.<step>.<index>")

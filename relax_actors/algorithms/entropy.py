@@ -107,6 +107,27 @@ def logprobs_and_entropies(
     return logprobs.view(targets.shape), entropies.view(targets.shape)
 
 
+@torch.no_grad()
+def squared_probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """Compute the sum of the squared probabilities over the vocabulary, `sum(softmax(logits / temperature)^2)`.
+
+    Without gradient, chunk by chunk. For the optimal token baseline (arXiv 2602.07078).
+
+    Args:
+        logits: `[..., vocab]`.
+        temperature: divisor of the logits.
+
+    Returns:
+        `[...] float32` (float64 for float64 logits).
+    """
+    flat = logits.reshape(-1, logits.shape[-1])
+    found = torch.empty(flat.shape[0], dtype=_float(logits.dtype), device=logits.device)
+    for part in _chunks(flat):
+        scaled = _scaled(flat[part], temperature, found.dtype, None)
+        found[part] = ((2.0 * scaled).logsumexp(-1) - 2.0 * scaled.logsumexp(-1)).exp()
+    return found.view(logits.shape[:-1])
+
+
 def _chunks(logits: Tensor) -> list[slice]:
     size = max(1, CHUNK_ELEMENTS // logits.shape[-1])
     return [slice(start, start + size) for start in range(0, logits.shape[0], size)]

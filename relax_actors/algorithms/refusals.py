@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from relax_actors.algorithms.advantages.estimation import estimator_of
+from relax_actors.algorithms.advantages.groups import Requirements
 from relax_actors.algorithms.effective import idle, written
 from relax_actors.config import Config
+from relax_actors.errors import ConfigError
 from relax_actors.registry.registry import is_dotted
 
-NEEDS_GROUP = ("group", "rloo", "passk", "mean_ratio", "length_weighted", "optimal_token", "optimal_turn")
-"""Advantages that compare the samples of a prompt."""
 MEAN_OF_SAMPLES = ("sample_mean_of_means", "sample_weight_length")
 """Aggregations that weigh a sample's loss by a known number, whatever its length."""
 
@@ -42,16 +43,25 @@ def _idle(config: Config) -> Iterator[str]:
 
 def _advantages(config: Config) -> Iterator[str]:
     advantage, n = config.algorithm.advantage, config.rollout.group_size
-    if n == 1 and advantage in NEEDS_GROUP:
+    try:
+        required = estimator_of(config.algorithm)[1]
+    except ConfigError:  # reported by the check that loads the function
+        required = Requirements()
+    if n < required.min_samples:
         yield (
-            f'rollout.group_size = 1 leaves algorithm.advantage = "{advantage}" no other sample to compare with; set '
+            f'rollout.group_size = {n} leaves algorithm.advantage = "{advantage}" no other sample to compare with; set '
             'rollout.group_size to 2 or more, or algorithm.advantage to "greedy", "ema", "returns" or "gae"'
         )
-    if advantage == "gae" and config.critic is None:
-        yield 'algorithm.advantage = "gae" needs the values of a critic; add the section [critic]'
-    if advantage == "greedy" and config.rollout.actor != "rollout":
+    if "values" in required.needs and config.critic is None:
+        yield f'algorithm.advantage = "{advantage}" needs the values of a critic; add the section [critic]'
+    if "squares" in required.needs and "squares" not in config.roles:
         yield (
-            f'algorithm.advantage = "greedy" needs one more, greedy sample of each prompt, which rollout.actor = '
+            f'algorithm.advantage = "{advantage}" needs the sum of the squared probabilities at each token; add '
+            "[roles.squares]"
+        )
+    if "greedy" in required.needs and config.rollout.actor != "rollout":
+        yield (
+            f'algorithm.advantage = "{advantage}" needs one more, greedy sample of each prompt, which rollout.actor = '
             f'"{config.rollout.actor}" does not generate; use the built-in rollout, or another algorithm.advantage'
         )
     if advantage == "mean_ratio" or config.algorithm.scale == "group_mean":

@@ -6,12 +6,12 @@ Each yields notes, and raises ConfigError for what cannot work.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from relax_actors.algorithms.advantages.estimation import estimator_of
+from relax_actors.algorithms.advantages.estimation import REFERENCE, VALUES, RowEstimation, estimator_of
 from relax_actors.algorithms.notes import notes as algorithm_notes
 from relax_actors.algorithms.user_functions import check_user_functions
 from relax_actors.cli.critic import check_values_are_read
@@ -147,15 +147,30 @@ def check_roles(config: Config) -> Iterator[str]:
             if column not in writers:
                 msg = f"roles.{name} reads column {column!r}, which no role writes; columns are {sorted(writers)}"
                 raise ConfigError(msg)
-    if config.advantages.reads not in writers:
-        msg = (
-            f"advantages.reads = {config.advantages.reads!r} is a column that no role writes; "
-            f"columns are {sorted(writers)}"
-        )
-        raise ConfigError(msg)
-    read = {column for role in roles.values() for column in role.inputs()} | {config.advantages.reads}
+    needed = _columns_of_advantages(config, writers)
+    read = {column for role in roles.values() for column in role.inputs(config)} | needed
     yield from check_log_probs(config, writers, read)
     check_values_are_read(config, read)
+
+
+def _columns_of_advantages(config: Config, writers: Collection[str]) -> set[str]:
+    """Return the columns that the role advantages reads.
+
+    Raises:
+        ConfigError: no role writes one of them.
+    """
+    reads = config.advantages.reads
+    if reads not in writers:
+        msg = f"advantages.reads = {reads!r} is a column that no role writes; columns are {sorted(writers)}"
+        raise ConfigError(msg)
+    needed = RowEstimation(config).columns
+    for column in needed:
+        if column not in writers:
+            why = 'kl.place = "reward"' if column == REFERENCE else f'advantage = "{config.algorithm.advantage}"'
+            remedy = "add the section [critic]" if column == VALUES else f"add [roles.{column}] with replicas = 1"
+            msg = f"algorithm.{why} needs column {column!r}, which no role writes; {remedy}"
+            raise ConfigError(msg)
+    return {reads, *needed}
 
 
 def check_rewards(config: Config) -> Iterator[str]:

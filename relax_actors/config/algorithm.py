@@ -46,7 +46,7 @@ class AlgorithmSection(Section):
     """Reward components: their weighted sum is the reward; or each is normalised within the group on its own before the
     sum (GDPO, arXiv 2601.05242)."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """Weight of each reward component with `components = "decoupled"`; 1 if not set."""
+    """Weight of each reward component with `components = "decoupled"`; by default that in `reward.function`, or 1."""
     signal_scale: bool = False
     """Multiply advantages by the samples of the step over those in groups with unequal rewards (GPG, arXiv
     2504.02546)."""
@@ -115,6 +115,16 @@ class AlgorithmSection(Section):
     def _with_preset(cls, tree: Any) -> Any:
         """Fill settings that are not set from the preset."""
         return presets.filled(tree) if isinstance(tree, dict) else tree
+
+    def with_lengths(self, max_tokens: int) -> AlgorithmSection:
+        """Return a copy in which lengths that are needed and not set follow from the longest completion."""
+        update: dict[str, Any] = {}
+        if self.aggregate == "constant" and self.length is None:
+            update["length"] = max_tokens
+        if self.shaping.overlong and self.shaping.overlong_buffer is None:
+            shaping = {"overlong_buffer": max(1, max_tokens // 5)}
+            update["shaping"] = self.shaping.model_copy(update=shaping)
+        return self.model_copy(update=update)
 
     @property
     def needs_reference(self) -> bool:

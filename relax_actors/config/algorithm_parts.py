@@ -63,7 +63,7 @@ class CorrectionSection(Section):
     """Weight: 1; `importance`, w (arXiv 2110.00641); `tis`, w truncated at `high`; `icepop`, w within `low` and `high`,
     else 0 (arXiv 2510.18855); or the dotted path of your own function."""
     level: Literal["token", "sequence"] = "token"
-    """Whether w is the ratio of a token, or the product of the ratios of its sample."""
+    """Whether w is the ratio of a token, or the product of the ratios of its sequence."""
     low: Fraction = 0.5
     """Lower bound of w for `icepop`."""
     high: UpperBound = 2.0
@@ -73,7 +73,7 @@ class CorrectionSection(Section):
 
 
 class RejectSection(Section):
-    """[algorithm.reject]: samples that are left out of the loss, by their ratios w = trainer / rollout probability."""
+    """[algorithm.reject]: sequences that are left out of the loss, by their ratios w = trainer / rollout probability."""
 
     kind: Literal["none", "geometric", "max", "product"] = "none"
     """Reject by the geometric mean of w over tokens, by w of any token, or by the product of w. With `proximal =
@@ -83,8 +83,8 @@ class RejectSection(Section):
     high: UpperBound = 2.0
     """Upper bound of w."""
     opsm: PositiveFloat | None = None
-    """Off-policy sequence masking (arXiv 2512.02556): reject a sample with a negative advantage whose mean log-ratio of
-    proximal to trained policy exceeds this, e.g. 1e-4. Off if not set."""
+    """Off-policy sequence masking (arXiv 2512.02556): drop the policy loss of a sequence with a negative advantage
+    whose mean log-ratio of proximal to trained policy exceeds this, e.g. 1e-4; its tokens still count. Off if not set."""
 
 
 class DistilSection(Section):

@@ -91,8 +91,8 @@ class AdvantagesSection(PoolSection):
 
 class RoleSection(BaseModel):
     """[roles.<name>]: an additional role; keys other than these are options of its class. The built-in roles
-    `reference` and `actor_fwd` need no `actor`; their options are `max_concurrent_rows` (default 8), `device` (default
-    "auto") and `backend` (a scoring engine, default "torch").
+    `reference`, `actor_fwd` and `squares` need no `actor`; their options are `max_concurrent_rows` (default 8),
+    `device` (default "auto") and `backend` (a scoring engine, default "torch").
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)

@@ -138,9 +138,7 @@ class Config(Section):
             raise ValueError(msg)
         if self.run.deterministic and self.rollout.max_concurrent_prompts != 1:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"max_concurrent_prompts": 1}))
-        if self.algorithm.aggregate == "constant" and self.algorithm.length is None:
-            update = {"length": self.rollout.max_tokens}
-            object.__setattr__(self, "algorithm", self.algorithm.model_copy(update=update))
+        object.__setattr__(self, "algorithm", self.algorithm.with_lengths(self.rollout.max_tokens))
         return self
 
     @property

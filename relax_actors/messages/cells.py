@@ -136,6 +136,7 @@ class Advantage:
         components: name -> mean of a reward component over the samples, for the metrics of the step.
         rewards: `[n] float64`, shaped rewards of the samples; None unless statistics of the step need them. `values`
             are then float64, and rounded after these statistics.
+        kl: mean KL of a sample, summed over its trained tokens, before the coefficient; None if the reward has no KL.
         role: role that the samples play (`metadata["role"]` of the prompt), for `algorithm.advantage = "ema"`.
 
     Raises:
@@ -148,6 +149,7 @@ class Advantage:
     lengths: Array | None = None
     components: dict[str, float] = field(default_factory=dict)
     rewards: Array | None = None
+    kl: float | None = None
     role: str = ""
 
     def __post_init__(self) -> None:
@@ -163,6 +165,9 @@ class Advantage:
             _check_numbers(self.returns, "returns of a row")
         if self.rewards is not None:
             _check_numbers(self.rewards, "rewards of an advantage")
+        if self.kl is not None and not np.isfinite(self.kl):
+            msg = f"KL of a row is {self.kl}"
+            raise ValueError(msg)
         if self.lengths is not None and (self.lengths.ndim != 1 or self.lengths.dtype != np.int32):
             msg = f"lengths of an advantage are {self.lengths.dtype}{list(self.lengths.shape)}, not [n] int32"
             raise ValueError(msg)
@@ -236,7 +241,8 @@ class Shard:
 class Weights:
     """Cell `weights.<version>`: a weight version, published when all of its files are in the store.
 
-    `base_version` is the version that the files are a delta to; None for a full set.
+    `base_version` is the version that the files are a delta to; None for a full set. `kl_coefficient` is that of the KL
+    in the reward of rows whose newest token this version sampled; None where it does not adapt.
     """
 
     version: int
@@ -244,6 +250,7 @@ class Weights:
     shards: list[Shard]
     incarnation: int
     base_version: int | None = None
+    kl_coefficient: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ ROLES: Registry[type] = Registry(
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
         "reference": "relax_actors.roles.reference:Reference",
         "actor_fwd": "relax_actors.roles.actor_fwd:ActorFwd",
+        "squares": "relax_actors.roles.squares:Squares",
         "teacher": "relax_actors.roles.teacher:Teacher",
     },
 )

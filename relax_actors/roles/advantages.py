@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relax_actors.algorithms.advantages.estimation import REFERENCE, SQUARES, VALUES, RowEstimation
+from relax_actors.config import Config
 from relax_actors.errors import RowError
-from relax_actors.messages import Advantage, DropReason, Reward
+from relax_actors.messages import Advantage, DropReason, Reward, Trajectory, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Drop, Role, Row
 
@@ -28,9 +29,14 @@ class Advantages(Role):
     max_concurrent_rows: ClassVar = 32
     spec: ClassVar = RoleSpec(section="advantages", start_order=30)
 
-    def inputs(self) -> tuple[str, ...]:
+    def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the column with the rewards, and the columns that the estimator needs."""
-        return (self.context.config.advantages.reads, *self._estimation.columns)
+        return (config.advantages.reads, *RowEstimation(config).columns)
+
+    @cached_property
+    def _coefficients(self) -> dict[int, float | None]:
+        """Coefficients of the KL in the reward by version of the weights."""
+        return {}
 
     @cached_property
     def _estimation(self) -> RowEstimation:
@@ -48,7 +54,24 @@ class Advantages(Role):
         columns = {column: self._column(row, column) for column in estimation.columns}
         if why := estimation.without_signal(reward, columns):
             return Drop(DropReason.NO_SIGNAL, why)
-        return estimation.estimate(reward, columns, f"column {name} of {row.id}")
+        coefficient = self._kl_coefficient(columns["trajectory"], row) if estimation.adapts_kl else None
+        return estimation.estimate(reward, columns, f"column {name} of {row.id}", coefficient)
+
+    def _kl_coefficient(self, trajectory: Trajectory, row: Row) -> float | None:
+        """Return the coefficient that was published with the weights that sampled the row's newest token.
+
+        Raises:
+            RowError: these weights are not published.
+        """
+        version = int(trajectory.versions.max())
+        if version not in self._coefficients:
+            table = self.context.table
+            cell = table.fetch(table.subjects.numbered("weights", version), Weights)
+            if cell is None:
+                msg = f"the trajectory of {row.id} has a token of weights {version}, which are not published"
+                raise RowError(msg)
+            self._coefficients[version] = cell.kl_coefficient
+        return self._coefficients[version]
 
     def _column(self, row: Row, name: str) -> Any:
         """Return a column; numbers of tokens as an array."""

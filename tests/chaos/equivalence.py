@@ -219,8 +219,8 @@ def compare(
     kills: int,
     seed: int,
     say: Any = lambda _: None,
-    *,
     algorithm: str = "grpo",
+    *,
     settings: Sequence[str] = (),
 ) -> tuple[str, Tally, dict[str, Any], Story]:
     """Run both; return the report, the tally, and the result and story of the killed run.
@@ -230,6 +230,7 @@ def compare(
         kills: number of kills.
         seed: of the kills.
         say: called with a line for each kill.
+        algorithm: key of `ALGORITHMS`.
         settings: settings of both runs besides `SETTINGS`.
 
     Raises:

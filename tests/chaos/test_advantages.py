@@ -12,10 +12,12 @@ KL_IN_REWARD = (
     "algorithm.kl.place=reward",
     "algorithm.kl.kind=k1",
     "algorithm.kl.coefficient=0.05",
+    "algorithm.kl.target=0.01",
+    "algorithm.kl.horizon=100",
     "roles.reference.actor=reference",
 )
 CASES = {
-    "whitened tokens with a KL": (
+    "whitened tokens with an adaptive KL": (
         "algorithm.advantage=returns",
         "algorithm.scale=none",
         "algorithm.whiten=tokens",
@@ -24,6 +26,11 @@ CASES = {
     ),
     "running means": ("algorithm.advantage=ema", "algorithm.scale=none", "data.function=tiny_tasks.with_roles"),
     "a greedy sample": ("algorithm.advantage=greedy", "algorithm.scale=none"),
+    "an optimal token baseline": (
+        "algorithm.advantage=optimal_token",
+        "algorithm.scale=none",
+        "roles.squares.replicas=1",
+    ),
 }
 
 

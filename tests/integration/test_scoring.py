@@ -193,3 +193,21 @@ def test_reference_column_is_plain_data_for_any_role(
     assert cell is not None
     value = plain_value(table.read_envelope(cell.data))
     assert (value.dtype, value.shape) == (np.float32, (20,))
+
+
+def test_squares_are_those_of_the_model_at_the_newest_weights(
+    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
+) -> None:
+    settings = ("roles.squares.replicas=1", "algorithm.advantage=optimal_token", "algorithm.scale=none")
+    trainer = make_trainer(*settings)
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    squares = make_scorer("squares", *settings)
+    rows = rows_of(table, 0)
+    found = squares.handle_many(rows)
+    assert squares.metrics()["version"] == 1
+    for row, one in zip(rows, found, strict=True):
+        assert (one.shape, one.dtype) == (row.trajectory.logprobs.shape, np.float32)
+        # At least that of a uniform distribution, and at least the squared probability of any one token.
+        assert (one > 1 / 14).all()
+        assert (one < 1).all()

@@ -57,6 +57,29 @@ def test_policy_correct_trains_too_old_rows_with_the_correction(make_trainer: Ma
     assert metrics["ratio_p1"] <= metrics["ratio_p50"] <= metrics["ratio_p99"] <= metrics["max_ratio"]
 
 
+WRONG = "tests.support.wrong_losses"
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        (
+            f"surrogate={WRONG}.of_samples",
+            r"returned shape \[16\] for tokens of shape \[16, 5\]; return one value for each token",
+        ),
+        (f"correction.kind={WRONG}.infinite_weights", r"returned inf for 80 of 80 tokens of a micro-batch; bound"),
+    ],
+)
+def test_wrong_function_of_the_user_stops_the_run_at_its_step(
+    make_trainer: MakeTrainer, table: Table, setting: str, error: str
+) -> None:
+    name, _, value = setting.partition("=")
+    trainer = make_trainer(f"algorithm.{setting}", "algorithm.proximal=trainer")
+    put_step(table, 0, version=0)
+    with pytest.raises(ConfigError, match=rf"^step 0: algorithm\.{name} = '{value}' {error}"):
+        read_all(table, trainer)
+
+
 def test_mismatch_is_reported_without_a_correction(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer()
     put_step(table, 0, version=0)

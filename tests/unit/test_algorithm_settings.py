@@ -77,6 +77,13 @@ def test_sources_of_settings_are_shown() -> None:
     assert "kl.coefficient" not in found
 
 
+def test_lengths_follow_from_the_longest_completion() -> None:
+    assert load_config(DEMO, ["algorithm.name=dapo", "rollout.max_tokens=50"]).algorithm.shaping.overlong_buffer == 10
+    assert load_config(DEMO, ["algorithm.shaping.overlong=true"]).algorithm.shaping.overlong_buffer == 1
+    kept = load_config(DEMO, ["algorithm.name=dapo", "algorithm.shaping.overlong_buffer=3"])
+    assert kept.algorithm.shaping.overlong_buffer == 3
+
+
 def test_settings_of_the_file_are_named_as_such(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[algorithm]\nclip_low = 0.1\n[algorithm.kl]\nplace = 'loss'\n")
@@ -143,6 +150,11 @@ REFUSED = {
     "no critic": Refused(
         ("algorithm.advantage=gae", "algorithm.scale=none"),
         'algorithm.advantage = "gae" needs the values of a critic; add the section [critic]',
+    ),
+    "no squared probabilities": Refused(
+        ("algorithm.name=optimal_token_baseline",),
+        'algorithm.advantage = "optimal_token" needs the sum of the squared probabilities at each token; add '
+        "[roles.squares]",
     ),
     "no greedy sample": Refused(
         ("algorithm.name=remax", ON_POLICY, "rollout.actor=my.Rollout"),
@@ -256,6 +268,8 @@ def test_settings_that_make_no_sense_are_refused_with_the_fix(case: str) -> None
 COMPLETED = {
     "ppo": ("critic.warmup_steps=0", "roles.reference.replicas=1"),
     "reinforce_pp": ("roles.reference.replicas=1",),
+    "optimal_token_baseline": ("roles.squares.actor=x.Squares",),
+    "optimal_turn_baseline": ("roles.squares.actor=x.Squares",),
     "opd": ("roles.teacher.actor=x.Teacher",),
     "self_distill": ("roles.teacher.actor=x.Teacher",),
 }

@@ -9,14 +9,17 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from pydantic import BaseModel
+from safetensors.numpy import save_file
 
 import relax_actors
 from relax_actors.cli.check import examine
 from relax_actors.cli.main import build
 from relax_actors.config import Config, load_config
+from relax_actors.data.model_folder import prepare
 from relax_actors.monitoring.progress import Progress
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +167,12 @@ def test_package_and_project_have_the_same_version() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda path: path.stem)
-def test_example_passes_the_check(path: Path) -> None:
+def test_example_passes_the_check(path: Path, tmp_path: Path) -> None:
     config = load_config(path)
+    if "teacher" in config.roles:
+        # The model that another example trains.
+        prepare(load_config(ROOT / "examples" / "demo" / "demo.toml"), tmp_path / "trained")
+        save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "trained" / "model.safetensors")
+        config = load_config(path, [f"roles.teacher.model={tmp_path / 'trained'}"])
     if config.model.path is None:
         assert examine(config).errors == ()

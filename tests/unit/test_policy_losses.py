@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from relax_actors.algorithms.functions import Functions
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, RatioLevel, Totals, whole_step
 from relax_actors.algorithms.surrogates.clipped import clip, clip_weight
 from relax_actors.algorithms.surrogates.covariance import choose_clip_cov, choose_kl_cov, clip_cov, kl_cov
 from relax_actors.algorithms.surrogates.smooth import gamma, gate, geometric
 from relax_actors.algorithms.surrogates.weighted import divergence_mask, p3o, score
+from relax_actors.algorithms.user_functions import check_user_functions
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import POLICY_LOSSES
 from relax_actors.testing import check_policy_loss
@@ -224,6 +227,47 @@ def test_check_names_what_is_wrong_with_a_loss() -> None:
         check_policy_loss(lambda inputs: inputs.ratio.log() / inputs.ratio.log())
     with pytest.raises(ConfigError, match="has the keyword-only argument 'mine', which is no setting of"):
         check_policy_loss(with_unknown_setting)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("of_samples", r"returned shape \[1\] for tokens of shape \[1, 2\]; return one value for each token$"),
+        (
+            "not_a_number",
+            r"returned nan for 2 of 2 tokens of a micro-batch; bound logarithms, divisions and exponentials",
+        ),
+        ("without_gradient", r"returned a loss without gradient; compute it from inputs.logprobs or inputs.ratio$"),
+        ("failing", r"raised LookupError: no such baseline \(.*wrong_losses.py, line \d+\); fix the function$"),
+    ],
+)
+def test_what_a_user_returns_is_checked(name: str, error: str) -> None:
+    path = f"tests.support.wrong_losses.{name}"
+    functions = Functions(AlgorithmSection.model_validate({"surrogate": path}))
+    with pytest.raises(ConfigError, match=f"^algorithm.surrogate = '{path}' {error}"):
+        functions.policy_loss(inputs_of([0.5, 0.2], [0.4, 0.2], [1.0, 1.0]))
+
+
+def test_correction_of_the_user_gives_the_weights() -> None:
+    path = "tests.support.wrong_losses.weights"
+    functions = Functions(AlgorithmSection.model_validate({"correction": {"kind": path}}))
+    inputs = inputs_of([0.5, 0.2], [0.4, 0.4], [1.0, 1.0])
+    found = functions.weights(inputs.logprobs, inputs.proximal, inputs.mask).weight
+    assert found[0].tolist() == pytest.approx([1.0, 0.5])
+    assert not found.requires_grad
+
+
+def test_functions_of_the_user_are_checked_before_a_run_starts() -> None:
+    of_user = "tests.support.wrong_losses"
+    unknown = (
+        r"^with_own_setting has the keyword-only argument 'strength', which is no setting of \[algorithm\]; name a"
+    )
+    with pytest.raises(ConfigError, match=unknown):
+        check_user_functions(AlgorithmSection.model_validate({"surrogate": f"{of_user}.with_own_setting"}))
+    with pytest.raises(ConfigError, match="has no 'weight'; did you mean weights"):
+        check_user_functions(AlgorithmSection.model_validate({"correction": {"kind": f"{of_user}.weight"}}))
+    with pytest.raises(ConfigError, match=r"^algorithm\.surrogate = 'math\.pi' is a float; name a function$"):
+        check_user_functions(AlgorithmSection.model_validate({"surrogate": "math.pi"}))
 
 
 def test_invalid_bounds_are_refused_with_the_remedy() -> None:

@@ -17,7 +17,9 @@ from relax_actors.algorithms.step_statistics import (
     whiten,
 )
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.messages import Advantage, Trajectory
 from relax_actors.training.step_advantages import StepAdvantages
+from relax_actors.training.step_rows import StepRows
 
 
 def row(
@@ -104,6 +106,31 @@ def test_running_means_survive_a_checkpoint_with_every_bit(tmp_path: Path) -> No
     plain = StepAdvantages(AlgorithmSection())
     plain.save(tmp_path / "none")
     plain.load(tmp_path / "none")
+
+
+def test_coefficient_of_the_kl_in_the_reward_adapts_and_survives_a_checkpoint(tmp_path: Path) -> None:
+    # 1909.08593: times 1 + clip(KL / target - 1, -0.2, 0.2) x samples / horizon; 4 samples.
+    kl = {"place": "reward", "kind": "k1", "coefficient": 0.1, "target": 2.0, "horizon": 10}
+    algorithm = AlgorithmSection.model_validate({"advantage": "returns", "scale": "none", "kl": kl})
+    statistics, other = StepAdvantages(algorithm), StepAdvantages(algorithm)
+    assert statistics.kl_coefficient == 0.1
+    statistics.apply(step_rows([2.1, 2.3]))  # mean 2.2: 10 % over the target
+    assert statistics.kl_coefficient == pytest.approx(0.1 * (1 + 0.1 * 4 / 10), rel=1e-12)
+    statistics.apply(step_rows([9.0, 9.0]))
+    assert statistics.kl_coefficient == pytest.approx(0.104 * (1 + 0.2 * 4 / 10), rel=1e-12)
+    statistics.save(tmp_path)
+    other.load(tmp_path)
+    assert other.kl_coefficient == statistics.kl_coefficient
+    fixed = AlgorithmSection.model_validate({"kl": {"place": "reward", "kind": "k1"}})
+    assert StepAdvantages(fixed).kl_coefficient is None
+
+
+def step_rows(kls: list[float]) -> StepRows:
+    """Rows of two samples with one token each, whose rewards contain these KLs."""
+    two = np.array([1, 1], np.int32)
+    trajectory = Trajectory(two, two, two, np.zeros(2, np.float32), np.zeros(2, np.int32), ["", ""], ["stop"] * 2)
+    advantages = [Advantage(np.array([1.0, -1.0], np.float32), 0.0, kl=kl) for kl in kls]
+    return StepRows(list(range(len(kls))), [trajectory] * len(kls), advantages)
 
 
 def test_missing_rewards_are_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -81,6 +82,8 @@ class RowEstimation:
     def __init__(self, config: Config) -> None:
         self._algorithm, self._max_tokens = config.algorithm, config.rollout.max_tokens
         self._function, self._requirements = estimator_of(config.algorithm)
+        if config.algorithm.components == "decoupled" and isinstance(config.reward.function, dict):
+            self._function = partial(self._function, weights=config.reward.function | config.algorithm.weights)
         self.columns = self._columns()
 
     def _columns(self) -> tuple[str, ...]:
@@ -109,20 +112,30 @@ class RowEstimation:
                 return f"all {trained} samples were cut off at rollout.max_tokens and are masked"
         return ""
 
-    def estimate(self, reward: Reward, columns: Mapping[str, Any], source: str) -> Advantage:
+    @property
+    def adapts_kl(self) -> bool:
+        """Whether the coefficient of the KL in the reward comes with the weights that sampled the row."""
+        return self._algorithm.kl.place == "reward" and self._algorithm.kl.target is not None
+
+    def estimate(
+        self, reward: Reward, columns: Mapping[str, Any], source: str, kl_coefficient: float | None = None
+    ) -> Advantage:
         """Compute the advantages of a row.
 
         Args:
             reward: rewards of the row.
             columns: values of `columns`.
             source: origin of the reward, for errors.
+            kl_coefficient: coefficient of the KL in the reward; None for that of the configuration.
 
         Raises:
             RowError: a column does not fit the others, or the estimator refuses the row or returns no finite number for
                 each sample or token.
         """
         try:
-            whole = self._whole_group(reward, columns)
+            kl = self._kl(columns)
+            coefficient = self._algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
+            whole = self._whole_group(reward, columns, kl, coefficient)
             group = self._without_greedy(whole)
             found = np.asarray(self._function(group))
         except ValueError as error:
@@ -132,13 +145,15 @@ class RowEstimation:
         padding = whole.n - group.n
         if len(found) != group.n and whole.lengths is not None:
             padding = int(whole.lengths[group.n :].sum())
-        return self._advantage(reward, group, np.append(found.astype(np.float64), np.zeros(padding)))
+        measured = None if kl is None else float(per_sample_sums(kl, whole.token_counts)[: group.n].mean())
+        values = np.append(found.astype(np.float64), np.zeros(padding))
+        return replace(self._advantage(reward, group, values), kl=measured)
 
     def _trained(self, samples: int) -> int:
         """Number of samples of a row without the greedy one, which is the last."""
         return samples - 1 if "greedy" in self._requirements.needs else samples
 
-    def _whole_group(self, reward: Reward, columns: Mapping[str, Any]) -> Group:
+    def _whole_group(self, reward: Reward, columns: Mapping[str, Any], kl: Array | None, coefficient: float) -> Group:
         """Build the group of all samples, the greedy one included: shaped rewards with the KL."""
         needs = self._requirements.needs
         trajectory: Trajectory | None = columns.get("trajectory")
@@ -147,11 +162,12 @@ class RowEstimation:
         if trajectory is not None and len(trajectory.texts) != len(reward):
             msg = f"there are {len(reward)} rewards for {len(trajectory.texts)} samples"
             raise ValueError(msg)
-        if trajectory is not None and (kl := self._kl(trajectory, columns)) is not None:
+        if trajectory is not None and kl is not None:
+            penalty = -coefficient * kl
             if self._requirements.per_token:
-                token_rewards = kl if token_rewards is None else token_rewards + kl
+                token_rewards = penalty if token_rewards is None else token_rewards + penalty
             else:
-                rewards = rewards + per_sample_sums(kl, trajectory.sample_lengths)
+                rewards = rewards + per_sample_sums(penalty, trajectory.sample_lengths)
         return Group(
             rewards=rewards,
             lengths=lengths,
@@ -186,18 +202,18 @@ class RowEstimation:
             found[:trained] += shaping.length_penalty(values[:trained], sampled[:trained], factor=shapes.length_penalty)
         return found
 
-    def _kl(self, trajectory: Trajectory, columns: Mapping[str, Any]) -> Array | None:
-        """Return the KL in the reward, `[total] float64`; None if there is none."""
+    def _kl(self, columns: Mapping[str, Any]) -> Array | None:
+        """Return the KL at each token before its coefficient, `[total] float64`; None if the reward has none."""
         algorithm = self._algorithm
         if algorithm.kl.place != "reward":
             return None
+        trajectory: Trajectory = columns["trajectory"]
         old = np.asarray(columns.get("actor_fwd", trajectory.logprobs))
         reference = np.asarray(columns[REFERENCE])
         if old.shape != trajectory.logprobs.shape or reference.shape != old.shape:
             msg = f"{len(old)} and {len(reference)} log-probs for {len(trajectory.token_ids)} tokens"
             raise ValueError(msg)
-        kind, coefficient = algorithm.kl.kind, algorithm.kl.coefficient
-        return shaping.kl_rewards(old, reference, kind=kind, coefficient=coefficient, mask=trajectory.trained)
+        return -shaping.kl_rewards(old, reference, kind=algorithm.kl.kind, coefficient=1.0, mask=trajectory.trained)
 
     def _check(self, found: Array, group: Group, source: str) -> None:
         """Raise RowError unless an estimator returned one finite number for each sample or token."""

@@ -10,12 +10,14 @@ from relax_actors.registry.dotted import load
 
 _LOSSES = "relax_actors.algorithms.evaluate.losses"
 KINDS: dict[str, str] = {
+    "advantage": "relax_actors.algorithms.evaluate.advantages:advantage",
     "policy_loss": f"{_LOSSES}:policy_loss",
     "kl": f"{_LOSSES}:kl",
     "entropy": f"{_LOSSES}:entropy",
     "value_loss": "relax_actors.algorithms.evaluate.values:value_loss",
     "aggregation": f"{_LOSSES}:aggregation",
     "correction": f"{_LOSSES}:correction",
+    "distillation": "relax_actors.algorithms.evaluate.distillation:distillation",
 }
 """Evaluator of each kind: `function(name, settings, inputs) -> Evaluation`."""
 

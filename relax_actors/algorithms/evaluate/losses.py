@@ -31,7 +31,7 @@ def policy_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalu
     logprobs, mask = inputs.token("logprobs", gradient=True), inputs.mask
     functions, old = Functions(algorithm), inputs.token("old_logprobs")
     rollout = inputs.optional_token("rollout_logprobs")
-    given = {
+    given: dict[str, Any] = {
         "level": algorithm.ratio,
         "rollout": old if rollout is None else rollout,
         "weights": inputs.optional_token("weights"),

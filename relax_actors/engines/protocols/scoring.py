@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -32,6 +32,14 @@ class ScoringEngine(WeightConsumer, Protocol):
             StoreError: no weights are loaded.
             ValueError: a sequence is empty, or longer than trainer.max_tokens_per_microbatch.
         """
+
+
+@runtime_checkable
+class SupportsSquares(Protocol):
+    """Scoring engine that also computes sums of squared probabilities, for the optimal token baseline."""
+
+    def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Sequence[NDArray[Any]]:
+        """Compute the sum of the squared probabilities of the whole vocabulary at each token; see `score`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.algorithms.distillation import logprobs_at
-from relax_actors.algorithms.entropy import logprobs_and_entropies
+from relax_actors.algorithms.entropy import logprobs_and_entropies, squared_probabilities
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
@@ -176,6 +176,11 @@ class Forward:
             top = logprobs_at(logits[0], ids.flatten(0, 1)[batch.places], self._temperature)
             top = top.new_zeros((batch.mask.numel(), ids.shape[-1])).index_copy(0, batch.places, top).view(ids.shape)
         return ScoredTokens(self._in_padded_layout(logprobs[0], batch), found, top)
+
+    def squares(self, model: PreTrainedModel, batch: MicroBatch, *, routers: Routers | None = None) -> Tensor:
+        """Compute the sum of squared probabilities at the trained tokens, `[batch, width] float32`, as `logprobs`."""
+        logits = self._logits(model, batch, routers)
+        return self._in_padded_layout(squared_probabilities(logits, self._temperature)[0], batch)
 
     def _logits(
         self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None = None, *, only_count: bool = False

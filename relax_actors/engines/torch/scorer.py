@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from relax_actors.config import Config
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch.experts import Routers
-from relax_actors.engines.torch.forward import Forward, device_of
+from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.model import copy_into
 from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.weights import files as weights
@@ -23,7 +24,7 @@ class TorchScorer(SwappableModel):
     """Scores with the same forward pass as `TorchEngine`, so log-probs agree with the trainer's up to rounding.
 
     With trainer.precision = "bfloat16" weights are published in bfloat16, so embeddings and norms, which the trainer
-    keeps in float32, are rounded here. Implements `ScoringEngine`.
+    keeps in float32, are rounded here. Implements `ScoringEngine` and `SupportsSquares`.
 
     Args:
         config: configuration of the run.
@@ -47,6 +48,15 @@ class TorchScorer(SwappableModel):
         """Compute log-probs of each sequence; see `ScoringEngine`."""
         self.require_weights()
         return self._forward.score(self._model, samples, self._max_tokens, progress, self._routers)
+
+    def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute sums of squared probabilities of each sequence; see `SupportsSquares`."""
+        self.require_weights()
+
+        def compute(batch: MicroBatch) -> Tensor:
+            return self._forward.squares(self._model, batch, routers=self._routers)
+
+        return self._forward.compute(compute, samples, self._max_tokens, progress)
 
     def score_top(self, samples: Sequence[TrainSample], top_k: int, progress: Callable[[], None]) -> list[Scores]:
         """Compute log-probs of each sequence and of the most likely tokens; see `TeacherEngine`."""
