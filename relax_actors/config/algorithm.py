@@ -46,7 +46,7 @@ class AlgorithmSection(Section):
     """Reward components: their weighted sum is the reward; or each is normalised within the group on its own before the
     sum (GDPO, arXiv 2601.05242)."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """Weight of each reward component with `components = "decoupled"`; 1 if not set."""
+    """Weight of each reward component with `components = "decoupled"`; by default that in `reward.function`, or 1."""
     signal_scale: bool = False
     """Multiply advantages by the samples of the step over those in groups with unequal rewards (GPG, arXiv
     2504.02546)."""

@@ -202,6 +202,17 @@ def test_penalties_of_length_change_rewards(tmp_path: Path) -> None:
     assert found.reward == 0.5
 
 
+def test_decoupled_components_have_the_weights_of_the_table_unless_others_are_set(tmp_path: Path) -> None:
+    parts = {"exact_match": VALUES, "tiny_tasks.share_of_sevens": VALUES[::-1].copy() * 9}
+    table = 'reward.function={"exact_match" = 1.0, "tiny_tasks.share_of_sevens" = 0.5}'
+    settings = ("algorithm.components=decoupled", table)
+    one = (VALUES - 0.5) / (VALUES.std(ddof=1) + 1e-6)
+    found = advantages(tmp_path, Reward(VALUES, parts), *settings)
+    np.testing.assert_allclose(found.values, one + 0.5 * one[::-1], rtol=1e-5)
+    found = advantages(tmp_path, Reward(VALUES, parts), *settings, "algorithm.weights={exact_match = 3.0}")
+    np.testing.assert_allclose(found.values, 3 * one + 0.5 * one[::-1], rtol=1e-5)
+
+
 def test_rows_whose_samples_were_all_cut_off_are_dropped_if_those_are_masked(tmp_path: Path) -> None:
     masked = "algorithm.shaping.mask_truncated=true"
     columns = {"trajectory": trajectory([1, 2], ["length", "length"])}

@@ -82,6 +82,8 @@ class RowEstimation:
     def __init__(self, config: Config) -> None:
         self._algorithm, self._max_tokens = config.algorithm, config.rollout.max_tokens
         self._function, self._requirements = estimator_of(config.algorithm)
+        if config.algorithm.components == "decoupled" and isinstance(config.reward.function, dict):
+            self._function = partial(self._function, weights=config.reward.function | config.algorithm.weights)
         self.columns = self._columns()
 
     def _columns(self) -> tuple[str, ...]:
