@@ -148,7 +148,7 @@ def check_roles(config: Config) -> Iterator[str]:
                 msg = f"roles.{name} reads column {column!r}, which no role writes; columns are {sorted(writers)}"
                 raise ConfigError(msg)
     needed = _columns_of_advantages(config, writers)
-    read = {column for role in roles.values() for column in role.inputs()} | needed
+    read = {column for role in roles.values() for column in role.inputs(config)} | needed
     yield from check_log_probs(config, writers, read)
     check_values_are_read(config, read)
 

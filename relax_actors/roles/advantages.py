@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relax_actors.algorithms.advantages.estimation import REFERENCE, SQUARES, VALUES, RowEstimation
+from relax_actors.config import Config
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, DropReason, Reward, Trajectory, Weights
 from relax_actors.registry.role_spec import RoleSpec
@@ -28,9 +29,9 @@ class Advantages(Role):
     max_concurrent_rows: ClassVar = 32
     spec: ClassVar = RoleSpec(section="advantages", start_order=30)
 
-    def inputs(self) -> tuple[str, ...]:
+    def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the column with the rewards, and the columns that the estimator needs."""
-        return (self.context.config.advantages.reads, *self._estimation.columns)
+        return (config.advantages.reads, *RowEstimation(config).columns)
 
     @cached_property
     def _coefficients(self) -> dict[int, float | None]:

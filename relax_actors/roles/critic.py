@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from broker.codec import Array
-from broker.subjects import CellId, RowId
+from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.micro_batches import split_rows
+from relax_actors.config import Config
 from relax_actors.engines.backends import build_critic
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, CriticVersion, Quarantined, RowCounts, Trajectory, Weights
@@ -77,11 +78,12 @@ class Critic(StatefulRole):
         self._weights: Weights | None = None
         self._metrics: dict[str, float] = {}
 
-    def follows(self) -> list[str]:
+    @classmethod
+    def follows(cls, config: Config) -> list[str]:
         """Return the columns that rows get values for and after, version 0 of the policy, and numbered cells."""
-        subjects = self.context.table.subjects
+        subjects = Subjects(config.run.name)
         columns = [subjects.column(name) for name in ("trajectory", *ENDED)]
-        numbered = [subjects.numbered(kind, "*") for kind in ("batch", *self.spec.numbered)]
+        numbered = [subjects.numbered(kind, "*") for kind in ("batch", *cls.spec.numbered)]
         return [*columns, *numbered, subjects.numbered("weights", 0)]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar, cast
 import numpy as np
 
 from broker.codec import Array
+from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols.samples import TrainSample
@@ -49,7 +50,7 @@ class Teacher(Scorer):
     patience: float = 60.0
     """Seconds to wait for a `server` that does not answer; then the actor ends and is restarted."""
 
-    def inputs(self) -> tuple[str, ...]:
+    def inputs(self, config: Config) -> tuple[str, ...]:  # noqa: ARG002 as every role's
         """Return the columns to read: the trajectory, and with a hint also the prompt."""
         return ("trajectory", "prompt") if self.hint else ("trajectory",)
 

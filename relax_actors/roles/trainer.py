@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from broker.subjects import CellId, RowId
+from broker.subjects import CellId, RowId, Subjects
+from relax_actors.config import Config
 from relax_actors.engines.backends import training_backend
 from relax_actors.engines.protocols.training import Score, SupportsScore
 from relax_actors.errors import ConfigError, FencedError, RelaxError
@@ -29,7 +30,7 @@ from relax_actors.training.collection import TrainedRows
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.row_endings import RowEndings
 from relax_actors.training.step_feed import StepFeed
-from relax_actors.training.step_rows import StepReader, StepRows
+from relax_actors.training.step_rows import StepReader, StepRows, columns_to_train
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.transports.base import ADDRESS_KEY
@@ -99,12 +100,13 @@ class Trainer(StatefulRole):
             raise ConfigError(msg)
         return self._engine.score
 
-    def follows(self) -> list[str]:
+    @classmethod
+    def follows(cls, config: Config) -> list[str]:
         """Return the columns that make a row ready or end it, and the trainer's numbered cells."""
-        subjects = self.context.table.subjects
-        columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *self._required_columns)]
-        critic = ("critic_checkpoint",) if self.context.config.critic is not None else ()
-        return columns + [subjects.numbered(kind, "*") for kind in (*self.spec.numbered, *critic)]
+        subjects, required = Subjects(config.run.name), ("advantage", *columns_to_train(config))
+        columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *required)]
+        critic = ("critic_checkpoint",) if config.critic is not None else ()
+        return columns + [subjects.numbered(kind, "*") for kind in (*cls.spec.numbered, *critic)]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Load the last checkpoint, replay the batches after it, and train the ready steps.

@@ -160,6 +160,17 @@ class StepRows:
         return sum(step - oldest > max_staleness for oldest in self.oldest_of_rows)
 
 
+def columns_to_train(config: Config) -> tuple[str, ...]:
+    """Return the columns that a step needs besides trajectories and advantages."""
+    needed = {
+        PROXIMAL: config.algorithm.proximal == PROXIMAL,
+        REFERENCE: config.algorithm.kl.place == "loss" and not config.computes_reference,
+        TEACHER: config.algorithm.distil.place != "none",
+        VALUES: config.critic is not None,
+    }
+    return tuple(name for name, is_needed in needed.items() if is_needed)
+
+
 class StepReader:
     """Reads and checks the rows of a step.
 
@@ -177,15 +188,9 @@ class StepReader:
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays = config.trainer.router_replay
         self._masks_truncated = config.algorithm.shaping.mask_truncated
-        needed = {
-            PROXIMAL: config.algorithm.proximal == PROXIMAL,
-            REFERENCE: config.algorithm.kl.place == "loss" and not config.computes_reference,
-            TEACHER: config.algorithm.distil.place != "none",
-            VALUES: config.critic is not None,
-        }
-        self._distil = config.algorithm.distil if needed[TEACHER] else None
+        self._distil = config.algorithm.distil if config.algorithm.distil.place != "none" else None
         self._top_k = config.algorithm.distil.top_k or 0
-        self.columns = tuple(name for name, is_needed in needed.items() if is_needed)
+        self.columns = columns_to_train(config)
 
     def empty(self) -> StepRows:
         """Return a `StepRows` without rows."""

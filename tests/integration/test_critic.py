@@ -38,7 +38,7 @@ def make_trainer(table: Table, make_context: MakeContext) -> Callable[..., Train
         trainer = Trainer()
         trainer.context = make_context("trainer", *SETTINGS, *settings, incarnation=incarnation)
         trainer.setup()
-        trainer.recover(table.snapshot(trainer.follows()))
+        trainer.recover(table.snapshot(trainer.follows(trainer.context.config)))
         trainer._publisher.flush()
         return trainer
 
@@ -51,7 +51,7 @@ def make_critic(table: Table, make_context: MakeContext) -> MakeCritic:
         critic = Critic()
         critic.context = make_context("critic", *SETTINGS, *settings, incarnation=incarnation)
         critic.setup()
-        critic.recover(table.snapshot(critic.follows()))
+        critic.recover(table.snapshot(critic.follows(critic.context.config)))
         return critic
 
     return make
@@ -59,7 +59,7 @@ def make_critic(table: Table, make_context: MakeContext) -> MakeCritic:
 
 def advance(table: Table, critic: Critic) -> None:
     """Deliver all cells to the critic; one that it knows changes nothing."""
-    critic.on_cells(table.snapshot(critic.follows()))
+    critic.on_cells(table.snapshot(critic.follows(critic.context.config)))
 
 
 def values_of(table: Table, step: int) -> dict[int, Any]:

@@ -54,7 +54,7 @@ def rows_of(table: Table, role: Teacher, step: int) -> list[Row]:
     rows = []
     for index in range(ROWS):
         row = RowId(step, index)
-        cells = {name: table.get(table.subject(row, name)) for name in role.inputs()}
+        cells = {name: table.get(table.subject(row, name)) for name in role.inputs(role.context.config)}
         rows.append(Row(row, {name: cell.data for name, cell in cells.items() if cell is not None}, table.store))
     return rows
 

@@ -46,7 +46,7 @@ def advantages(tmp_path: Path, value: Any, *settings: str, **columns: Any) -> An
     """Handle a row whose column `reward` holds a value."""
     role = Advantages()
     role.context = SimpleNamespace(config=load_config(TINY, list(settings)))  # type: ignore[assignment]
-    name, *others = role.inputs()
+    name, *others = role.inputs(role.context.config)
     cells = {name: encode(value, "reward.0#1")} | {other: encode(columns[other], f"{other}.0#1") for other in others}
     return role.handle(Row(RowId(1, 2), cells, Store(tmp_path / "store")))
 
