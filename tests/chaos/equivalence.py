@@ -219,8 +219,8 @@ def compare(
     kills: int,
     seed: int,
     say: Any = lambda _: None,
-    algorithm: str = "grpo",
     *,
+    algorithm: str = "grpo",
     settings: Sequence[str] = (),
 ) -> tuple[str, Tally, dict[str, Any], Story]:
     """Run both; return the report, the tally, and the result and story of the killed run.
@@ -273,7 +273,7 @@ def main() -> int:
         sys.stderr.write(line + "\n")
 
     with tempfile.TemporaryDirectory(prefix="relax-equivalence-") as folder:
-        text, _, result, _ = compare(Path(folder), arguments.kills, arguments.seed, say, arguments.algorithm)
+        text, _, result, _ = compare(Path(folder), arguments.kills, arguments.seed, say, algorithm=arguments.algorithm)
     sys.stdout.write(text + "\n")
     return 0 if result["alone"] == result["weights_fingerprint"] else 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from relax_actors.algorithms.evaluate.kinds import evaluate
 from relax_actors.algorithms.losses import add_metrics
 from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
 
@@ -45,6 +46,23 @@ def test_metrics_do_not_depend_on_the_cut_into_micro_batches(parts: int) -> None
     # Errors 0, 1, 5 have variance 42/9; returns 1, 3, 8 have variance 78/9.
     expected = {"tokens": 3.0, "value": 2.0, "return": 4.0, "value_loss": 13 / 3, "value_clipped": 0.0}
     assert found == pytest.approx({**expected, "explained_variance": 1 - 42 / 78, "grad_norm": 2.0})
+
+
+def test_the_evaluate_command_gives_loss_and_gradient_of_ragged_values() -> None:
+    inputs = {"values": [[1.0, 0.5], []], "old_values": [[0.0, 0.4], []], "returns": [[2.0, 0.0], []]}
+    (found, plain, wrong) = evaluate(
+        [
+            {"kind": "value_loss", "name": "clip", "settings": {"clip": 0.2}, "inputs": inputs},
+            {"kind": "value_loss", "name": "clip", "settings": {"clip": 0}, "inputs": inputs},
+            {"kind": "value_loss", "name": "huber", "inputs": inputs},
+        ]
+    )
+    assert found["outputs"]["loss"] == pytest.approx((1.62 + 0.125) / 2)
+    assert found["outputs"]["per_token"] == [pytest.approx([1.62, 0.125]), []]
+    assert found["outputs"]["clipped"] == [[1, 0], []]
+    assert found["gradients"]["values"] == [[0.0, 0.25], []]
+    assert plain["gradients"]["values"] == [[-0.5, 0.25], []]
+    assert wrong["error"] == "ValueError: value_loss has the name \"clip\" and the setting `clip`, not 'huber' with []"
 
 
 def test_equal_returns_have_no_variance_to_explain() -> None:

@@ -14,6 +14,7 @@ KINDS: dict[str, str] = {
     "policy_loss": f"{_LOSSES}:policy_loss",
     "kl": f"{_LOSSES}:kl",
     "entropy": f"{_LOSSES}:entropy",
+    "value_loss": "relax_actors.algorithms.evaluate.values:value_loss",
     "aggregation": f"{_LOSSES}:aggregation",
     "correction": f"{_LOSSES}:correction",
     "distillation": "relax_actors.algorithms.evaluate.distillation:distillation",
