@@ -76,10 +76,11 @@ def test_values_that_no_role_reads_are_refused() -> None:
 
 def test_folder_without_a_value_head_is_refused(folder: Path) -> None:
     build(folder).save_pretrained(folder)
-    assert errors(PPO, f"critic.path={folder}") == [
+    said = (
         f"critic.path {folder} holds no value head: its *.safetensors have no tensor score.weight of one row; give a "
         "folder `critic` that a run has written, or leave critic.path out to start from version 0 of the policy"
-    ]
+    )
+    assert errors(PPO, f"critic.path={folder}") == [said]
     assert errors(PPO, f"critic.path={folder.parent}") == [
         f"critic.path {folder.parent} is not a model folder: it has no config.json"
     ]
