@@ -73,7 +73,7 @@ class CorrectionSection(Section):
 
 
 class RejectSection(Section):
-    """[algorithm.reject]: sequences that are left out of the loss, by their ratios w = trainer / rollout probability."""
+    """[algorithm.reject]: sequences left out of the loss, by their ratios w = trainer / rollout probability."""
 
     kind: Literal["none", "geometric", "max", "product"] = "none"
     """Reject by the geometric mean of w over tokens, by w of any token, or by the product of w. With `proximal =
@@ -84,7 +84,7 @@ class RejectSection(Section):
     """Upper bound of w."""
     opsm: PositiveFloat | None = None
     """Off-policy sequence masking (arXiv 2512.02556): drop the policy loss of a sequence with a negative advantage
-    whose mean log-ratio of proximal to trained policy exceeds this, e.g. 1e-4; its tokens still count. Off if not set."""
+    whose mean log-ratio of proximal to trained policy exceeds this, e.g. 1e-4. Its tokens count. Off if not set."""
 
 
 class DistilSection(Section):

@@ -331,7 +331,7 @@ def test_algorithm_is_shown_in_full() -> None:
 
 
 def test_formulas_follow_overridden_settings() -> None:
-    section = AlgorithmSection(name="gspo", scale="none", kl={"place": "loss"})
+    section = AlgorithmSection.model_validate({"name": "gspo", "scale": "none", "kl": {"place": "loss"}})
     plain = {formula.part: formula.plain for formula in formulas(section)}
     assert plain["advantage"] == "A = r - mean(r)"
     assert plain["KL"] == "+ coefficient (exp(-x) - 1 + x) in the loss of each token, with x = lp - ref"

@@ -112,8 +112,8 @@ def trained_logprobs_and_entropies(
     """Log-probs of the trained tokens and entropies of their distributions, each as `trained_logprobs`."""
     scored, selected, targets = _scored(logits, batch)
     if not len(selected):
-        empty = _in_sequences(None, scored, logits, batch)
-        return empty, empty
+        # The context-parallel ranks that have scored tokens take part in two sums.
+        return _in_sequences(None, scored, logits, batch), _in_sequences(None, scored, logits, batch)
     shards = TensorParallelShards(selected.shape[-1], vocab_size)
     logprobs, entropies = logprobs_and_entropies(selected, targets, temperature, shards)
     return _in_sequences(logprobs, scored, logits, batch), _in_sequences(entropies, scored, logits, batch)
