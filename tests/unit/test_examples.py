@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from relax_actors.algorithms.advantages import Group
-from relax_actors.cli.check import examine
+from relax_actors.algorithms.refusals import refusals
 from relax_actors.config import load_config
 from relax_actors.messages import Reward, Trajectory
 from relax_actors.monitoring.sinks import LogMessage
