@@ -28,10 +28,11 @@ class ValueLoss:
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> ValueLoss:
-    """Compute the squared error of values, clipped around the values before the batch.
+    r"""Compute the squared error of values, clipped around the values before the batch (PPO, arXiv 1707.06347).
 
-    `max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) / 2`, as in the reference implementation of PPO (arXiv
-    1707.06347). The factor 1/2 is that of verl and TRL; slime has none. No gradient flows to `old_values` or `returns`.
+    $\tfrac12 \max((V - R)^2, (V_\text{old} + \operatorname{clip}(V - V_\text{old}, -c, c) - R)^2)$.
+
+    The factor 1/2 is that of verl and TRL; slime has none. No gradient flows to `old_values` or `returns`.
 
     Args:
         values: V, of the trained critic.

@@ -47,6 +47,12 @@ def test_the_example_can_be_run_and_says_how_its_batches_are_used() -> None:
     ) in short
 
 
+def test_device_of_the_critic_is_checked() -> None:
+    assert 'critic.device = \'gpu\' is no torch device; write "auto", "cpu", "cuda" or "cuda:<number>"' in errors(
+        PPO, "critic.device=gpu"
+    )
+
+
 def test_minibatches_of_unequal_size_are_refused() -> None:
     with pytest.raises(ConfigError) as raised:
         load_config(DEMO, ["trainer.minibatches=3"])
