@@ -195,8 +195,8 @@ def _correction(config: Config) -> Iterator[str]:
     if correction.normalise != "none" and algorithm.surrogate in ("gamma", "geometric"):
         yield (
             f'algorithm.correction.normalise = "{correction.normalise}" with algorithm.surrogate = '
-            f'"{algorithm.surrogate}" would scale the weights inside a number of the whole sample, before their mean over '
-            'the step is known; set algorithm.correction.normalise = "none"'
+            f'"{algorithm.surrogate}" would scale the weights inside a number of the whole sample, before their mean '
+            'over the step is known; set algorithm.correction.normalise = "none"'
         )
     bounded = {"correction": correction.kind == "icepop", "reject": reject.kind != "none"}
     for section, is_bounded in bounded.items():
