@@ -134,7 +134,7 @@ class Trainer(StatefulRole):
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])
             replayed += 1
-        self._publisher.restore(self._version)
+        self._publisher.restore(self._version, self._feed.statistics.kl_coefficient)
         if self._version >= self.context.config.run.steps:
             self._publisher.export()
             self._checkpoints.write(self._version)

@@ -9,7 +9,7 @@ import numpy as np
 from relax_actors.engines.protocols import StepResult
 from relax_actors.runtime.seeds import derive_seed
 
-SUMS = ("tokens", "micro_batches", "rejected")
+SUMS = ("tokens", "micro_batches", "rejected", "opsm_dropped")
 """Metrics that are counts, so that those of several updates add up."""
 
 

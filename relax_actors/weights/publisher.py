@@ -143,13 +143,13 @@ class Publisher:
         self._sender.offer(cell)
         self._engine.remember()
 
-    def restore(self, version: int) -> None:
-        """Publish a version, or rewrite its files, which the store may have lost."""
+    def restore(self, version: int, kl_coefficient: float | None = None) -> None:
+        """Publish a version, or rewrite its files, which the store may have lost; arguments as `publish`."""
         self.flush()
         table = self._context.table
         known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
         if known is None:
-            self._publish(version)
+            self._publish(version, kl_coefficient)
         elif known.fingerprint == self._engine.fingerprint():
             self._set_base(known)
             self._write_full(known)

@@ -219,8 +219,8 @@ def compare(
     kills: int,
     seed: int,
     say: Any = lambda _: None,
-    *,
     algorithm: str = "grpo",
+    *,
     settings: Sequence[str] = (),
 ) -> tuple[str, Tally, dict[str, Any], Story]:
     """Run both; return the report, the tally, and the result and story of the killed run.

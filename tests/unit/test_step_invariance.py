@@ -1,4 +1,4 @@
-"""Loss and gradient of a step are the same for any cut into micro-batches and parts, for the loss of each preset."""
+"""Loss and gradient of a step are the same for any cut into micro-batches, parts and ranks, for each preset's loss."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from relax_actors.algorithms.first_pass import StepFacts
+from relax_actors.algorithms.losses import add_metrics
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import PRESETS
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.objective import LossInputs, ScoredTokens, StepObjective
+from relax_actors.engines.torch.step_facts import (
+    loss_inputs,
+    needs_first_pass,
+    pack_records,
+    record,
+    step_facts,
+    unpack_records,
+)
 from tests.unit.test_masked_training import config_of, nothing
 
 SETTINGS = (
@@ -120,3 +131,73 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(config: Config, name: str) -
     other, cut = step_of(config, 14, settings, parts=2)
     assert other == pytest.approx(loss, rel=1e-6, abs=1e-6)
     assert float((cut - gradient).abs().max()) <= 1e-6 * max(1.0, float(gradient.abs().max()))
+
+
+class Rank:
+    """A data-parallel rank that holds the log-probs of all sequences as its parameters, float64."""
+
+    def __init__(self, settings: dict[str, Any], samples: list[TrainSample]) -> None:
+        self.objective, self.samples = StepObjective(AlgorithmSection.model_validate(settings)), samples
+        random = torch.Generator().manual_seed(3)
+        width = max(sample.trained for sample in samples)
+        rollout = torch.zeros(len(samples), width, dtype=torch.float64)
+        for row, sample in enumerate(samples):
+            rollout[row, : sample.trained] = torch.from_numpy(sample.masked("logprobs").astype(np.float64))
+        self.logprobs = (rollout + 0.2 * torch.randn(rollout.shape, generator=random)).requires_grad_()
+        self.entropies = torch.rand(len(samples), width, generator=random, dtype=torch.float64)
+        self.measured: list[dict[str, float]] = []
+
+    def inputs(self, indices: list[int], facts: StepFacts | None = None) -> LossInputs:
+        """Inputs of the micro-batch of some sequences."""
+        chosen = [self.samples[index] for index in indices]
+        width = max(sample.trained for sample in chosen)
+        mask = torch.arange(width) < torch.tensor([[sample.trained] for sample in chosen])
+
+        def padded(arrays: Any) -> torch.Tensor:
+            found = torch.zeros(mask.shape, dtype=torch.float64)
+            for row, array in enumerate(arrays):
+                found[row, : len(array)] = torch.from_numpy(np.asarray(array, np.float64))
+            return found
+
+        scored = ScoredTokens(self.logprobs[indices, :width], self.entropies[indices, :width])
+        return loss_inputs(self.objective, chosen, scored, mask, padded, facts=facts, indices=indices)
+
+    def records(self, micro_batches: list[list[int]]) -> list[dict[str, Any]]:
+        """Message to the other ranks."""
+        found: dict[int, Any] = {}
+        for indices in micro_batches:
+            found |= record(self.objective, self.inputs(indices), indices)
+        return pack_records(found)
+
+    def train(self, micro_batches: list[list[int]], facts: StepFacts | None) -> None:
+        for indices in micro_batches:
+            loss, measured = self.objective.loss(self.inputs(indices, facts))
+            loss.backward()
+            self.measured.append(measured)
+
+
+def shared_step(settings: dict[str, Any], shares: list[list[list[int]]]) -> tuple[float, torch.Tensor]:
+    """Return loss and gradient of a step whose micro-batches are shared by ranks."""
+    samples = batch()
+    ranks = [Rank(settings, samples) for _ in shares]
+    facts = None
+    if needs_first_pass(ranks[0].objective, samples):
+        messages = [message for rank, share in zip(ranks, shares, strict=True) for message in rank.records(share)]
+        facts = step_facts(ranks[0].objective, samples, unpack_records(messages), seed=11)
+    for rank, share in zip(ranks, shares, strict=True):
+        rank.train(share, facts)
+    measured = add_metrics(part for rank in ranks for part in rank.measured)
+    scale = ranks[0].objective.gradient_scale(measured)
+    gradients = [rank.logprobs.grad for rank in ranks if rank.logprobs.grad is not None]
+    return measured["loss"] * scale, torch.stack(gradients).sum(0) * scale
+
+
+@pytest.mark.parametrize("name", losses())
+def test_loss_and_gradient_do_not_depend_on_the_ranks_that_share_a_step(name: str) -> None:
+    settings = losses()[name]
+    loss, gradient = shared_step(settings, [[[0, 1, 2, 3, 4, 5]]])
+    # The two sequences of each sample are on different ranks.
+    other, of_ranks = shared_step(settings, [[[5, 0], [3]], [[1, 2, 4]]])
+    assert gradient.any()
+    assert other == pytest.approx(loss, rel=1e-6, abs=1e-6)
+    torch.testing.assert_close(of_ranks, gradient, rtol=1e-6, atol=1e-6)
