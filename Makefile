@@ -81,6 +81,7 @@ lint: $(VENV)/.lint
 docs: $(VENV)/.docs
 	$(BIN)/python docs/make_config.py
 	$(BIN)/python docs/make_subjects.py
+	$(BIN)/python docs/make_algorithms.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.test

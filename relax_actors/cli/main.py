@@ -24,6 +24,7 @@ COMMANDS: Registry[Any] = Registry(
     {
         "up": "relax_actors.cli.up:up",
         "check": "relax_actors.cli.check:check",
+        "algorithms": "relax_actors.cli.algorithms:algorithms",
         "simulate": "relax_actors.cli.simulate:simulate",
         "status": "relax_actors.cli.status:status",
         "tree": "relax_actors.cli.tree:tree",

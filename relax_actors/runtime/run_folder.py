@@ -72,6 +72,16 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
+    def critic_checkpoints(self) -> Path:
+        """Folder of the checkpoints of the critic."""
+        return self.root / "critic-checkpoints"
+
+    @property
+    def critic(self) -> Path:
+        """Trained critic, written at the end of the run."""
+        return self.root / "critic"
+
+    @property
     def reference(self) -> Path:
         """Copy of weights version 0, for actors that compute reference log-probs."""
         return self.root / "reference"
@@ -81,7 +91,8 @@ class RunFolder:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
         files = [self.address, self.node, self.report, self.summary, self.reward_plot]
         names = ("actors", "devices", "logs", "model-config", "servers", "simulated", "store")
-        return [*files, self.broker, self.checkpoints, self.reference, self.model, *(self.root / n for n in names)]
+        models = [self.checkpoints, self.reference, self.model, self.critic_checkpoints, self.critic]
+        return [*files, self.broker, *models, *(self.root / n for n in names)]
 
     @property
     def last_checkpoint(self) -> int | None:

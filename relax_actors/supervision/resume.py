@@ -145,7 +145,11 @@ def _bound_to_steps(old: Config, new: Config) -> str:
 
 def _needs_old_weights(role: str) -> str:
     """Why a role cannot be added to a run that has trained, which keeps its last weights only; empty if it can."""
-    return {"reference": "it needs weights 0", "actor_fwd": "it needs old weights"}.get(role, "")
+    return {
+        "reference": "it needs weights 0",
+        "actor_fwd": "it needs old weights",
+        "squares": "it needs old weights",
+    }.get(role, "")
 
 
 def _differences(old: Any, new: Any, at: str = "") -> list[Change]:
