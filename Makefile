@@ -96,4 +96,4 @@ smollm2: $(VENV)/.smollm2
 	$(BIN)/relax up examples/smollm2/smollm2.toml $(SETTINGS)
 
 clean:
-	rm -rf $(VENV) runs .bench site
+	rm -rf $(VENV) $(VENV).lock runs .bench site

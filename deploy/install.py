@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     try:
         check_python()
-        with exclusive(chosen.venv.absolute().parent) as lock:
+        with exclusive(chosen.venv.absolute()) as lock:
             Installation(chosen.venv, lock).run(chosen.extra)
     except InstallError as error:
         sys.exit(f"install: {error}")
@@ -92,18 +92,30 @@ def check_python() -> None:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[int]:
-    """Wait until no other installation runs in a folder, and lock it; gives the lock's file descriptor.
+def exclusive(venv: Path) -> Iterator[int]:
+    """Wait until no other installation into an environment runs, and lock it; gives the lock's file descriptor.
 
-    pip inherits the lock: an orphaned pip is waited for, too.
+    pip inherits the lock: an orphaned pip is waited for, too. Other users cannot open the lock, so they cannot hold it.
+
+    Raises:
+        InstallError: the lock is a link, or belongs to another user.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
+    path = venv.with_name(f"{venv.name}.lock")
+    venv.parent.mkdir(parents=True, exist_ok=True)
     try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        msg = f"{path} cannot be opened: {error.strerror}; remove it, or name another folder: make VENV=FOLDER"
+        raise InstallError(msg) from error
+    try:
+        if (owner := os.fstat(lock).st_uid) != os.geteuid():
+            whose = f"belongs to user {owner}, and this is user {os.geteuid()}"
+            msg = f"{path} {whose}; name another folder: make VENV=FOLDER"
+            raise InstallError(msg)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another installation in {folder}")
+            say(f"waiting for another installation into {venv}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
     finally:
