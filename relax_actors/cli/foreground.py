@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from broker.files import write_private
+from broker.orphans import become_subreaper
 from relax_actors.cli.check import require
 from relax_actors.cli.checks import shortened
 from relax_actors.cli.command_line import command_line
@@ -116,6 +117,7 @@ def run_root(root: Root, watcher: Watcher, console: Console, resume: str) -> tup
     Returns:
         The failure if supervision gave up, else None; and whether a signal stopped the run.
     """
+    become_subreaper()
     interrupted = threading.Event()
 
     def on_signal(number: int, _frame: Any) -> None:

@@ -104,10 +104,12 @@ def _work_folder(run: str, name: str) -> Path:
 
 def _run_node(address: Address, wanted: NodeRequest) -> int:
     """Run a node until it leaves; a first signal drains its actors, a second ends them."""
+    from broker.orphans import become_subreaper
     from relax_actors.runtime import logs
     from relax_actors.supervision.remote_node import RemoteNode
 
     logs.configure()
+    become_subreaper()
     remote = RemoteNode(address, wanted)
     asked = threading.Event()
 

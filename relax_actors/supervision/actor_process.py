@@ -22,6 +22,7 @@ import structlog
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.orphans import ZombieReaper
 from broker.store import Store
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -49,6 +50,7 @@ from relax_actors.runtime.watchdog import DiskSpaceWait, Watchdog, limit_memory
 from relax_actors.supervision.outcome import StatusPipe
 
 BEAT_SECONDS = 1.0
+REAP_SECONDS = 60.0
 log = structlog.get_logger()
 
 
@@ -146,8 +148,12 @@ class ActorProcess:
     async def _beat(self, watch: Watchdog) -> None:
         """Record signs of life for the supervisor."""
         seconds = min(BEAT_SECONDS, self.config.supervision.heartbeat / 4)
+        zombies, reaped = ZombieReaper(), time.monotonic()
         while True:
             watch.check()
+            if time.monotonic() - reaped > REAP_SECONDS:
+                reaped = time.monotonic()
+                zombies.reap()
             await asyncio.sleep(seconds)
 
     async def _publish_status(self, role: Role, watch: Watchdog, pump: FollowerPump | PoolPump) -> None:

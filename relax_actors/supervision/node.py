@@ -24,6 +24,7 @@ import nats.errors
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.orphans import kill_orphans
 from broker.permissions import NODE
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
@@ -44,6 +45,7 @@ from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.config_watcher import ConfigWatcher
+from relax_actors.supervision.janitor import is_janitor
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases
@@ -71,6 +73,8 @@ def actor_environment(config: Config) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        # setproctitle would overwrite the environment in /proc, by which the tree's janitor knows its processes.
+        "SPT_NOENV": "1",
         # By default glibc gives threads heaps of their own, and what is free in one serves no other: hundreds of MiB
         # with a model of 135 M parameters.
         "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1"),
@@ -155,11 +159,13 @@ class Node:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._status.ready()
+        self._tree.is_spared = lambda pid: pid in self._zygote.pids() or is_janitor(pid)
         report = self._tree.run()
         self._heartbeat.renew_leases = lambda: None
         with suppress(RelaxError, nats.errors.Error):
             self._leases.drop()
         self._zygote.close()
+        kill_orphans((), is_janitor)
         self._connection.close()
         return 0 if report is None else self._gave_up(report)
 

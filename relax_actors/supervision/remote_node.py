@@ -40,6 +40,7 @@ from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
 from relax_actors.supervision.streams import RunRecord, fetch_run_record, store_mark
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
+from relax_actors.supervision.tree_janitor import TreeJanitor
 
 log = structlog.get_logger()
 MOST_NODES = 10_000
@@ -92,6 +93,7 @@ class RemoteNode:
         self._halt = threading.Event()
         self._tree: ProcessTree | None = None
         self._has_joined = False
+        self._janitor: TreeJanitor
         self._connection = Connection(address.for_user(NODE), f"node {wanted.name}", deadline=30.0)
 
     def stop(self) -> None:
@@ -106,6 +108,7 @@ class RemoteNode:
         Raises:
             ConfigError: the run has no such role, or the store is not the run's.
         """
+        self._janitor = TreeJanitor()
         try:
             while (found := self._await_run()) is not None:
                 report = self._run_node(found)
@@ -114,6 +117,7 @@ class RemoteNode:
                     return report
             return None
         finally:
+            self._janitor.close()
             self._connection.close()
             self._lock.close()
 
@@ -165,6 +169,7 @@ class RemoteNode:
         observer, periodic = SupervisionLog(), partial(maintain_root_files, self.folder)
         pools = {"node": _supervisor(config, node)}
         self._tree = tree = ProcessTree(pools, self._launch, observer, config.supervision.heartbeat, periodic)
+        tree.is_spared = self._janitor.is_foreign
         if self._halt.is_set():
             return None
         address = self.address.for_user(NODE)
@@ -218,7 +223,7 @@ class RemoteNode:
 
     def _launch(self, _child: str) -> Launch:
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"), self.folder.black_box("node"))
+        return Launch(command, self.folder.log("node"), self.folder.black_box("node"), self._janitor.environment)
 
     def _config(self, found: RunRecord) -> Config:
         """Return the run's settings, with those that differ on this machine."""

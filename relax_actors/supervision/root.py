@@ -31,6 +31,7 @@ from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
+from relax_actors.supervision.tree_janitor import TreeJanitor
 
 log = structlog.get_logger()
 REACH_SECONDS = 5.0
@@ -103,6 +104,7 @@ class Root:
         self.notes: list[str] = []
         self._lock = self.folder.lock()
         self._server: Server | None = None
+        self._janitor: TreeJanitor
         self._waiting = ""
         self._stopping = False
         try:
@@ -209,9 +211,10 @@ class Root:
                 self._notice,
             )
             probe = partial(is_listening, self.address)
-            return Launch(self._server.command, self._server.log, probe=probe, health_check=health)
+            environment = self._janitor.environment
+            return Launch(self._server.command, self._server.log, None, environment, probe, health)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"), self.folder.black_box("node"))
+        return Launch(command, self.folder.log("node"), self.folder.black_box("node"), self._janitor.environment)
 
     def _notice(self, text: str) -> None:
         if text and not self._waiting:
@@ -234,9 +237,12 @@ class Root:
             self.address.for_user(OPERATOR), self.config, self.tree.states
         )
         status_publisher.start()
+        self._janitor = janitor = TreeJanitor()
+        self.tree.is_spared = janitor.is_foreign
         try:
             report = self.tree.run()
         finally:
+            janitor.close()
             status_publisher.close()
             self._lock.close()
         if report is None:
