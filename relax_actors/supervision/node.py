@@ -45,11 +45,12 @@ from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.config_watcher import ConfigWatcher
+from relax_actors.supervision.environment import without_secrets
 from relax_actors.supervision.janitor import is_janitor
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases
-from relax_actors.supervision.pools import SERVER, pools_of, server_launch
+from relax_actors.supervision.pools import SERVER, pools_of, secrets_of, server_launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter, split_child_id, supervision_metric
 from relax_actors.supervision.spec import Failure
@@ -128,7 +129,7 @@ class Node:
         self._environment = actor_environment(config)
         # Simulated engines import nothing slow, but there may be thousands of actors.
         self._forked = [role for role in node.roles if config.simulate is not None or _imports_slowly(role)]
-        self._zygote = _zygote(config, folder, self._environment, self._on_importing)
+        self._zygote = _zygote(config, folder, self._environment, self._forked, self._on_importing)
         if self._forked:
             # Its import takes longest of all at a start, so it begins before the broker is there.
             self._zygote.start()
@@ -179,7 +180,8 @@ class Node:
             return server_launch(self._folder, n, self._environment)
         arguments = [str(self._folder.root), role, str(n)]
         command = [sys.executable, "-m", ACTOR_MODULE, *arguments]
-        launch = Launch(command, self._folder.log(child), self._folder.black_box(child), self._environment)
+        log, box = self._folder.log(child), self._folder.black_box(child)
+        launch = Launch(command, log, box, self._environment, secrets_of(self._config, [role]))
         if role not in self._forked:
             return launch
         return replace(launch, fork=partial(self._zygote.fork, arguments), can_start=self._zygote.ready)
@@ -225,13 +227,17 @@ def _run_state(connection: Connection, config: Config, folder: RunFolder) -> Run
 
 
 def _zygote(
-    config: Config, folder: RunFolder, environment: dict[str, str], on_importing: Callable[[float], None]
+    config: Config,
+    folder: RunFolder,
+    environment: dict[str, str],
+    forked: list[str],
+    on_importing: Callable[[float], None],
 ) -> Zygote:
-    """Create the client of the zygote, without starting it."""
+    """Create the client of the zygote, without starting it; its forks share its environment."""
     return Zygote(
         folder.log("zygote"),
         folder.black_box("zygote"),
-        os.environ | environment,
+        without_secrets(os.environ, secrets_of(config, forked)) | environment,
         start_deadline=config.supervision.start_deadline,
         heartbeat=config.supervision.heartbeat,
         modules=PRELOADED if config.simulate is None else PRELOADED_SIMULATED,

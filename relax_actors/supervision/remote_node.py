@@ -34,6 +34,7 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment, parse, where
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
+from relax_actors.supervision.pools import secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.root import SupervisionLog
 from relax_actors.supervision.root_status import RootStatusPublisher
@@ -168,7 +169,8 @@ class RemoteNode:
         node = self._join(state, config, found)
         observer, periodic = SupervisionLog(), partial(maintain_root_files, self.folder)
         pools = {"node": _supervisor(config, node)}
-        self._tree = tree = ProcessTree(pools, self._launch, observer, config.supervision.heartbeat, periodic)
+        launch = partial(self._launch, config, node)
+        self._tree = tree = ProcessTree(pools, launch, observer, config.supervision.heartbeat, periodic)
         tree.is_spared = self._janitor.is_foreign
         if self._halt.is_set():
             return None
@@ -221,9 +223,10 @@ class RemoteNode:
             # On a network file system a new file may be visible only after a while.
             self._halt.wait(POLL_SECONDS)
 
-    def _launch(self, _child: str) -> Launch:
+    def _launch(self, config: Config, node: Assignment, _child: str) -> Launch:
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"), self.folder.black_box("node"), self._janitor.environment)
+        log, box = self.folder.log("node"), self.folder.black_box("node")
+        return Launch(command, log, box, self._janitor.environment, secrets_of(config, node.roles))
 
     def _config(self, found: RunRecord) -> Config:
         """Return the run's settings, with those that differ on this machine."""

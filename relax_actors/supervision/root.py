@@ -24,7 +24,7 @@ from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.discard import discard, finish_discarding, has_trained
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.pools import children_of
+from relax_actors.supervision.pools import children_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
 from relax_actors.supervision.root_status import RootStatusPublisher
@@ -98,7 +98,7 @@ class Root:
     ) -> None:
         self.config = config = absolute(config)
         self.import_path = import_path
-        node = whole(config, roles)
+        self._node = node = whole(config, roles)
         self.actors = children_of(config, node)
         self.folder = RunFolder(config.folder)
         self.notes: list[str] = []
@@ -212,9 +212,10 @@ class Root:
             )
             probe = partial(is_listening, self.address)
             environment = self._janitor.environment
-            return Launch(self._server.command, self._server.log, None, environment, probe, health)
+            return Launch(self._server.command, self._server.log, None, environment, probe=probe, health_check=health)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"), self.folder.black_box("node"), self._janitor.environment)
+        log, box = self.folder.log("node"), self.folder.black_box("node")
+        return Launch(command, log, box, self._janitor.environment, secrets_of(self.config, self._node.roles))
 
     def _notice(self, text: str) -> None:
         if text and not self._waiting:
