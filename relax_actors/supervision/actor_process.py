@@ -51,6 +51,8 @@ from relax_actors.supervision.outcome import StatusPipe
 
 BEAT_SECONDS = 1.0
 REAP_SECONDS = 60.0
+OUTER_PID = "RELAX_OUTER_PID"
+"""Environment variable with the process id by which the supervisor knows an actor in a sandbox."""
 log = structlog.get_logger()
 
 
@@ -179,7 +181,7 @@ class ActorProcess:
                 }
             )
             lease = {
-                "pid": os.getpid(),
+                "pid": int(os.environ.get(OUTER_PID, os.getpid())),
                 "incarnation": role.context.incarnation,
                 "since": round(started, 3),
                 "rows": list(reading.rows),

@@ -53,6 +53,7 @@ from relax_actors.supervision.ownership import NodeLeases
 from relax_actors.supervision.pools import SERVER, pools_of, secrets_of, server_launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter, split_child_id, supervision_metric
+from relax_actors.supervision.sandbox import KEEPER_MODULE, is_sandboxed
 from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp
@@ -179,10 +180,11 @@ class Node:
         if role == SERVER:
             return server_launch(self._folder, n, self._environment)
         arguments = [str(self._folder.root), role, str(n)]
-        command = [sys.executable, "-m", ACTOR_MODULE, *arguments]
+        is_isolated = is_sandboxed(self._config, role)
+        command = [sys.executable, "-m", KEEPER_MODULE if is_isolated else ACTOR_MODULE, *arguments]
         log, box = self._folder.log(child), self._folder.black_box(child)
         launch = Launch(command, log, box, self._environment, secrets_of(self._config, [role]))
-        if role not in self._forked:
+        if is_isolated or role not in self._forked:
             return launch
         return replace(launch, fork=partial(self._zygote.fork, arguments), can_start=self._zygote.ready)
 
