@@ -14,7 +14,6 @@ from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
 from relax_actors.supervision.sandbox import check_sandbox
 from tests.support import hostile_rewards
-from tests.support.faults import wait_for_cell
 from tests.support.guarded import MakeGuarded
 from tests.support.running import TINY, Run, processes_of, wait_until
 
@@ -61,8 +60,7 @@ def test_attacks_of_a_sandboxed_reward_fail_and_its_rows_are_trained(
     broker = [f"broker.url=nats://127.0.0.1:{guarded.port}", f"broker.credentials={guarded.keys}"]
     settings = ["reward.isolation=sandbox", "reward.function=hostile_rewards.attack", "run.steps=40"]
     run = make_run("caged", *settings, *broker, config=tmp_path / "tiny.toml").start()
-    wait_for_cell(run, "batch.1")
-    # It stops in order, comes back after a kill, and leaves nothing.
+    wait_until(lambda: run.folder.last_checkpoint, "checkpoint", 120)
     hit_keeper(run, signal.SIGKILL)
     code, result, said = run.finish()
     assert code == 0, said + log_of(run)
