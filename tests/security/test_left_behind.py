@@ -40,7 +40,7 @@ def started_by(folder: Path, run: Run, actor: str) -> list[int]:
         path = folder / f"{role}.{run.pid_of(actor)}"
         return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 
-    pids: list[int] = wait_until(found, f"daemons of {actor}")
+    pids: list[int] = wait_until(found, f"daemons of {actor}", 120)
     assert len(pids) == 4
     assert all(alive(pid) for pid in pids)
     return pids
@@ -51,6 +51,7 @@ def await_end(pids: list[int], what: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_daemons_end_with_whatever_process_above_them_is_killed(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

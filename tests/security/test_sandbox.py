@@ -44,6 +44,7 @@ def log_of(run: Run) -> str:
 
 @needs_sandbox
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_attacks_of_a_sandboxed_reward_fail_and_its_rows_are_trained(
     make_run: MakeRun, make_guarded: MakeGuarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
