@@ -10,6 +10,7 @@ from typing import Any
 
 import nats.errors
 
+from broker.pull import delivery_of
 from broker.subjects import RowId
 from relax_actors.errors import CodecError, RowError
 from relax_actors.messages import Dropped, Quarantined
@@ -74,7 +75,7 @@ class Finisher:
             await self._handle_error(job, job.error)
             return
         if job.data is not None and not self._is_gone(job.row):
-            written = await self._table.put_async(self._table.subject(job.row, job.field), job.data)
+            written = await self._write(job, job.data)
             if written and job.field == "dropped":
                 dropped = self._table.read(job.data, Dropped)
                 self._context.journal.event(
@@ -84,6 +85,21 @@ class Finisher:
         self._first_rows.succeeded()
         self._release(job)
         await ignore_errors(job.message.ack())
+
+    async def _write(self, job: Job, data: bytes) -> bool:
+        """Write a result; quarantine the row if its column was written before the input, which no actor does."""
+        subject = self._table.subject(job.row, job.field)
+        while not await self._table.put_async(subject, data):
+            existing = await self._table.get_async(subject, direct=False)
+            delivery = delivery_of(job.message)
+            if existing is None and not self._is_gone(job.row):
+                continue  # the trainer has removed a stray cell
+            if existing is not None and delivery is not None and existing.sequence < delivery.stream_sequence:
+                if job.field == self._role.writes:
+                    error = f"column {job.field} was written before {job.message.subject.rpartition('.')[2]}"
+                    await quarantine(self._context, job.row, 1, f"MalformedRow: {error}, which it is made of", "")
+            return False
+        return True
 
     async def _handle_error(self, job: Job, error: Exception) -> None:
         if isinstance(error, BLAMELESS_ERRORS) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
