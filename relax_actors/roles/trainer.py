@@ -21,10 +21,11 @@ from relax_actors.errors import ConfigError, FencedError, RelaxError, RowError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import StatefulRole, durable_folder
-from relax_actors.runtime.cells import KINDS, Numbered, observe, put_own
+from relax_actors.runtime.cells import KINDS, Numbered, is_oversized, observe, put_own
 from relax_actors.runtime.first_rows import FLUSH_SECONDS, FirstRows, all_rows_failed, first_rows
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
+from relax_actors.training.collector import Collector
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader, StepRows
@@ -60,7 +61,11 @@ class Trainer(StatefulRole):
         self._settings = config.trainer
         self._engine = training_backend(config).build(self.context)
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
-        self._publisher = Publisher(self.context, self._engine)
+        self._collector = Collector(self.context)
+        # Before the history is read, so that a flood of strays does not fill the memory.
+        self._collector.sweep()
+        self._collector.start()
+        self._publisher = Publisher(self.context, self._engine, self._collector.remove_void)
         self._version = -1
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
@@ -70,7 +75,9 @@ class Trainer(StatefulRole):
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        self._checkpoints = Checkpointer(self.context, self._engine, self._publisher, self._ledger)
+        self._checkpoints = Checkpointer(
+            self.context, self._engine, self._publisher, self._ledger, self._collector.sweep
+        )
         self._metrics: dict[str, float] = {}
         self._first_rows = FirstRows(first_rows(config.trainer.prompts_per_step))
         self._idle_since = time.monotonic()
@@ -90,11 +97,9 @@ class Trainer(StatefulRole):
             ConfigError: the checkpoint is missing or damaged, or checkpoints exist that the table does not know.
         """
         last: Checkpoint | None = None
-        previous_floor = 0
         for cell_id, cell in cells:
             found = self._observe(cell_id, cell)
             if isinstance(found, Checkpoint):
-                previous_floor = last.floor if last is not None else 0
                 last = found if last is None or found.version > last.version else last
                 self._checkpoints.published[found.version] = found.path
         self._remove_malformed()
@@ -102,8 +107,6 @@ class Trainer(StatefulRole):
             self._initialise()
         else:
             self._load(last)
-            # The incarnation that raised the floor may have ended before it had removed all rows below it.
-            self._publisher.purge(previous_floor, last.floor)
         replayed = 0
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])
@@ -169,12 +172,13 @@ class Trainer(StatefulRole):
     def _observe(self, cell_id: CellId, cell: Cell) -> Numbered | None:
         """Record a cell; return the value of a well-formed numbered cell."""
         value = observe(self._ledger, self.context, cell_id, cell)
-        if value is None and cell_id.kind in KINDS:
+        if is_oversized(cell_id, cell) or (value is None and cell_id.kind in KINDS):
             self._malformed.append(cell)
         if isinstance(value, Weights):
             self._published[value.version] = value.fingerprint
         remaining_steps = range(max(self._version, 0), self.context.config.run.steps)
-        if cell_id.field in self._required_columns and cell_id.step in remaining_steps:
+        wanted = cell_id.field in self._required_columns and cell_id.step in remaining_steps
+        if wanted and not self._ledger.is_void(cell_id.row):
             self._arrived.setdefault(cell_id.step, {}).setdefault(cell_id.field, set()).add(cell_id.index)
             self._last_arrival[cell_id.step] = max(cell.stored, self._last_arrival.get(cell_id.step, 0.0))
         return value
@@ -220,7 +224,12 @@ class Trainer(StatefulRole):
         """Drop or quarantine a row; PromptSource replaces it."""
         table, journal = self.context.table, self.context.journal
         field = "dropped" if isinstance(ending, Dropped) else "quarantined"
-        table.put(table.subject(row, field), ending)
+        subject = table.subject(row, field)
+        while not table.put(subject, ending):
+            existing = table.get(subject, direct=False)
+            if existing is not None and not is_oversized(table.subjects.parse(subject), existing):
+                break
+            table.remove([existing] if existing is not None else [])
         if isinstance(ending, Dropped):
             journal.event("row_dropped", row=str(row), reason=ending.reason, detail=ending.detail)
         else:
@@ -321,6 +330,7 @@ class Trainer(StatefulRole):
         with suppress(RelaxError, OSError):
             self._checkpoints.finish()
         self._publisher.close()
+        self._collector.close()
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the CPU time spent in the engine."""

@@ -15,7 +15,7 @@ from broker.table import Cell
 from relax_actors.errors import CodecError, SubjectError
 from relax_actors.messages import Checkpoint
 from relax_actors.runtime.context import Context
-from relax_actors.runtime.finish import ignore_errors, quarantine
+from relax_actors.runtime.finish import ends_row, ignore_errors, quarantine
 from relax_actors.runtime.handler import Job
 from relax_actors.runtime.role import Role
 
@@ -132,7 +132,8 @@ class Join:
             return False
         # A result that is older than its input is a stray; `Finisher` quarantines its row.
         own = len(ends) - len(FAILURES)
-        if any(cell.sequence > itself.sequence for cell in ended[:own] if cell is not None) or any(ended[own:]):
+        is_done = any(cell is not None and cell.sequence > itself.sequence for cell in ended[:own])
+        if is_done or any(map(ends_row, ended[own:])):
             return False
         failed = await self._context.state.failures(self._context.role, row)
         limits = self._context.config.supervision

@@ -45,14 +45,23 @@ class Checkpointer:
     Args:
         context: context of the trainer.
         engine: engine whose state is saved.
-        publisher: publishes the version before its checkpoint is written, and removes covered rows afterwards.
+        publisher: publishes the version before its checkpoint is written.
         ledger: gives the floor, below which rows are covered.
+        sweep: removes covered rows.
 
     Attributes:
         published: paths of the published checkpoints, relative to the run's folder, by version.
     """
 
-    def __init__(self, context: Context, engine: TrainingEngine, publisher: Publisher, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        context: Context,
+        engine: TrainingEngine,
+        publisher: Publisher,
+        ledger: Ledger,
+        sweep: Callable[[], object],
+    ) -> None:
+        self._sweep = sweep
         self._context, self._engine, self._publisher, self._ledger = context, engine, publisher, ledger
         self._pending: _PendingCheckpoint | None = None
         self._is_async = context.config.trainer.async_checkpoints
@@ -141,7 +150,7 @@ class Checkpointer:
         context.progress()
         # A later incarnation may still need the rows that this checkpoint would remove.
         context.raise_if_fenced()
-        previous_floor, floor = self._ledger.floor, self._ledger.next_floor(version)
+        floor = self._ledger.next_floor(version)
         cell = Checkpoint(
             version=version,
             path=str(path.relative_to(context.folder.root)),
@@ -159,7 +168,7 @@ class Checkpointer:
         self._ledger.observe(CellId("checkpoint", version), cell)
         self.published[version] = cell.path
         context.journal.event("checkpoint", version=version, floor=cell.floor, path=cell.path)
-        self._publisher.purge(previous_floor, cell.floor)
+        self._sweep()
         self._remove_old()
         context.progress()
 

@@ -118,12 +118,12 @@ class Ledger:
         return row.index < self.rows or row.index - self.rows in self._ended.get(row.step, ())
 
     def is_void(self, row: RowId) -> bool:
-        """Whether a cell of a row that is not due, and is stored now, never counts."""
-        if row.step < self.floor:
+        """Whether a cell that is stored now never counts, because its row is far from due."""
+        if row.step < self.floor or self._due(row):
             return False
         version = -1 if self.version is None else self.version
         last = min(self.steps - 1, version + self.lead + 1)
-        return (row.step > last and row.step not in self.batches) or row.index >= self.rows * STRAY_REFILLS
+        return row.step > last or row.index >= self.rows * STRAY_REFILLS
 
     def _store_stray(self, cell: CellId) -> None:
         if not self.is_void(cell.row):

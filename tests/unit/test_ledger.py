@@ -255,7 +255,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.publish()
 
     def publish(self) -> None:
-        """Publish the next version as the trainer does: first it removes the void cells of the step that becomes due."""
+        """Publish the next version as the trainer does, after the void cells of the step that becomes due are gone."""
         version = len(self.published)
         if version:
             self.purge(lambda c, at: c.step == version + self.lead and at < self.published[version - 1])
