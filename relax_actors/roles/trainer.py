@@ -329,8 +329,9 @@ class Trainer(StatefulRole):
         """Publish a pending checkpoint if possible, then stop the publisher."""
         with suppress(RelaxError, OSError):
             self._checkpoints.finish()
+        with suppress(RelaxError):
+            self._collector.close()
         self._publisher.close()
-        self._collector.close()
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the CPU time spent in the engine."""

@@ -55,10 +55,11 @@ class Collector:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, after a last sweep."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(CHECK_SECONDS + 1)
+        self.sweep()
 
     def _run(self) -> None:
         swept_at = float("-inf")
