@@ -181,6 +181,9 @@ def _stored_parameters(folder: Path) -> int:
         try:
             with shard.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
+                if length > shard.stat().st_size:
+                    msg = f"a header of {length} bytes"
+                    raise ValueError(msg)  # noqa: TRY301 reported like any other malformed header
                 header = json.loads(file.read(length))
             shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
         except (struct.error, ValueError, KeyError, AttributeError, TypeError, OverflowError, MemoryError) as error:
