@@ -12,6 +12,7 @@ from pathlib import Path
 from broker.address import CREDENTIALS_FILE
 from broker.credentials import OperatorKeys
 from broker.files import write_private
+from broker.permissions import OPERATOR
 from broker.server import MAX_PAYLOAD
 from relax_actors.cli.credential_folder import prepare_folders
 from relax_actors.config import Config, load_config
@@ -84,14 +85,16 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
     authority = _authority(private / "keys.json", renew=settings.renew)
     expires = None if settings.days is None else time.time() + settings.days * DAY
     for user in names:
-        text = authority.credentials(f"{config.run.name}.{user}", granted[user], expires)
+        account = None if user == OPERATOR else authority.account_of(user)
+        text = authority.credentials(f"{config.run.name}.{user}", granted[user], expires, account=account)
         write_private(folder / user / CREDENTIALS_FILE, text)
     if settings.tls:
         _certificates(folder, names, settings)
     else:
         # A client with a ca.pem beside its credentials refuses servers without TLS.
         _remove(folder, names, ("ca.pem", "cert.pem", "key.pem"))
-    (server / "auth.conf").write_text(authority.server_config())
+    others = {user: permitted for user, permitted in granted.items() if user != OPERATOR}
+    (server / "auth.conf").write_text(authority.server_config(others))
     (server / "nats-server.conf").write_text(server_config(config, server, settings))
     if settings.cluster:
         password = _route_password(private / "route.json")
