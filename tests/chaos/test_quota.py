@@ -41,9 +41,9 @@ class Flood(threading.Thread):
     def run(self) -> None:
         while not self.halt.is_set():
             try:
-                with closing(Connection(Address.load(self._run.folder.address), "flood")) as connection:
+                with closing(Connection(Address.load(self._run.folder.address), "flood", 1.0)) as connection:
                     while not self.halt.is_set():
-                        connection.call(self._write(connection), 60)
+                        connection.call(self._write(connection), 10)
             except BrokerError:
                 continue
 
@@ -86,9 +86,9 @@ def test_flooded_run_ends_with_the_same_weights_and_no_strays(make_run: MakeRun)
     flood.start()
     began = time.monotonic()
     try:
-        wait_until(lambda: flood.stored > 10_000, "a flood of cells", 120)
+        wait_until(lambda: flood.stored > 300, "a flood of cells", 120)
         hit(run, "trainer.0")  # amid the removal of strays
-        while run.process.poll() is None and flood.version < STEPS:
+        while flood.version < STEPS - 1:
             flood.version = newest_version(run)
             assert time.monotonic() - began < DEADLINE
             time.sleep(0.05)
@@ -109,5 +109,5 @@ def test_flooded_run_ends_with_the_same_weights_and_no_strays(make_run: MakeRun)
     story = story_of(run)
     removed = story.of("strays_removed")
     assert {event["by"] for event in removed} == {"rollout.0"}
-    assert sum(event["cells"] for event in removed) > 10_000
-    print("FLOOD", flood.stored, result["seconds"], quiet["seconds"], len(left), story.of("table_full")[:2])
+    assert sum(event["cells"] for event in removed) > 300
+    assert {event["by"] for event in story.of("table_full")} <= {"rollout.0", ""}
