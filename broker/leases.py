@@ -31,6 +31,8 @@ class Failures:
     traceback: str = ""
 
 
+LARGE_BYTES, MAX_MEASURED = 4 << 20, 10_000
+"""Size of the bucket from which its keys are measured, and how many at once."""
 COUNTS = ("count", "external_kills")
 _WRONG_LAST_SEQUENCE = 10071
 
@@ -123,6 +125,30 @@ class RunState:
             with suppress(SubjectError):
                 if gone(RowId.parse(row)):
                     await self._purge(key)
+
+    async def enforce(self, allowed: Callable[[str], int]) -> int:
+        """Purge keys that are unknown or too large, and return their number; for the role that may remove messages.
+
+        Args:
+            allowed: maps a key to its largest size in bytes; 0 if the run has no such key.
+        """
+        stream, prefix = f"KV_{self._bucket}", self._subject("")
+
+        async def read() -> tuple[list[str], int]:
+            info = await self._connection.js.stream_info(stream, subjects_filter=f"{prefix}>")
+            return [subject.removeprefix(prefix) for subject in info.state.subjects or {}], info.state.bytes
+
+        keys, size = await self._connection.retry(read, "list keys")
+        gone = [key for key in keys if not allowed(key)]
+        if size > LARGE_BYTES:
+            for key in set(keys[:MAX_MEASURED]) - set(gone):
+                with suppress(NotFoundError):
+                    found = await self._connection.js.get_last_msg(stream, self._subject(key))
+                    if len(found.data or b"") > allowed(key):
+                        gone.append(key)
+        for key in gone:
+            await self._purge(key)
+        return len(gone)
 
     async def _purge(self, key: str) -> None:
         async def purge() -> bool:

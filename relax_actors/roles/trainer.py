@@ -21,6 +21,7 @@ from relax_actors.engines.backends import training_backend
 from relax_actors.errors import ConfigError, FencedError, RelaxError, RowError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
 from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.registry import role_names
 from relax_actors.runtime import StatefulRole, durable_folder
 from relax_actors.runtime.cells import KINDS, Numbered, is_oversized, observe, put_own
 from relax_actors.runtime.first_rows import FLUSH_SECONDS, FirstRows, all_rows_failed, first_rows
@@ -62,7 +63,7 @@ class Trainer(StatefulRole):
         self._settings = config.trainer
         self._engine = training_backend(config).build(self.context)
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
-        self._collector = Collector(self.context)
+        self._collector = Collector(self.context, role_names(config))
         # Before the history is read, so that a flood of strays does not fill the memory.
         self._collector.sweep()
         self._collector.start()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from itertools import chain
 
@@ -25,7 +25,7 @@ from relax_actors.config import Config
 from relax_actors.errors import CodecError, RelaxError, SubjectError
 from relax_actors.messages import Checkpoint, Evaluation, Weights
 from relax_actors.runtime import Context
-from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, removal
+from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed_bytes, removal
 
 CHECK_SECONDS, SWEEP_SECONDS = 0.5, 5.0
 """Between two looks at the table's size, and between two sweeps while it grows by no more than usual."""
@@ -38,9 +38,15 @@ log = structlog.get_logger()
 
 
 class Collector:
-    """Sweeps the table of one run. `sweep` may be called from any thread."""
+    """Sweeps the table and the bucket of one run. `sweep` may be called from any thread.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        context: context of the trainer.
+        roles: roles of the run.
+    """
+
+    def __init__(self, context: Context, roles: Collection[str]) -> None:
+        self._roles = roles
         self._context, self._table = context, context.table
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -140,7 +146,10 @@ class Collector:
             below = row.kind == "group" and row.step < extent.floor
             return below or row not in begun or f"eval.{row.step}" in todo.finished
 
-        self._table.call(self._context.state.forget_failures(is_gone))
+        state = self._context.state
+        self._table.call(state.forget_failures(is_gone))
+        if forgotten := self._table.call(state.enforce(lambda key: allowed_bytes(key, self._roles))):
+            self._context.journal.event("keys_removed", keys=forgotten)
 
     def _report(self, todo: Removal, before: Fill, culprits: dict[str, int]) -> None:
         """Publish what was removed, and what fills the table if it is nearly full."""

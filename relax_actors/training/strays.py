@@ -17,6 +17,9 @@ KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
 """Columns that outlive their rows, so that quarantined rows can be inspected."""
 MAX_KEPT_WITHOUT_PROMPT = 256
 """Quarantined rows below the floor that are kept although they have no prompt; if there are more, none is."""
+MAX_KEY_BYTES, MAX_FAILURE_BYTES = 1 << 20, 64 << 10
+MAX_DIGITS = 6
+"""Most digits of the number of an actor or node."""
 FIRST_COLUMNS = frozenset({"prompt", "dropped", "quarantined"})
 """Columns that a row may have without a prompt: a prompt that cannot be made is quarantined."""
 
@@ -44,6 +47,27 @@ class Extent:
     eval_rows: int
     evaluated: Callable[[int], bool]
     results: frozenset[int]
+
+
+def allowed_bytes(key: str, roles: Collection[str]) -> int:
+    """Return the largest size of a key of the run's bucket; 0 if no process of the run has such a key.
+
+    Args:
+        key: key of the bucket.
+        roles: roles of the run.
+    """
+    kind, _, rest = key.partition(".")
+    role, _, rest = rest.partition(".")
+    if kind in ("run", "note"):
+        return MAX_KEY_BYTES
+    if kind == "lease" and role in ("node", "root", "owner"):
+        return MAX_KEY_BYTES if len(rest) <= MAX_DIGITS or role == "owner" else 0
+    if role not in roles:
+        return 0
+    if kind == "failure":
+        return MAX_FAILURE_BYTES
+    is_actor = kind in ("lease", "incarnation") and rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS
+    return MAX_FAILURE_BYTES if is_actor else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from nats.js.errors import APIError
 
 from broker.codec import MAX_CELL_BYTES, encode
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.leases import RunState
 from broker.store import Store
+from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
@@ -62,7 +65,7 @@ def collector(guarded: Guarded, tmp_path: Path) -> Iterator[Collector]:
         table = table_of(connection, tmp_path)
         table.put(SUBJECTS.numbered("weights", 0), Weights(0, "f" * 32, [], 1))
         table_of(prompts, tmp_path).put_all((SUBJECTS.cell(row, "prompt"), samples()["prompt"]) for row in ADMITTED)
-        yield Collector(context_of(table, tmp_path, "trainer", tuple(SETTINGS), 1))
+        yield Collector(context_of(table, tmp_path, "trainer", tuple(SETTINGS), 1), ("rollout", "trainer"))
 
 
 def strays() -> list[str]:
@@ -141,3 +144,29 @@ def test_nobody_but_the_trainer_removes_cells(
         assert table_of(operator, tmp_path).fill() == before
         with pytest.raises(BrokerError, match="no permission to publish to"):
             table_of(attacker, tmp_path).purge([f"{SUBJECTS.prefix}.>"])
+
+
+def test_unknown_and_oversized_keys_are_forgotten(guarded: Guarded, collector: Collector) -> None:
+    """The bucket holds the leases of all actors, so a role must not fill it."""
+    prefix = f"$KV.{SUBJECTS.state_bucket}."
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        state = RunState(rollout, rollout.call(open_bucket(rollout, SUBJECTS), 20))
+        assert rollout.call(state.next_incarnation("rollout", 0), 10) == 1
+        many = [f"{prefix}incarnation.rollout.{10**6 + n}" for n in range(100)]
+        large = [f"{prefix}lease.rollout.{n}" for n in range(80)]
+
+        async def write() -> list[str]:
+            refused = []
+            for key, size in [*((key, 10) for key in many), *((key, 1 << 20) for key in large)]:
+                try:
+                    await rollout.js.publish(key, b"x" * size)
+                except APIError as error:
+                    refused.append(str(error.description))
+            return refused
+
+        assert set(rollout.call(write(), 60)) == {"maximum bytes exceeded"}
+        collector.sweep()
+        assert rollout.call(state.incarnations("rollout", 0), 10) == 1
+        assert rollout.call(state.forged_leases(), 10) == {}
+        info = rollout.call(rollout.js.stream_info(f"KV_{SUBJECTS.state_bucket}"), 10)
+        assert info.state.messages == 1
