@@ -110,6 +110,10 @@ class Trainer(StatefulRole):
             self._initialise()
         else:
             self._load(last)
+            # With more steps than before, steps are due that earlier incarnations did not expect.
+            lead = self.context.config.staleness.max
+            for version in range(max(1, self._version - lead + 1), self._version + 1):
+                self._collector.remove_void(version)
         replayed = 0
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])

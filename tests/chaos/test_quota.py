@@ -81,7 +81,7 @@ def test_flooded_run_ends_with_the_same_weights_and_no_strays(make_run: MakeRun)
     quiet = make_run("quiet", *SETTINGS).complete()
     run = make_run("flooded", *SETTINGS).start()
     assert run.process is not None
-    wait_until(lambda: run.table.get("relax.flooded.batch.0"), "batch.0", 120)
+    wait_until(lambda: run.table.get("relax.flooded.batch.0"), "batch.0", 240)
     flood = Flood(run, seed=1)
     flood.start()
     began = time.monotonic()
