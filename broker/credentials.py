@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.errors import BrokerError
+from broker.errors import AddressError, BrokerError
 from broker.files import write_private
 from broker.permissions import Permissions
 
 _UNLIMITED = {"subs": -1, "data": -1, "payload": -1}
 _ACCOUNT = {**_UNLIMITED, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1}
 _JETSTREAM = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
+_MAX_CREDENTIALS = 64 << 10
+"""Bytes of a `.creds` file that are read."""
 _OPERATOR_PREFIX, _ACCOUNT_PREFIX, _USER_PREFIX = 14 << 3, 0, 20 << 3
 
 
@@ -156,18 +158,19 @@ def read_claims(path: Path) -> Claims:
     """Read the claims of a `.creds` file without checking the signature, which the server does.
 
     Raises:
-        BrokerError: the file is not a `.creds` file.
+        AddressError: the file is not a `.creds` file.
     """
     try:
-        text = path.read_text().split("-----BEGIN NATS USER JWT-----", 1)[1].split()[0].split(".")[1]
+        with path.open("rb") as file:
+            text = file.read(_MAX_CREDENTIALS).decode()
+        text = text.split("-----BEGIN NATS USER JWT-----", 1)[1].split()[0].split(".")[1]
         body = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         allowed = body["nats"].get("sub", {}).get("allow", [])
-        name = str(body["name"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        msg = f"{path} is not a NATS .creds file ({type(error).__name__}: {error}); fix broker.credentials"
-        raise BrokerError(msg) from error
-    prefix = next((pattern.removesuffix(".>") for pattern in allowed if pattern.startswith("_INBOX")), None)
-    return Claims(name, prefix)
+        prefix = next((pattern.removesuffix(".>") for pattern in allowed if pattern.startswith("_INBOX")), None)
+        return Claims(str(body["name"]), prefix)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        msg = f"{path} is not a NATS .creds file ({type(error).__name__}: {error}); name one written by `relax keys`"
+        raise AddressError(msg) from error
 
 
 def _nkeys() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broker.errors import (
+    AddressError,
     BrokerError,
     BrokerFullError,
     BrokerUnreachableError,
@@ -15,6 +16,7 @@ from broker.errors import (
 
 __all__ = [
     "ActorError",
+    "AddressError",
     "AllRowsFailedError",
     "BrokerError",
     "BrokerFullError",
