@@ -1,8 +1,8 @@
 """Credentials of NATS users as signed claims (JWT).
 
-An operator signs an account, the account signs its users. The server knows only the operator and the account: its
-configuration holds no secret, a user's permissions and expiry are in the user's own claims, and adding a user does not
-involve the server. A `.creds` file holds the claims and the seed that proves their ownership.
+An operator signs the accounts, an account signs its users. The server knows only the operator and the accounts: its
+configuration holds no secret, and the expiry of a user is in the user's own claims. A `.creds` file holds the claims
+and the seed that proves their ownership. `broker.accounts` explains why each user has an account.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import hashlib
 import json
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from broker.accounts import exports, imports
 from broker.errors import AddressError, BrokerError
 from broker.files import write_private
 from broker.permissions import Permissions
@@ -25,6 +27,7 @@ _ACCOUNT = {**_UNLIMITED, "imports": -1, "exports": -1, "wildcards": True, "conn
 _JETSTREAM = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
 _MAX_CREDENTIALS = 64 << 10
 """Bytes of a `.creds` file that are read."""
+_NO_DEFAULTS: dict[str, Any] = {"type": "account", "default_permissions": {"pub": {}, "sub": {}}}
 _OPERATOR_PREFIX, _ACCOUNT_PREFIX, _USER_PREFIX = 14 << 3, 0, 20 << 3
 
 
@@ -39,7 +42,12 @@ class SigningKey:
     @classmethod
     def new(cls, prefix: int) -> SigningKey:
         """Generate a key; `prefix` marks it as the key of an operator, an account or a user."""
-        seed: bytes = _nkeys().encode_seed(secrets.token_bytes(32), prefix)
+        return cls.of(secrets.token_bytes(32), prefix)
+
+    @classmethod
+    def of(cls, secret: bytes, prefix: int) -> SigningKey:
+        """Return the key of a secret of 32 bytes."""
+        seed: bytes = _nkeys().encode_seed(secret, prefix)
         return cls(seed.decode())
 
     def sign(
@@ -69,7 +77,10 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class OperatorKeys:
-    """Signing keys of a server's operator, account and system account."""
+    """Signing keys of a server's operator, of the account that owns the streams, and of the system account.
+
+    The key of a user's account follows from the operator's.
+    """
 
     operator: SigningKey
     account: SigningKey
@@ -106,36 +117,57 @@ class OperatorKeys:
             msg = f"{path} does not hold operator keys: {error}; restore it, or create all keys in another folder"
             raise BrokerError(msg) from error
 
-    def server_config(self) -> str:
-        """Server configuration to check credentials with; contains no secret."""
-        account = {"type": "account", "limits": _ACCOUNT | _JETSTREAM, "default_permissions": {"pub": {}, "sub": {}}}
-        if self.revoked:
-            account["revocations"] = {"*": self.revoked}
-        system = {"type": "account", "limits": _ACCOUNT, "default_permissions": {"pub": {}, "sub": {}}}
-        operator = {"type": "operator", "system_account": self.system.public}
+    def account_of(self, user: str) -> SigningKey:
+        """Return the key of a user's own account."""
+        secret = hashlib.sha256(f"{self.operator.seed} account {user}".encode()).digest()
+        return SigningKey.of(secret, _ACCOUNT_PREFIX)
+
+    def server_config(self, users: Mapping[str, Permissions]) -> str:
+        """Server configuration to check credentials with; contains no secret.
+
+        Args:
+            users: permissions of the users that have an account of their own, by name.
+        """
         # The server's monitoring reports accounts by the name in their claims and looks them up by key.
-        name = self.account.public
-        own = self.operator.sign(name, name, account, issued=max(self.issued, self.revoked))
-        servers = self.operator.sign(self.system.public, "SYS", system, issued=self.issued)
+        owner = self.account.public
+        accounts = {owner: (owner, {"limits": _ACCOUNT | _JETSTREAM, "exports": exports(users.values())})}
+        for name, granted in users.items():
+            accounts[self.account_of(name).public] = (name, {"limits": _ACCOUNT, "imports": imports(granted, owner)})
+        issued = max(self.issued, self.revoked)
+        revoked = {"revocations": {"*": self.revoked}} if self.revoked else {}
+        preload = {
+            key: self.operator.sign(key, name, _NO_DEFAULTS | claims | revoked, issued=issued)
+            for key, (name, claims) in accounts.items()
+        }
+        system = _NO_DEFAULTS | {"limits": _ACCOUNT}
+        preload[self.system.public] = self.operator.sign(self.system.public, "SYS", system, issued=self.issued)
+        operator = {"type": "operator", "system_account": self.system.public}
+        lines = "".join(f"  {key}: {claims}\n" for key, claims in preload.items())
         return (
             f"operator: {self.operator.sign(self.operator.public, 'relax', operator, issued=self.issued)}\n"
             f"system_account: {self.system.public}\n"
             "resolver: MEMORY\n"
-            "resolver_preload: {\n"
-            f"  {self.account.public}: {own}\n"
-            f"  {self.system.public}: {servers}\n"
-            "}\n"
+            f"resolver_preload: {{\n{lines}}}\n"
         )
 
-    def credentials(self, name: str, permissions: Permissions, expires: float | None = None) -> str:
-        """Return the content of a `.creds` file for a new user; `expires` is a Unix time in seconds."""
-        user = SigningKey.new(_USER_PREFIX)
+    def credentials(
+        self, name: str, permissions: Permissions, expires: float | None = None, *, account: SigningKey | None = None
+    ) -> str:
+        """Return the content of a `.creds` file for a new user.
+
+        Args:
+            name: name of the user in its claims.
+            permissions: what the user may publish and subscribe to.
+            expires: Unix time in seconds; None never expires.
+            account: the user's account; by default that of the streams.
+        """
+        user, account = SigningKey.new(_USER_PREFIX), account or self.account
         # NATS takes an empty allow list as "everything is allowed".
         pub, sub = (
             {"allow": list(allowed)} if allowed else {"deny": [">"]}
             for allowed in (permissions.publish, permissions.subscribe)
         )
-        claims = self.account.sign(
+        claims = account.sign(
             user.public, name, {"type": "user", **_UNLIMITED, "pub": pub, "sub": sub}, expires=expires
         )
         return (

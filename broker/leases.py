@@ -60,8 +60,6 @@ class RunState:
         self._connection = connection
         self._kv = bucket
         self._bucket: str = bucket._name  # noqa: SLF001 nats-py has no public name for it
-        if connection.address.credentials is not None:
-            bucket._direct = False  # noqa: SLF001 users may not send DIRECT.GET, see `broker.permissions`
 
     async def _entry(self, key: str) -> tuple[Any, int]:
         """Return the value of a key (None if absent or not JSON) and its revision (0 if absent)."""

@@ -1,12 +1,14 @@
 """Ordered consumer: reads subjects of a stream in stream order, without acknowledgements.
 
-Roles that own state and monitors use it. If the consumer is lost on the server, it is created again after the last
-message that was returned.
+Roles that own state and monitors use it. A monitor creates a consumer of its own in the server's memory; a role resets
+the durable consumer that the owner of the run created for it, because a client that may create consumers can have the
+server deliver any message to any subject.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -18,18 +20,22 @@ from nats.js.errors import APIError, NotFoundError
 
 from broker.connection import Connection
 from broker.pull import PullSubscription
+from broker.streams import wait_for_consumer
+
+RESET_SECONDS = 5.0
 
 
 class OrderedConsumer:
     """Reads the messages of some subjects of a stream in order, from `start` on, forever.
 
-    The consumer lives in the server's memory. If it is lost, with the server or by a gap in its sequence, it is created
-    again after the last returned message. No message is returned twice. All coroutines run in the connection's loop.
+    If the consumer is lost, with the server or by a gap in its sequence, it is created again (or reset) after the last
+    returned message. No message is returned twice. All coroutines run in the connection's loop.
 
     Args:
         connection: the process's connection.
         stream: name of the stream.
-        filters: subjects to read.
+        filters: subjects to read; with `durable`, those of the consumer.
+        durable: name of a durable consumer of `follow_spec`, with one reader at a time; None creates a consumer.
         start: first stream sequence to read.
         headers_only: omit the payloads.
         credit: maximum number of messages requested or buffered.
@@ -41,6 +47,7 @@ class OrderedConsumer:
         stream: str,
         filters: list[str],
         *,
+        durable: str | None = None,
         start: int = 1,
         headers_only: bool = False,
         credit: int = 256,
@@ -52,6 +59,7 @@ class OrderedConsumer:
         self._connection = connection
         self._stream = stream
         self._filters = filters
+        self._durable = durable
         self._next = start
         self._headers_only = headers_only
         self._credit = credit
@@ -67,6 +75,15 @@ class OrderedConsumer:
             self._pull.wake()
 
     async def _open(self) -> PullSubscription:
+        info = await (self._create() if self._durable is None else self._reset(self._durable))
+        self._consumer, self._delivered = info["name"], 0
+        if self.backlog is None:
+            self.backlog = int(info.get("num_pending", 0))
+        pull = PullSubscription(self._connection, self._stream, self._consumer, self._credit)
+        await pull.start()
+        return pull
+
+    async def _create(self) -> dict[str, Any]:
         spec = ConsumerConfig(
             filter_subjects=self._filters,
             ack_policy=AckPolicy.NONE,
@@ -83,12 +100,18 @@ class OrderedConsumer:
             return await self._connection.js.add_consumer(self._stream, spec)
 
         info = await self._connection.retry(create, f"follow {', '.join(self._filters)}")
-        self._consumer, self._delivered = info.name, 0
-        if self.backlog is None:
-            self.backlog = info.num_pending or 0
-        pull = PullSubscription(self._connection, self._stream, info.name, self._credit)
-        await pull.start()
-        return pull
+        return {"name": info.name, "num_pending": info.num_pending or 0}
+
+    async def _reset(self, name: str) -> dict[str, Any]:
+        """Have the durable consumer continue with sequence `_next`; its own sequence begins at 1 again."""
+        await wait_for_consumer(self._connection, self._stream, name)
+        js, subject = self._connection.js, f"$JS.API.CONSUMER.RESET.{self._stream}.{name}"
+        body = json.dumps({"seq": self._next}).encode()
+
+        async def reset() -> dict[str, Any]:
+            return await js._api_request(subject, body, timeout=RESET_SECONDS)  # noqa: SLF001 nats-py has no such request
+
+        return await self._connection.retry(reset, f"reset consumer {name} of {self._stream}")
 
     async def _is_intact(self) -> bool:
         """Whether the consumer exists and none of its messages was lost with a connection."""
@@ -132,10 +155,12 @@ class OrderedConsumer:
                 await asyncio.sleep(0.05)
 
     async def close(self) -> None:
-        """Delete the consumer, which the server would otherwise keep for a minute."""
+        """End the subscription, and delete a consumer that was created, which the server would keep for a minute."""
         if self._pull is None:
             return
         await self._pull.close()
         self._pull = None
+        if self._durable is not None:
+            return
         with suppress(nats.errors.Error, APIError, TimeoutError):
             await self._connection.js.delete_consumer(self._stream, self._consumer)

@@ -1,9 +1,7 @@
 """Publish and subscribe permissions of a user, including JetStream requests.
 
-The server does not check where the reply to a request goes: a user that may send a request can have the reply published
-on any subject. `DIRECT.GET` replies with the raw message and would allow writing arbitrary bytes to any cell, so it is
-not granted to users with restricted writes; `STREAM.MSG.GET` replies with JSON, which does not decode as a cell. A
-user that must not write at all may send no requests.
+The server does not check where the answer to a request goes; `broker.accounts` keeps the answers out of the account of
+the streams. Nobody but the operator may create a consumer, which can deliver messages to any subject of that account.
 """
 
 from __future__ import annotations
@@ -62,21 +60,33 @@ def bucket_key(subjects: Subjects, name: str) -> str:
 
 def allow_read(*streams: str) -> Permissions:
     """Permit reading the state of streams and single messages."""
-    return Permissions(
-        tuple(f"{API}.{request}.{stream}" for stream in streams for request in ("STREAM.INFO", "STREAM.MSG.GET"))
-    )
+    kinds = ("STREAM.INFO.{}", "STREAM.MSG.GET.{}", "DIRECT.GET.{}.>")
+    return Permissions(tuple(f"{API}.{kind.format(stream)}" for stream in streams for kind in kinds))
 
 
 def allow_ordered_consumers(*streams: str) -> Permissions:
-    """Permit reading streams in order with ephemeral consumers."""
+    """Permit creating consumers and reading streams in order with them. Only for users of the streams' account."""
     kinds = ("CREATE.{}", "INFO.{}.*", "DELETE.{}.*", "MSG.NEXT.{}.*")
     return Permissions(tuple(f"{API}.CONSUMER.{kind.format(stream)}" for stream in streams for kind in kinds))
 
 
-def allow_durable_consumer(stream: str, consumer: str) -> Permissions:
-    """Permit creating, pulling from and acknowledging one durable consumer."""
-    requests = (f"{API}.CONSUMER.DURABLE.CREATE.{stream}.{consumer}", f"{API}.CONSUMER.MSG.NEXT.{stream}.{consumer}")
-    return Permissions((*requests, f"$JS.ACK.{stream}.{consumer}.>"))
+def allow_pool_consumer(stream: str, consumer: str) -> Permissions:
+    """Permit pulling from and acknowledging one durable consumer."""
+    return _consumer(stream, consumer, "INFO", "MSG.NEXT") | Permissions((f"$JS.ACK.{stream}.{consumer}.>",))
+
+
+def allow_follow_consumer(stream: str, consumer: str) -> Permissions:
+    """Permit resetting and pulling from one durable consumer without acknowledgements."""
+    return _consumer(stream, consumer, "INFO", "MSG.NEXT", "RESET")
+
+
+def _consumer(stream: str, consumer: str, *requests: str) -> Permissions:
+    return Permissions(tuple(f"{API}.CONSUMER.{request}.{stream}.{consumer}" for request in requests))
+
+
+def allow_consumer_creation(stream: str) -> Permissions:
+    """Permit creating and changing any durable consumer of a stream. Only for users of the streams' account."""
+    return Permissions((f"{API}.CONSUMER.DURABLE.CREATE.{stream}.*", f"{API}.CONSUMER.INFO.{stream}.*"))
 
 
 def allow_removal(*streams: str) -> Permissions:

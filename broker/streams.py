@@ -9,8 +9,10 @@ from typing import Any
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
+    ConsumerInfo,
     DeliverPolicy,
     DiscardPolicy,
+    RePublish,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -19,6 +21,7 @@ from nats.js.api import (
 from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 
+from broker.accounts import view_of
 from broker.codec import MAX_CELL_BYTES
 from broker.connection import Connection
 from broker.errors import BrokerError
@@ -31,10 +34,15 @@ _HEADER_BYTES = 4 << 10
 MAX_ACTORS = 8192
 """Maximum number of actors of a role with a pending pull request; the server's default limit is 512."""
 _NAME_IN_USE = 10058
+CONSUMER_SECONDS = 60.0
+"""Default seconds to wait for a consumer that the owner of the run creates."""
 
 
-def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamConfig:
-    """Table stream: one message per subject, and the server refuses a second one."""
+def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1, *, views: bool = False) -> StreamConfig:
+    """Table stream: one message per subject, and the server refuses a second one.
+
+    With `views`, the stream republishes what it has stored for users with accounts of their own (`broker.accounts`).
+    """
     return StreamConfig(
         name=subjects.table_stream,
         description=f"relax-actors table, cell schema {SCHEMA}",
@@ -48,11 +56,14 @@ def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamC
         max_msg_size=MAX_CELL_BYTES + _HEADER_BYTES,
         num_replicas=replicas,
         allow_direct=True,
+        republish=_views(f"{subjects.prefix}.>") if views else None,
     )
 
 
-def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int = 1) -> StreamConfig:
-    """Log stream for events and metrics, bounded by `max_bytes` and `max_age` (seconds)."""
+def log_spec(
+    subjects: Subjects, max_bytes: int, max_age: float, replicas: int = 1, *, views: bool = False
+) -> StreamConfig:
+    """Log stream for events and metrics, bounded by `max_bytes` and `max_age` (seconds); `views` as in `table_spec`."""
     return StreamConfig(
         name=subjects.log_stream,
         subjects=subjects.log_subjects(),
@@ -64,10 +75,29 @@ def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int =
         max_age=max_age,
         num_replicas=replicas,
         allow_direct=True,
+        republish=_views(f"{subjects.prefix}.>") if views else None,
     )
 
 
-def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: int) -> ConsumerConfig:
+def follow_spec(name: str, filters: list[str]) -> ConsumerConfig:
+    """Durable consumer that a role with state follows its columns with, in stream order and without acknowledgements.
+
+    Every incarnation resets it to the sequence that it starts from (see `OrderedConsumer`).
+
+    Args:
+        name: name of the consumer, the role's name.
+        filters: subjects to deliver.
+    """
+    return ConsumerConfig(
+        durable_name=name,
+        filter_subjects=filters,
+        ack_policy=AckPolicy.NONE,
+        deliver_policy=DeliverPolicy.ALL,
+        max_deliver=1,
+    )
+
+
+def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: int = -1) -> ConsumerConfig:
     """Durable consumer that all actors of a role share.
 
     Deliveries are unlimited: the actor decides how often a row may fail, because it can tell a delivery that killed an
@@ -77,7 +107,7 @@ def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: i
         name: name of the consumer, the role's name.
         filters: subjects to deliver.
         ack_wait: seconds after which an unacknowledged message is redelivered.
-        max_ack_pending: maximum number of unacknowledged messages.
+        max_ack_pending: maximum number of unacknowledged messages; unlimited by default, as each actor bounds its own.
     """
     return ConsumerConfig(
         durable_name=name,
@@ -89,6 +119,10 @@ def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: i
         max_ack_pending=max_ack_pending,
         max_waiting=MAX_ACTORS,
     )
+
+
+def _views(subject: str) -> RePublish:
+    return RePublish(src=subject, dest=view_of(subject))
 
 
 async def ensure_streams(connection: Connection, specs: list[StreamConfig], deadline: float = 20.0) -> None:
@@ -154,11 +188,13 @@ async def wait_for_stream(connection: Connection, name: str, deadline: float) ->
         await asyncio.sleep(0.1)
 
 
-async def ensure_bucket(connection: Connection, subjects: Subjects, replicas: int = 1) -> KeyValue:
+async def ensure_bucket(
+    connection: Connection, subjects: Subjects, replicas: int = 1, *, views: bool = False
+) -> KeyValue:
     """Open the run's KV bucket for leases, incarnations and failure counts; create it if absent.
 
     Each lease has its own TTL. nats-py would create the bucket with roll-ups allowed, and a user that may write one key
-    could then purge all of them.
+    could then purge all of them. With `views`, leases are republished as in `table_spec`.
     """
     config = StreamConfig(
         name=f"KV_{subjects.state_bucket}",
@@ -171,6 +207,7 @@ async def ensure_bucket(connection: Connection, subjects: Subjects, replicas: in
         allow_msg_ttl=True,
         allow_rollup_hdrs=False,
         deny_delete=True,
+        republish=_views(f"$KV.{subjects.state_bucket}.lease.>") if views else None,
     )
 
     async def ensure() -> KeyValue:
@@ -181,6 +218,48 @@ async def ensure_bucket(connection: Connection, subjects: Subjects, replicas: in
             return await connection.js.key_value(subjects.state_bucket)
 
     return await connection.retry(ensure, f"open bucket {subjects.state_bucket}", 20.0)
+
+
+async def open_bucket(connection: Connection, subjects: Subjects, deadline: float = CONSUMER_SECONDS) -> KeyValue:
+    """Open the run's KV bucket, which the owner of the run creates.
+
+    Raises:
+        BrokerError: the bucket does not exist after `deadline` seconds.
+        BrokerUnreachableError: no answer within `deadline` seconds.
+    """
+    await wait_for_stream(connection, f"KV_{subjects.state_bucket}", deadline)
+
+    async def bucket() -> KeyValue:
+        return await connection.js.key_value(subjects.state_bucket)
+
+    return await connection.retry(bucket, f"open bucket {subjects.state_bucket}", deadline)
+
+
+async def wait_for_consumer(
+    connection: Connection, stream: str, name: str, deadline: float = CONSUMER_SECONDS
+) -> ConsumerInfo:
+    """Wait until the owner of the run has created a consumer, and return its state.
+
+    Raises:
+        BrokerError: the consumer does not exist after `deadline` seconds.
+        BrokerUnreachableError: no answer within `deadline` seconds.
+    """
+    end = time.monotonic() + deadline
+
+    async def info() -> ConsumerInfo | None:
+        try:
+            found: ConsumerInfo = await connection.js.consumer_info(stream, name)
+        except NotFoundError:
+            return None
+        return found
+
+    while (found := await connection.retry(info, f"wait for consumer {name} of {stream}", deadline)) is None:
+        if time.monotonic() > end:
+            msg = f"consumer {name} of stream {stream} was not created within {deadline:g} s; is the run up?"
+            raise BrokerError(msg)
+        connection.on_wait()
+        await asyncio.sleep(0.1)
+    return found
 
 
 async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerConfig) -> None:

@@ -76,8 +76,7 @@ class Table:
         self.author = author
         self.patience = PATIENCE
         """Seconds that a write waits for room in the broker."""
-        # Users with credentials may not send DIRECT.GET (see `broker.permissions`).
-        self._direct = direct and connection.address.credentials is None
+        self._direct = direct
 
     def encoder(self) -> CellEncoder:
         """Return an encoder for cells that are written together."""

@@ -95,7 +95,7 @@ def make_trainer(table: Table, make_context: MakeContext) -> MakeTrainer:
         trainer = Trainer()
         trainer.context = make_context("trainer", *settings, incarnation=incarnation)
         trainer.setup()
-        trainer.recover(table.snapshot(trainer.follows()))
+        trainer.recover(table.snapshot(trainer.follows(trainer.context.config)))
         return trainer
 
     return make

@@ -148,7 +148,7 @@ def check_roles(config: Config) -> Iterator[str]:
             f"columns are {sorted(writers)}"
         )
         raise ConfigError(msg)
-    read = {column for role in roles.values() for column in role.inputs()} | {config.advantages.reads}
+    read = {column for role in roles.values() for column in role.inputs(config)} | {config.advantages.reads}
     yield from check_log_probs(config, writers, read)
 
 

@@ -17,7 +17,7 @@ from relax_actors.cli.credential_folder import prepare_folders
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import find
-from relax_actors.roles.permissions import permissions, users
+from relax_actors.roles.permissions import OPERATOR, permissions, users
 
 DAY = 86400.0
 CA_DAYS, SERVER_DAYS = 3650.0, 825.0
@@ -84,14 +84,16 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
     authority = _authority(private / "keys.json", renew=settings.renew)
     expires = None if settings.days is None else time.time() + settings.days * DAY
     for user in names:
-        text = authority.credentials(f"{config.run.name}.{user}", granted[user], expires)
+        account = None if user == OPERATOR else authority.account_of(user)
+        text = authority.credentials(f"{config.run.name}.{user}", granted[user], expires, account=account)
         write_private(folder / user / CREDENTIALS_FILE, text)
     if settings.tls:
         _certificates(folder, names, settings)
     else:
         # A client with a ca.pem beside its credentials refuses servers without TLS.
         _remove(folder, names, ("ca.pem", "cert.pem", "key.pem"))
-    (server / "auth.conf").write_text(authority.server_config())
+    others = {user: permitted for user, permitted in granted.items() if user != OPERATOR}
+    (server / "auth.conf").write_text(authority.server_config(others))
     (server / "nats-server.conf").write_text(server_config(config, server, settings))
     if settings.cluster:
         password = _route_password(private / "route.json")

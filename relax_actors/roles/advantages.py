@@ -9,6 +9,7 @@ import numpy as np
 
 from relax_actors.algorithms.advantages import has_signal
 from relax_actors.algorithms.estimators import Estimator, load_estimator, token_form
+from relax_actors.config import Config
 from relax_actors.config.pools import AdvantagesSection
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, DropReason, Reward
@@ -28,9 +29,9 @@ class Advantages(Role):
     max_concurrent_rows: ClassVar = 32
     spec: ClassVar = RoleSpec(section="advantages", start_order=30)
 
-    def inputs(self) -> tuple[str, ...]:
+    def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the column with the rewards: `reward`, or the column of a reward-shaping role."""
-        return (self.context.config.advantages.reads,)
+        return (config.advantages.reads,)
 
     @cached_property
     def _estimate(self) -> Estimator:

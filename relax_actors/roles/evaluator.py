@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.subjects import CellId, RowId
+from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.schedules import is_evaluated
+from relax_actors.config import Config
 from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError
@@ -65,9 +66,10 @@ class Evaluator(StatefulRole):
         self._done: set[int] = set()
         self._latest: tuple[int, float] | None = None
 
-    def follows(self) -> list[str]:
+    @classmethod
+    def follows(cls, config: Config) -> list[str]:
         """Return the published versions, the results, and the columns that end evaluation rows."""
-        subjects = self.context.table.subjects
+        subjects = Subjects(config.run.name)
         numbered = [subjects.numbered(kind, "*") for kind in ("weights", "evaluation")]
         return [*numbered, *(subjects.column(name, "eval") for name in EVAL_END_COLUMNS)]
 

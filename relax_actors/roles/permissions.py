@@ -10,8 +10,10 @@ from broker.permissions import (
     OBSERVER,
     OPERATOR,
     Permissions,
-    allow_durable_consumer,
+    allow_consumer_creation,
+    allow_follow_consumer,
     allow_ordered_consumers,
+    allow_pool_consumer,
     allow_read,
     allow_removal,
     allow_stream_changes,
@@ -74,6 +76,7 @@ def _operator(subjects: Subjects) -> Permissions:
         Permissions(own, (f"{subjects.prefix}.>", bucket_key(subjects, ">")))
         | allow_read(*streams)
         | allow_ordered_consumers(*streams)
+        | allow_consumer_creation(table)
         | allow_removal(*streams)
         | allow_stream_changes(*streams)
     )
@@ -100,6 +103,6 @@ def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
         *(subjects.numbered(kind, "*") for kind in spec.numbered),
     ]
     subscribed = tuple(subjects.numbered(kind, "*") for kind in ("weights", "checkpoint"))
-    rows = allow_ordered_consumers(table) if spec.single else allow_durable_consumer(table, role)
+    rows = (allow_follow_consumer if spec.single else allow_pool_consumer)(table, role)
     removes = allow_removal(table, bucket) if spec.removes else Permissions()
     return Permissions(tuple(published), subscribed) | allow_read(table, bucket) | rows | removes

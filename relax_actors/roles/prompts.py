@@ -14,7 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.subjects import CellId, RowId
+from broker.subjects import CellId, RowId, Subjects
+from relax_actors.config import Config
 from relax_actors.data.prompt_maker import PromptMaker, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
@@ -85,9 +86,10 @@ class PromptSource(StatefulRole):
         self._first_refill: dict[tuple[int, int], int] = {}
         self._first_rows = FirstRows(UNUSABLE_PROMPTS)
 
-    def follows(self) -> list[str]:
+    @classmethod
+    def follows(cls, config: Config) -> list[str]:
         """Return the columns that begin or end rows, and the trainer's numbered cells."""
-        subjects = self.context.table.subjects
+        subjects = Subjects(config.run.name)
         columns = [subjects.column(name) for name in ("prompt", *END_COLUMNS)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from broker.subjects import CellId, RowId
+from broker.subjects import CellId, RowId, Subjects
+from relax_actors.config import Config
 from relax_actors.engines.backends import training_backend
 from relax_actors.errors import ConfigError, FencedError, RelaxError, RowError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
@@ -27,7 +28,7 @@ from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.step_feed import StepFeed
-from relax_actors.training.step_rows import StepReader, StepRows
+from relax_actors.training.step_rows import StepReader, StepRows, logprob_columns
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.transports.base import ADDRESS_KEY
@@ -77,10 +78,11 @@ class Trainer(StatefulRole):
         # Unix time when the last required column of a step was stored.
         self._last_arrival: dict[int, float] = {}
 
-    def follows(self) -> list[str]:
+    @classmethod
+    def follows(cls, config: Config) -> list[str]:
         """Return the columns that make a row ready or end it, and the trainer's numbered cells."""
-        subjects = self.context.table.subjects
-        columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *self._required_columns)]
+        subjects, required = Subjects(config.run.name), ("advantage", *logprob_columns(config))
+        columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *required)]
         return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:

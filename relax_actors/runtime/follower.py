@@ -33,7 +33,7 @@ class FollowerPump:
         self.handled = 0
         self._fence_checked_at = float("-inf")
         table = context.table
-        self._consumer = OrderedConsumer(table.connection, table.subjects.table_stream, role.follows())
+        self._consumer = OrderedConsumer(table.connection, table.subjects.table_stream, [], durable=context.role)
 
     def wake(self) -> None:
         """Make `run` check `stopping` now."""

@@ -53,7 +53,7 @@ class Join:
     def __init__(self, role: Role, context: Context) -> None:
         self._role, self._context, self._table = role, context, context.table
         self._floor = 0
-        self.inputs = role.inputs()
+        self.inputs = role.inputs(context.config)
         self.triggers = trigger_columns(self.inputs, context.config.advantages.reads)
 
     async def on_checkpoint(self, message: Msg) -> None:

@@ -14,7 +14,7 @@ import pykka
 from nats.aio.msg import Msg
 
 from broker.pull import PullSubscription, is_redelivery
-from broker.streams import ensure_consumer, pool_spec
+from broker.streams import wait_for_consumer
 from broker.table import CALL_DEADLINE
 from relax_actors.errors import RelaxError
 from relax_actors.runtime.context import Context
@@ -69,15 +69,13 @@ class PoolPump:
     async def run(self, stopping: asyncio.Event) -> None:
         """Pump until `stopping` is set; then finish the current rows and return the prefetched ones."""
         connection, subjects = self.table.connection, self.table.subjects
-        filters = [subjects.column(name, kind) for name in self._join.triggers for kind in self.role.kinds]
         # A redelivered cell may belong to a row below the floor, whose other cells are purged.
         await connection.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._join.on_checkpoint)
         limit = max(1, self.role.row_limit())
         # An actor that shares a device takes no further rows in, so that it releases the device after its batch.
         shares_device = self.context.device_lock is not nullcontext
         while not stopping.is_set():
-            spec = pool_spec(self.context.role, filters, self._ack_wait, max_ack_pending=max(1024, 8 * limit))
-            await ensure_consumer(connection, subjects.table_stream, spec)
+            await wait_for_consumer(connection, subjects.table_stream, self.context.role)
             prefetch = self.role.prefetch
             credit = max(4, 2 * limit) if prefetch else limit
             pull = PullSubscription(

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import pydantic
 
+from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.context import Context
@@ -88,10 +89,10 @@ class Role:
         An exception ends the process, and the supervisor restarts it. `supervision.start_deadline` bounds the time.
         """
 
-    def inputs(self) -> tuple[str, ...]:
-        """Return the columns to read: `reads`, unless options change them.
+    def inputs(self, config: Config) -> tuple[str, ...]:  # noqa: ARG002 subclasses use it
+        """Return the columns to read: `reads`, unless options or the configuration change them.
 
-        Called once after `setup`, and by `relax check` without `context` and `setup`, so it should use options only.
+        Called also without `context` and `setup`, by `relax check` and by the process that creates the run's consumers.
         """
         return self.reads
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.subjects import CellId
+from relax_actors.config import Config
 from relax_actors.runtime.role import Role
 
 if TYPE_CHECKING:
@@ -20,8 +21,12 @@ class StatefulRole(Role):
     the supervisor restarts it.
     """
 
-    def follows(self) -> list[str]:
-        """Return the subjects to follow, from the beginning of the stream. Called once, after `setup`."""
+    @classmethod
+    def follows(cls, config: Config) -> list[str]:
+        """Return the subjects to follow, from the beginning of the stream.
+
+        Called before any actor exists, by the process that creates the run's consumers.
+        """
         raise NotImplementedError
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:

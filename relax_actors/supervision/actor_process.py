@@ -23,7 +23,7 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.store import Store
-from broker.streams import ensure_bucket
+from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.config import Config
@@ -93,8 +93,7 @@ class ActorProcess:
         address = Address.load(self.folder.address).for_user(self.role_name)
         connection = Connection(address, f"{self.role_name}.{self.n}", deadline=30.0)
         subjects = Subjects(self.config.run.name)
-        bucket = connection.call(ensure_bucket(connection, subjects, self.config.broker.replicas), 30)
-        state = RunState(connection, bucket)
+        state = RunState(connection, connection.call(open_bucket(connection, subjects), CONSUMER_SECONDS + 1))
         incarnation = connection.call(state.next_incarnation(self.role_name, self.n), 30)
         store = Store(self.config.store_path)
         author = f"{self.role_name}.{self.n}#{incarnation}"

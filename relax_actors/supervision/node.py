@@ -25,7 +25,7 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.permissions import NODE
-from broker.streams import ensure_bucket
+from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
@@ -51,7 +51,6 @@ from relax_actors.supervision.pools import SERVER, pools_of, server_launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter, split_child_id, supervision_metric
 from relax_actors.supervision.spec import Failure
-from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import ACTOR_MODULE, PRELOADED, PRELOADED_SIMULATED
 from relax_actors.supervision.zygote_client import REPLY_SECONDS, Zygote
@@ -129,7 +128,8 @@ class Node:
             # Its import takes longest of all at a start, so it begins before the broker is there.
             self._zygote.start()
         self._connection = Connection(Address.load(folder.address).for_user(NODE), "node", deadline=30.0)
-        state = _run_state(self._connection, config, folder)
+        bucket = open_bucket(self._connection, Subjects(config.run.name))
+        state = RunState(self._connection, self._connection.call(bucket, CONSUMER_SECONDS + 1))
         self._leases = NodeLeases(self._connection, state, node, max(2.0, config.supervision.heartbeat))
         self._leases.claim()
         self._journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
@@ -206,16 +206,6 @@ class Node:
         self._status.failed(f"{report.child}: {report.reason}")
         self._status.gave_up(self._reporter.failure or Failure(report.child, report.reason, ""))
         return EXIT_GAVE_UP
-
-
-def _run_state(connection: Connection, config: Config, folder: RunFolder) -> RunState:
-    """Return the run's state; with the embedded broker, create the streams and publish the run first."""
-    if config.broker.url is None:
-        state = connection.call(ensure_run_streams(connection, config), 60)
-        connection.call(publish_run(state, config, folder.import_path), 30)
-        return state
-    bucket = connection.call(ensure_bucket(connection, Subjects(config.run.name), config.broker.replicas), 30)
-    return RunState(connection, bucket)
 
 
 def _zygote(

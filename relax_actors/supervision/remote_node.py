@@ -24,7 +24,7 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.permissions import NODE
-from broker.streams import ensure_bucket
+from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config, apply_settings, make_importable
 from relax_actors.errors import ConfigError, RelaxError
@@ -118,8 +118,8 @@ class RemoteNode:
             self._lock.close()
 
     def _state(self) -> RunState:
-        subjects = Subjects(self.wanted.run)
-        return RunState(self._connection, self._connection.call(ensure_bucket(self._connection, subjects), 30))
+        bucket = open_bucket(self._connection, Subjects(self.wanted.run))
+        return RunState(self._connection, self._connection.call(bucket, CONSUMER_SECONDS + 1))
 
     def _reconnect(self) -> RunState | None:
         """Sign in again if the broker has closed the connection; return the run's state, or None if it stays as it is.

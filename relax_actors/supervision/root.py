@@ -12,11 +12,12 @@ import structlog
 
 from broker.address import Address, address_of
 from broker.connection import Connection
+from broker.leases import RunState
 from broker.permissions import OPERATOR
 from broker.server import Server, ServerSettings, is_listening
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
-from relax_actors.errors import BrokerError, ConfigError
+from relax_actors.errors import BrokerError, BrokerUnreachableError, ConfigError
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import maintain_root_files, rotate
 from relax_actors.runtime.run_folder import RunFolder
@@ -103,6 +104,7 @@ class Root:
         self.notes: list[str] = []
         self._lock = self.folder.lock()
         self._server: Server | None = None
+        self._refused: Failure | None = None
         self._waiting = ""
         self._stopping = False
         try:
@@ -184,10 +186,25 @@ class Root:
         """Create the streams and the bucket on an external broker, where the other users may not."""
         connection = Connection(address, "root", REACH_SECONDS)
         try:
-            state = connection.call(ensure_run_streams(connection, self.config), 60)
-            connection.call(publish_run(state, self.config, self.import_path), 30)
+            self._open_run(connection)
         finally:
             connection.close()
+
+    def _open_run(self, connection: Connection) -> RunState:
+        state = connection.call(ensure_run_streams(connection, self.config), 60)
+        connection.call(publish_run(state, self.config, self.import_path), 30)
+        return state
+
+    def _prepare_run(self, connection: Connection) -> RunState:
+        """Open the run on the embedded broker, and end it if the broker refuses; called in the publisher's thread."""
+        try:
+            return self._open_run(connection)
+        except BrokerUnreachableError:
+            raise
+        except BrokerError as error:
+            self._refused = Failure("broker", str(error), "")
+            self.tree.stop()
+            raise
 
     def _supervisor(self) -> Supervisor:
         settings = self.config.supervision
@@ -230,8 +247,10 @@ class Root:
 
     def run(self) -> Failure | None:
         """Keep the run up until `tree.stop()`; return the failure if a supervisor gave up."""
+        # An embedded broker starts only now, as a child.
+        prepare = None if self._server is None else self._prepare_run
         self._observer.status_publisher = status_publisher = RootStatusPublisher(
-            self.address.for_user(OPERATOR), self.config, self.tree.states
+            self.address.for_user(OPERATOR), self.config, self.tree.states, prepare=prepare
         )
         status_publisher.start()
         try:
@@ -239,6 +258,8 @@ class Root:
         finally:
             status_publisher.close()
             self._lock.close()
+        if self._refused is not None:
+            return self._refused
         if report is None:
             return None
         if self._observer.failure is not None:

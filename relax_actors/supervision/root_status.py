@@ -15,14 +15,14 @@ import structlog
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
-from broker.streams import ensure_bucket
+from broker.streams import open_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError
 from relax_actors.runtime.journal import Journal
 from relax_actors.supervision.reporter import supervision_metric
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS, START_SECONDS = 1.0, 0.02
 CONNECT_SECONDS = 10.0
 log = structlog.get_logger()
 
@@ -37,11 +37,20 @@ class RootStatusPublisher(threading.Thread):
         config: the run's configuration.
         states: returns the states of the root's children.
         number: number of the root's node.
+        prepare: called with each new connection; returns the run's state, by default that of the existing bucket.
     """
 
-    def __init__(self, address: Address, config: Config, states: Callable[[], dict[str, Any]], number: int = 0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        config: Config,
+        states: Callable[[], dict[str, Any]],
+        number: int = 0,
+        prepare: Callable[[Connection], RunState] | None = None,
+    ) -> None:
         super().__init__(name="root-status", daemon=True)
         self._address, self._config, self._states, self._number = address, config, states, number
+        self._prepare = prepare or self._open_state
         self._events: queue.SimpleQueue[tuple[str, str, dict[str, Any]]] = queue.SimpleQueue()
         self._halt = threading.Event()
 
@@ -69,12 +78,16 @@ class RootStatusPublisher(threading.Thread):
             finally:
                 connection.close()
 
+    def _open_state(self, connection: Connection) -> RunState:
+        bucket = open_bucket(connection, Subjects(self._config.run.name), CONNECT_SECONDS)
+        return RunState(connection, connection.call(bucket, CONNECT_SECONDS + 1))
+
     def _publish(self, connection: Connection) -> None:
         subjects = Subjects(self._config.run.name)
         journal = Journal(connection, subjects, "root", self._number, patience=None)
         began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)
         state: RunState | None = None
-        while not self._halt.wait(BEAT_SECONDS):
+        while not self._halt.wait(BEAT_SECONDS if state is not None else START_SECONDS):
             while not self._events.empty():
                 kind, child, fields = self._events.get()
                 journal.event(kind, role=child, **fields)
@@ -84,10 +97,7 @@ class RootStatusPublisher(threading.Thread):
                 continue
             try:
                 if state is None:
-                    bucket = connection.call(
-                        ensure_bucket(connection, subjects, self._config.broker.replicas), CONNECT_SECONDS
-                    )
-                    state = RunState(connection, bucket)
+                    state = self._prepare(connection)
                 children = self._states()
                 of_node = f" of node {self._number}" if self._number else ""
                 journal.metric(supervision_metric({f"{name}{of_node}": c for name, c in children.items()}))

@@ -9,12 +9,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nats.js.api import ConsumerConfig
+
 from broker.connection import Connection
 from broker.leases import RunState
-from broker.streams import ensure_bucket, ensure_streams, log_spec, table_spec
+from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, follow_spec, log_spec, pool_spec, table_spec
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError
+from relax_actors.roles import make_role, role_names
+from relax_actors.runtime import Role, StatefulRole
+from relax_actors.runtime.join import trigger_columns
 
 LOG_AGE = 7 * 86400.0
 RUN_KEY, MARK = "run", "mark"
@@ -40,15 +45,28 @@ class RunRecord:
     mark: str = ""
 
 
+def consumer_of(config: Config, name: str, role: Role) -> ConsumerConfig:
+    """Return the durable consumer of a role."""
+    if isinstance(role, StatefulRole):
+        return follow_spec(name, role.follows(config))
+    subjects, triggers = Subjects(config.run.name), trigger_columns(role.inputs(config), config.advantages.reads)
+    filters = [subjects.column(column, kind) for column in triggers for kind in role.kinds]
+    return pool_spec(name, filters, config.supervision.ack_wait)
+
+
 async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
-    """Create or update the run's table, log and bucket."""
+    """Create or update the run's table, log and bucket, and the consumers of its roles, whose classes are imported."""
     subjects, broker = Subjects(config.run.name), config.broker
+    views = connection.address.credentials is not None
     specs = [
-        table_spec(subjects, broker.max_bytes, broker.replicas),
-        log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas),
+        table_spec(subjects, broker.max_bytes, broker.replicas, views=views),
+        log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas, views=views),
     ]
     await ensure_streams(connection, specs)
-    return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas))
+    for name in role_names(config):
+        consumer = consumer_of(config, name, make_role(config, name))
+        await ensure_consumer(connection, subjects.table_stream, consumer)
+    return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas, views=views))
 
 
 async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:

@@ -135,6 +135,15 @@ class StepRows:
         return sum(step - oldest > max_staleness for oldest in self.oldest_of_rows)
 
 
+def logprob_columns(config: Config) -> tuple[str, ...]:
+    """Return the columns of log-probs that the algorithm reads."""
+    needed = {
+        PROXIMAL: config.algorithm.proximal == PROXIMAL,
+        REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
+    }
+    return tuple(name for name, is_needed in needed.items() if is_needed)
+
+
 class StepReader:
     """Reads and checks the rows of a step.
 
@@ -151,11 +160,7 @@ class StepReader:
         self._published = published
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays = config.trainer.router_replay
-        needed = {
-            PROXIMAL: config.algorithm.proximal == PROXIMAL,
-            REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
-        }
-        self.columns = tuple(name for name, is_needed in needed.items() if is_needed)
+        self.columns = logprob_columns(config)
 
     def empty(self) -> StepRows:
         """Return a `StepRows` without rows."""

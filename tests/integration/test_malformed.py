@@ -30,6 +30,7 @@ from relax_actors.runtime.mailbox import Mailbox
 from relax_actors.runtime.pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.runtime.watchdog import Watchdog
+from tests.support.contexts import create_consumer
 from tests.support.fuzzing import Fuzzer, samples
 from tests.support.running import wait_until
 
@@ -239,6 +240,7 @@ def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, n
     mailbox = Mailbox.start()
     try:
         watch = Watchdog(role.context, BlackBox(tmp_path / "box"), 60.0, crashed.append)  # type: ignore[arg-type]
+        create_consumer(role.context, role)
         pump = PoolPump(role, role.context, mailbox, watch, crashed.append)
         stopping = asyncio.Event()
         running = table.connection.submit(pump.run(stopping))
@@ -276,6 +278,7 @@ def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_p
     mailbox = Mailbox.start()
     try:
         watch = Watchdog(role.context, BlackBox(tmp_path / "box"), 60.0, lambda _: None)
+        create_consumer(role.context, role)
         pump = PoolPump(role, role.context, mailbox, watch, lambda _: None)
         stopping = asyncio.Event()
         running = table.connection.submit(pump.run(stopping))

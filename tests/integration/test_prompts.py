@@ -38,7 +38,7 @@ def make_source(table: Table, make_context: MakeContext) -> MakeSource:
 
 
 def snapshot(table: Table, source: PromptSource) -> list[tuple[CellId, Cell]]:
-    return table.snapshot(source.follows())
+    return table.snapshot(source.follows(source.context.config))
 
 
 def publish(table: Table, version: int) -> None:

@@ -38,6 +38,7 @@ from relax_actors.runtime.mailbox import Mailbox
 from relax_actors.runtime.pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.runtime.watchdog import Watchdog
+from tests.support.contexts import create_consumer
 from tests.support.running import TINY, wait_until
 
 
@@ -280,6 +281,7 @@ def at_work(table: Table, tmp_path: Path) -> Iterator[AtWork]:
     config = load_config(TINY, ["supervision.ack_wait=60"])
     role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
     role.context.stopping = stopping.is_set
+    create_consumer(role.context, role)
     failed: list[Any] = []
     mailbox = Mailbox.start()
     pump = PoolPump(role, role.context, mailbox, Watchdog(role.context, box, 60.0, failed.append), failed.append)

@@ -57,7 +57,8 @@ def put_rows(
 def read_all(table: Table, trainer: Trainer) -> None:
     """Deliver the cells of the table to the trainer, including those that it writes, until there are no new cells."""
     last = 0
-    while new := [(c, cell) for c, cell in table.snapshot(trainer.follows()) if cell.sequence > last]:
+    follows = trainer.follows(trainer.context.config)
+    while new := [(c, cell) for c, cell in table.snapshot(follows) if cell.sequence > last]:
         last = new[-1][1].sequence
         trainer.on_cells(new)
         trainer._publisher.flush()

@@ -1,0 +1,87 @@
+"""Accounts of a run's broker: one owns the streams, and each user has one that imports exactly its subjects.
+
+The server publishes the answer to a request on whatever subject the request names. Were all users in the account of the
+streams, a user could name a request of the JetStream API there, and the server would execute it. In an account of its
+own such a subject means nothing, and an answer from the account of the streams returns under a subject that the server
+chose.
+
+A message that an account imported as a service is not exported again as a stream. So the streams republish below
+`view.` what they have stored, and users import their subscriptions from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from broker.permissions import API, Permissions, matches
+
+VIEW = "view"
+RESPONSE_SECONDS = 30
+"""Time after which the server forgets the reply subject of a request that has several answers."""
+_SEVERAL_ANSWERS = (f"{API}.CONSUMER.MSG.NEXT.", f"{API}.DIRECT.GET.")
+
+
+def view_of(subject: str) -> str:
+    """Subject under which a stream republishes what it has stored on `subject`."""
+    return f"{VIEW}.{subject}"
+
+
+def exports(users: Iterable[Permissions]) -> list[dict[str, Any]]:
+    """Exports of the account that owns the streams, as claims: all that its users import."""
+    granted = list(users)
+    services = _widest(subject for user in granted for subject in user.publish)
+    views = _widest(view_of(subject) for user in granted for subject in _subscribed(user))
+    return [_service(subject) for subject in services] + [
+        {"name": subject, "subject": subject, "type": "stream"} for subject in views
+    ]
+
+
+def imports(user: Permissions, owner: str) -> list[dict[str, Any]]:
+    """Imports of a user's account, as claims.
+
+    Args:
+        user: what the user may publish and subscribe to.
+        owner: public key of the account that owns the streams.
+    """
+    services = [
+        {"name": subject, "subject": subject, "account": owner, "type": "service"} for subject in _widest(user.publish)
+    ]
+    return services + [
+        {
+            "name": subject,
+            "subject": view_of(subject),
+            "account": owner,
+            "type": "stream",
+            "local_subject": _numbered_wildcards(subject),
+        }
+        for subject in _widest(_subscribed(user))
+    ]
+
+
+def _service(subject: str) -> dict[str, Any]:
+    claims: dict[str, Any] = {"name": subject, "subject": subject, "type": "service"}
+    if subject.startswith(_SEVERAL_ANSWERS):
+        claims |= {"response_type": "Stream", "response_threshold": RESPONSE_SECONDS * 10**9}
+    return claims
+
+
+def _subscribed(user: Permissions) -> list[str]:
+    """Subjects that a user subscribes to, without its own inbox."""
+    return [subject for subject in user.subscribe if not subject.startswith("_INBOX")]
+
+
+def _widest(subjects: Iterable[str]) -> list[str]:
+    """Leave out the subjects that others contain: an account may not export or import a subject twice."""
+    found = list(dict.fromkeys(subjects))
+    return [subject for subject in found if not any(other != subject and matches(other, subject) for other in found)]
+
+
+def _numbered_wildcards(subject: str) -> str:
+    """Name the wildcards of a mapped subject by their position: `a.*.b.*` becomes `a.$1.b.$2`."""
+    parts, n = subject.split("."), 0
+    for i, part in enumerate(parts):
+        if part == "*":
+            n += 1
+            parts[i] = f"${n}"
+    return ".".join(parts)

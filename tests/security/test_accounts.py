@@ -1,0 +1,221 @@
+"""Attacks on a server with real credentials: no user has the server do what the user itself may not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import closing
+
+import pytest
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerInfo, StreamState
+from nats.js.errors import NotFoundError
+
+from broker.codec import encode
+from broker.connection import Connection
+from broker.pull import PullSubscription
+from broker.store import Store
+from broker.subjects import RowId, Subjects
+from broker.table import Table
+from relax_actors.config import Config, load_config
+from relax_actors.messages import Weights
+from relax_actors.roles.permissions import OPERATOR, permissions, users
+from relax_actors.supervision.streams import ensure_run_streams
+from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.running import TINY, wait_until
+
+RUN = "guarded"
+SETTINGS = [f"run.name={RUN}", "eval.data.kind=python", "eval.data.function=tiny_tasks.make"]
+CONFIG: Config = load_config(TINY, SETTINGS)
+USERS = [user for user in users(CONFIG) if user != OPERATOR]
+SUBJECTS = Subjects(RUN)
+TABLE, LOG, BUCKET = SUBJECTS.table_stream, SUBJECTS.log_stream, f"KV_{SUBJECTS.state_bucket}"
+FORGED = SUBJECTS.numbered("weights", 7)
+HOSTILE = (
+    *(f"$JS.API.STREAM.{request}.{stream}" for request in ("DELETE", "PURGE") for stream in (TABLE, LOG, BUCKET)),
+    f"$JS.API.CONSUMER.DELETE.{TABLE}.rollout",
+    FORGED,
+    SUBJECTS.numbered("checkpoint", 7),
+    SUBJECTS.cell(RowId(9, 9), "advantage"),
+    f"$KV.{SUBJECTS.state_bucket}.run",
+    f"$KV.{SUBJECTS.state_bucket}.lease.trainer.0",
+    f"$JS.ACK.{TABLE}.rollout.1.1.1.0.0",
+)
+BODIES = (b"", b"+ACK", b"-NAK", b'{"batch": -1}', b'{"batch": 1, "no_wait": true}', b'{"last_by_subj": ">"}', b"{")
+REMOVALS = ("$JS.API.STREAM.PURGE.", "$JS.API.STREAM.MSG.DELETE.")
+"""Requests by which the roles that collect finished rows remove messages, which they may."""
+
+
+@pytest.fixture
+def guarded(make_guarded: MakeGuarded) -> Guarded:
+    """A server with the streams and consumers of a run and a few cells."""
+    found = make_guarded(SETTINGS)
+    found.make()
+    found.start()
+    with closing(Connection(found.address(OPERATOR), "root")) as connection:
+        connection.call(ensure_run_streams(connection, CONFIG), 30)
+        table = Table(connection, SUBJECTS, Store(found.keys / "store"), "test.0#1")
+        forged = encode(Weights(7, "x", [], 9), "trainer.0#9", subject=FORGED)
+        rows = [(SUBJECTS.cell(RowId(0, n), name), forged) for n in range(4) for name in ("prompt", "trajectory")]
+        table.put_encoded(rows)
+    return found
+
+
+def hostile_for(user: str) -> list[str]:
+    """Hostile reply subjects, without those that the user may publish itself."""
+    own = permissions(CONFIG, user)
+    return [subject for subject in HOSTILE if not own.allows(subject, publish=True)]
+
+
+def state_of(connection: Connection) -> dict[str, StreamState]:
+    """Messages of each stream by subject, and pending rows of the rollout, as the operator sees them."""
+
+    async def read() -> dict[str, StreamState]:
+        return {
+            name: (await connection.js.stream_info(name, subjects_filter=">")).state for name in (TABLE, LOG, BUCKET)
+        }
+
+    return connection.call(read(), 20)
+
+
+def filled(pattern: str) -> str:
+    """A subject that a pattern with wildcards matches."""
+    parts = ["1" if part in ("*", ">") else part for part in pattern.split(".")]
+    return ".".join(parts) + (".1.1.0.0" if pattern.startswith("$JS.ACK") else "")
+
+
+def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Guarded) -> None:
+    """The attack is real: a user in the account of the streams has the server delete one by a reply subject."""
+    with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
+
+        async def attack() -> None:
+            reply = f"$JS.API.STREAM.DELETE.{TABLE}"
+            (message,) = await (await operator.js.pull_subscribe_bind("rollout", TABLE)).fetch(1, timeout=10)
+            await operator.nc.publish(message.reply, b"+ACK", reply=reply)
+            await operator.nc.flush(5)
+
+        operator.call(attack(), 20)
+
+        def is_deleted() -> bool:
+            try:
+                state_of(operator)
+            except NotFoundError:
+                return True
+            return False
+
+        wait_until(is_deleted, "the end of the stream")
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_hostile_reply_subjects_have_no_effect(guarded: Guarded, user: str) -> None:
+    requests = [filled(subject) for subject in permissions(CONFIG, user).publish if subject.startswith("$JS")]
+    requests = [subject for subject in requests if not subject.startswith(REMOVALS)]
+    with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
+        before = state_of(operator)
+        with closing(Connection(guarded.address(user), user)) as attacker:
+
+            async def attack() -> None:
+                for subject in requests:
+                    for reply in hostile_for(user):
+                        for body in BODIES:
+                            await attacker.nc.publish(subject, body, reply=reply)
+                await attacker.nc.flush(10)
+                # Requests that wait for messages are answered when they expire.
+                await asyncio.sleep(0.2)
+
+            attacker.call(attack(), 60)
+        after = state_of(operator)
+    assert {name: state.subjects for name, state in after.items()} == {n: s.subjects for n, s in before.items()}
+    assert {name: state.last_seq for name, state in after.items()} == {n: s.last_seq for n, s in before.items()}
+
+
+@pytest.mark.parametrize("user", [user for user in USERS if user != "observer"])
+def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Guarded, user: str) -> None:
+    written = [filled(subject) for subject in permissions(CONFIG, user).publish if subject.startswith(("relax", "$KV"))]
+    assert written
+    with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
+        before = state_of(operator)
+        with closing(Connection(guarded.address(user), user)) as attacker:
+
+            async def attack() -> None:
+                for subject in written:
+                    for reply in hostile_for(user):
+                        await attacker.nc.publish(subject, b"{}", reply=reply)
+                await attacker.nc.flush(10)
+
+            attacker.call(attack(), 60)
+        after = state_of(operator)
+    for name, state in after.items():
+        assert set(state.subjects or {}) - set(before[name].subjects or {}) <= set(written)
+        assert set(before[name].subjects or {}) <= set(state.subjects or {})
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Guarded, user: str) -> None:
+    """Versions and checkpoints reach every role as they are stored, and only those."""
+    heard: list[Msg] = []
+    with (
+        closing(Connection(guarded.address(OPERATOR), "operator")) as operator,
+        closing(Connection(guarded.address("trainer"), "trainer")) as trainer,
+        closing(Connection(guarded.address(user), user)) as listener,
+    ):
+
+        async def listen(message: Msg) -> None:
+            heard.append(message)
+
+        async def subscribe() -> None:
+            await listener.nc.subscribe(SUBJECTS.numbered("weights", "*"), cb=listen)
+            await listener.nc.flush(5)
+
+        if user == "node":
+            return
+        listener.call(subscribe(), 20)
+        trainer.call(trainer.js.publish(FORGED, b"from the trainer"), 20)
+
+        async def forge() -> None:
+            for subject in (FORGED, f"view.{FORGED}", SUBJECTS.numbered("weights", 8)):
+                if user != "trainer":
+                    await listener.nc.publish(subject, b"forged")
+            await listener.nc.flush(5)
+
+        listener.call(forge(), 20)
+        table = Table(operator, SUBJECTS, Store(guarded.keys / "store"), "reader")
+        found = table.get(FORGED)
+        assert found is not None
+        assert found.data == b"from the trainer"
+        assert table.get(SUBJECTS.numbered("weights", 8)) is None
+        sequences = [json.loads((message.headers or {}).get("Nats-Sequence", "0")) for message in heard]
+    assert found.sequence in sequences
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward"])
+def test_acknowledgement_of_a_delivery_has_no_effect_elsewhere(guarded: Guarded, role: str) -> None:
+    with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
+        before = state_of(operator)
+        with closing(Connection(guarded.address(role), role)) as attacker:
+
+            async def attack() -> None:
+                pull = PullSubscription(attacker, TABLE, role, 4)
+                await pull.start()
+                taken: list[Msg] = []
+                while len(taken) < 4:
+                    taken += await pull.fetch(4, 10)
+                await pull.close()
+                for message, reply in zip(taken, HOSTILE, strict=False):
+                    await attacker.nc.publish(message.reply, b"+ACK", reply=reply)
+                await attacker.nc.flush(10)
+
+            attacker.call(attack(), 60)
+        wait_until(lambda: consumer_of(operator, role).num_ack_pending == 0, "the acknowledgements")
+        after = state_of(operator)
+    assert {name: state.subjects for name, state in after.items()} == {n: s.subjects for n, s in before.items()}
+
+
+def consumer_of(connection: Connection, role: str) -> ConsumerInfo:
+    """State of a role's consumer, as the operator sees it."""
+
+    async def read() -> ConsumerInfo:
+        found: ConsumerInfo = await connection.js.consumer_info(TABLE, role)
+        return found
+
+    return connection.call(read(), 20)
