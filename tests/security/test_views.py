@@ -14,9 +14,7 @@ import pytest
 
 from broker.address import Address
 from broker.connection import Connection
-from broker.leases import RunState
 from broker.store import Store
-from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
@@ -55,6 +53,12 @@ class Viewed:
 
         with closing(self.connect(user)) as connection:
             connection.call(work(connection), 20)
+
+    def put_key(self, user: str, key: str, value: dict[str, Any]) -> None:
+        """Write an entry of the run's bucket with the credentials of a user."""
+        subject = f"$KV.{SUBJECTS.state_bucket}.{key}"
+        with closing(self.connect(user)) as connection:
+            connection.call(connection.js.publish(subject, json.dumps(value).encode()), 20)
 
     def terminal(self, *arguments: str) -> Terminal:
         return Terminal("-m", "relax_actors.cli.main", *arguments, cwd=self.cwd)
@@ -169,7 +173,8 @@ def test_monitor_on_a_terminal_shows_claims_and_no_escape_of_a_role(viewed: View
         terminal.close()
     plain = OWN.sub("", terminal.shown)
     assert not steers(plain), ascii(plain[-2000:])
-    assert "rollout.0 crashed: \\u001b]0;owned\\u0007" in plain
+    assert "rollout.0 crashed:" in plain
+    assert "\\u001b]0;owned\\u0007" in plain
 
 
 @pytest.mark.slow
@@ -182,13 +187,10 @@ def test_no_command_shows_an_escape_of_a_role_or_of_a_model(viewed: Viewed) -> N
     with closing(viewed.connect("rollout")) as connection:
         table = Table(connection, SUBJECTS, Store(viewed.cwd / "store"), f"rollout.0#{HOSTILE}"[:100])
         assert table.put(table.subject(row, "quarantined"), Quarantined(HOSTILE, 3, HOSTILE, f"in reward\n{HOSTILE}"))
-        state = RunState(connection, connection.call(open_bucket(connection, SUBJECTS, 20), 20))
-        lease = {"pid": HOSTILE, "incarnation": HOSTILE, "since": HOSTILE, "rows": [HOSTILE], "waits_for": HOSTILE}
-        connection.call(state.renew_lease("rollout", 0, lease, 100), 20)
-    with closing(viewed.connect("node")) as connection:
-        state = RunState(connection, connection.call(open_bucket(connection, SUBJECTS, 20), 20))
-        children = {"rollout.0": {"phase": HOSTILE, "pid": HOSTILE, "restarts": 1}, HOSTILE: {"phase": "up"}}
-        connection.call(state.renew_lease("node", 0, {"name": HOSTILE, "since": 0, "children": children}, 100), 20)
+    lease = {"pid": HOSTILE, "incarnation": HOSTILE, "since": HOSTILE, "rows": [HOSTILE], "waits_for": HOSTILE}
+    viewed.put_key("rollout", "lease.rollout.0", lease)
+    children = {"rollout.0": {"phase": HOSTILE, "pid": HOSTILE, "restarts": 1}, HOSTILE: {"phase": "up"}}
+    viewed.put_key("node", "lease.node.0", {"name": HOSTILE, "since": 0, "children": children})
     viewed.publish("rollout", ("event.rollout.0.row_failed", {"row": HOSTILE, "error": HOSTILE}))
     assert "\\u001b]0;owned" in viewed.shown_by("tail", f"relax.{RUN}.event.>", "--history", "--count", "1")
     assert "\\u001b]0;owned" in viewed.shown_by("tail", f"relax.{RUN}.group.>", "--history", "--count", "2")
