@@ -27,6 +27,7 @@ __all__ = [
     "FencedError",
     "RelaxError",
     "RowError",
+    "SlowRowError",
     "StoreError",
     "StoreFullError",
     "SubjectError",
@@ -39,6 +40,10 @@ class ConfigError(RelaxError):
 
 class RowError(RelaxError):
     """Permanently bad data in a row: the row is quarantined at once, and the actor continues."""
+
+
+class SlowRowError(RowError):
+    """Row whose prompt took too long to make."""
 
 
 class ActorError(RelaxError):
