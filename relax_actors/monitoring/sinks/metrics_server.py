@@ -55,7 +55,7 @@ class MetricsServer(ThreadingHTTPServer):
         except (OSError, ValueError, OverflowError) as error:
             msg = f"--sink prometheus={target}: {error}; give a free port, or host:port"
             raise ConfigError(msg) from error
-        threading.Thread(target=self.serve_forever, name="prometheus", daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.1,), name="prometheus", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread, or close it if `MAX_CLIENTS` are being served."""
@@ -125,13 +125,14 @@ class _Request(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read some bytes; none after `MAX_REQUEST`.
+        """Read some bytes.
 
         Raises:
-            TimeoutError: the request is not complete after `MAX_SECONDS`.
+            TimeoutError: the request is not complete after `MAX_SECONDS` or `MAX_REQUEST`; its connection is closed.
         """
         if self._left <= 0:
-            return 0
+            msg = f"more than {MAX_REQUEST} bytes"
+            raise TimeoutError(msg)
         self._connection.settimeout(max(1e-3, self._end - time.monotonic()))
         count = self._connection.recv_into(buffer, min(len(buffer), self._left))
         self._left -= count
