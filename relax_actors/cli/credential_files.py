@@ -12,14 +12,17 @@ from pathlib import Path
 from broker.address import CREDENTIALS_FILE
 from broker.credentials import OperatorKeys
 from broker.files import write_private
+from broker.permissions import OBSERVER, OPERATOR
 from broker.server import MAX_PAYLOAD
 from relax_actors.cli.credential_folder import prepare_folders
 from relax_actors.cli.listeners import Settings, tls_block
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import find
-from relax_actors.roles.permissions import OPERATOR, permissions, users
+from relax_actors.roles.permissions import permissions, users
 
+BROWSERS = (OBSERVER, OPERATOR)
+"""Users that may connect over WebSocket."""
 DAY = 86400.0
 CA_DAYS, SERVER_DAYS = 3650.0, 825.0
 HOSTS = ("localhost", "127.0.0.1", "nats")
@@ -54,7 +57,9 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
     expires = None if settings.days is None else time.time() + settings.days * DAY
     for user in names:
         account = None if user == OPERATOR else authority.account_of(user)
-        text = authority.credentials(f"{config.run.name}.{user}", granted[user], expires, account=account)
+        text = authority.credentials(
+            f"{config.run.name}.{user}", granted[user], expires, account=account, websocket=user in BROWSERS
+        )
         write_private(folder / user / CREDENTIALS_FILE, text)
     if settings.tls:
         _certificates(folder, names, settings)
