@@ -17,6 +17,9 @@ from relax_actors.config.schema import Config
 from relax_actors.config.simulate import DEFAULTS
 from relax_actors.errors import ConfigError
 
+MAX_BYTES = 1 << 20
+"""Size of a configuration."""
+
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     """Read a TOML file and apply overrides.
@@ -28,11 +31,14 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         ConfigError: one line for each mistake, with the key and the remedy.
     """
     try:
-        tree: dict[str, Any] = tomllib.loads(path.read_text())
+        tree = _read_toml(path)
     except FileNotFoundError as error:
         msg = f"no configuration {path}; give the path of a TOML file, e.g. examples/demo/demo.toml"
         raise ConfigError(msg) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError as error:
+        msg = f"{path} cannot be read as TOML: nested too deeply"
+        raise ConfigError(msg) from error
+    except (OSError, ValueError) as error:
         msg = f"{path} cannot be read as TOML: {error}"
         raise ConfigError(msg) from error
     _resolve_paths(tree, path.resolve().parent)
@@ -42,6 +48,24 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         _apply(tree, override)
     make_importable(path.resolve().parent)
     return validate(tree, str(path))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds no TOML, is no file, or is larger than any configuration.
+    """
+    if path.exists() and not path.is_file():
+        msg = "it is a folder" if path.is_dir() else "it is no regular file"
+        raise ValueError(msg)
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        msg = f"it has more than {MAX_BYTES >> 20} MiB"
+        raise ValueError(msg)
+    return tomllib.loads(data.decode())
 
 
 def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> Config:
