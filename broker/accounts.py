@@ -17,6 +17,9 @@ from typing import Any
 from broker.permissions import API, Permissions, matches
 
 VIEW = "view"
+INFO = f"{API}.INFO"
+"""Request that every account imports, although no user may send it. An account without this import gets one of the
+whole API from the server, which then answers each request a second time, with "JetStream not enabled for account"."""
 RESPONSE_SECONDS = 30
 """Time after which the server forgets the reply subject of a request that has several answers."""
 _SEVERAL_ANSWERS = (f"{API}.CONSUMER.MSG.NEXT.", f"{API}.DIRECT.GET.")
@@ -30,7 +33,7 @@ def view_of(subject: str) -> str:
 def exports(users: Iterable[Permissions]) -> list[dict[str, Any]]:
     """Exports of the account that owns the streams, as claims: all that its users import."""
     granted = list(users)
-    services = _widest(subject for user in granted for subject in user.publish)
+    services = _widest(subject for user in granted for subject in (INFO, *user.publish))
     views = _widest(view_of(subject) for user in granted for subject in _subscribed(user))
     return [_service(subject) for subject in services] + [
         {"name": subject, "subject": subject, "type": "stream"} for subject in views
@@ -45,7 +48,8 @@ def imports(user: Permissions, owner: str) -> list[dict[str, Any]]:
         owner: public key of the account that owns the streams.
     """
     services = [
-        {"name": subject, "subject": subject, "account": owner, "type": "service"} for subject in _widest(user.publish)
+        {"name": subject, "subject": subject, "account": owner, "type": "service"}
+        for subject in _widest((INFO, *user.publish))
     ]
     return services + [
         {

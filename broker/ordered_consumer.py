@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +36,7 @@ class OrderedConsumer:
         stream: name of the stream.
         filters: subjects to read; with `durable`, those of the consumer.
         durable: name of a durable consumer of `follow_spec`, with one reader at a time; None creates a consumer.
+        before_reset: awaited before `durable` is reset; raises if another process reads it now.
         start: first stream sequence to read.
         headers_only: omit the payloads.
         credit: maximum number of messages requested or buffered.
@@ -48,6 +49,7 @@ class OrderedConsumer:
         filters: list[str],
         *,
         durable: str | None = None,
+        before_reset: Callable[[], Awaitable[None]] | None = None,
         start: int = 1,
         headers_only: bool = False,
         credit: int = 256,
@@ -59,7 +61,7 @@ class OrderedConsumer:
         self._connection = connection
         self._stream = stream
         self._filters = filters
-        self._durable = durable
+        self._durable, self._before_reset = durable, before_reset
         self._next = start
         self._headers_only = headers_only
         self._credit = credit
@@ -105,6 +107,8 @@ class OrderedConsumer:
     async def _reset(self, name: str) -> dict[str, Any]:
         """Have the durable consumer continue with sequence `_next`; its own sequence begins at 1 again."""
         await wait_for_consumer(self._connection, self._stream, name)
+        if self._before_reset is not None:
+            await self._before_reset()
         js, subject = self._connection.js, f"$JS.API.CONSUMER.RESET.{self._stream}.{name}"
         body = json.dumps({"seq": self._next}).encode()
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from broker.subjects import Subjects, check_name
 
 API = "$JS.API"
+FOLLOWERS = 4
+"""Consumers of a role that follows its columns. Successive incarnations use different ones: an incarnation that was
+stopped by a signal and replaced neither takes messages of its successor nor resets the successor's consumer."""
 OPERATOR, NODE, OBSERVER = "operator", "node", "observer"
 """Users of a run besides its roles: its operator, the supervisors of its nodes, and read-only monitors."""
 
@@ -75,9 +78,22 @@ def allow_pool_consumer(stream: str, consumer: str) -> Permissions:
     return _consumer(stream, consumer, "INFO", "MSG.NEXT") | Permissions((f"$JS.ACK.{stream}.{consumer}.>",))
 
 
-def allow_follow_consumer(stream: str, consumer: str) -> Permissions:
-    """Permit resetting and pulling from one durable consumer without acknowledgements."""
-    return _consumer(stream, consumer, "INFO", "MSG.NEXT", "RESET")
+def allow_follow_consumers(stream: str, role: str) -> Permissions:
+    """Permit resetting and pulling from the durable consumers of a role that follows its columns."""
+    granted = Permissions()
+    for name in follow_names(role):
+        granted |= _consumer(stream, name, "INFO", "MSG.NEXT", "RESET")
+    return granted
+
+
+def follow_names(role: str) -> list[str]:
+    """Names of the durable consumers of a role that follows its columns."""
+    return [follow_name(role, incarnation) for incarnation in range(FOLLOWERS)]
+
+
+def follow_name(role: str, incarnation: int) -> str:
+    """Name of the durable consumer of one incarnation. No role's name contains `@`."""
+    return f"{role}@{incarnation % FOLLOWERS}"
 
 
 def _consumer(stream: str, consumer: str, *requests: str) -> Permissions:

@@ -82,10 +82,10 @@ def log_spec(
 def follow_spec(name: str, filters: list[str]) -> ConsumerConfig:
     """Durable consumer that a role with state follows its columns with, in stream order and without acknowledgements.
 
-    Every incarnation resets it to the sequence that it starts from (see `OrderedConsumer`).
+    An incarnation resets it to the sequence that it starts from (see `OrderedConsumer`).
 
     Args:
-        name: name of the consumer, the role's name.
+        name: name of the consumer, from `follow_name`.
         filters: subjects to deliver.
     """
     return ConsumerConfig(

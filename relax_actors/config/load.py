@@ -17,6 +17,7 @@ from relax_actors.config.schema import Config
 from relax_actors.config.simulate import DEFAULTS
 from relax_actors.errors import ConfigError
 
+MAX_QUOTED = 500
 MAX_BYTES = 1 << 20
 """Size of a configuration."""
 
@@ -166,20 +167,26 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or len(names) < 2 or not all(names):  # noqa: PLR2004
-        msg = f"override {override!r} is not of the form section.key=value, e.g. run.steps=10"
+        msg = f"override {shortened(override)} is not of the form section.key=value, e.g. run.steps=10"
         raise ConfigError(msg)
     table = tree
     for name in names[:-1]:
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):
-            msg = f"override {override!r}: {name!r} is a value, not a section"
+            msg = f"override {shortened(override)}: {shortened(name)} is a value, not a section"
             raise ConfigError(msg)
         table = inner
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     table[names[-1]] = value
+
+
+def shortened(value: object) -> str:
+    """Return how an error quotes a value."""
+    text = repr(value)
+    return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 4]} ..."
 
 
 def _explain(source: str, error: Any) -> str:
@@ -198,7 +205,7 @@ def _explain(source: str, error: Any) -> str:
     text = error["msg"].removeprefix("Value error, ")
     given = error["input"]
     secret = error["loc"] == ("broker", "url")  # may hold a password
-    shown = "" if secret or isinstance(given, dict) or error["loc"] == () else f", got {given!r}"
+    shown = "" if secret or isinstance(given, dict) or error["loc"] == () else f", got {shortened(given)}"
     return f"{source}: {where}: {text}{shown}" if where else f"{source}: {text}"
 
 

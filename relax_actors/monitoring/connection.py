@@ -20,7 +20,7 @@ from broker.leases import RunState
 from broker.permissions import OBSERVER, OPERATOR
 from broker.server import Server, ServerSettings, is_listening
 from broker.store import Store
-from broker.streams import ensure_bucket
+from broker.streams import open_bucket
 from broker.subjects import Subjects, check_name
 from broker.table import Table
 from relax_actors.config import Config
@@ -92,10 +92,8 @@ def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
             if external:
                 connection.call(_require_run(connection, subjects), 2 * REACH_SECONDS)
             table = Table(connection, subjects, store, "reader", direct=config.broker.replicas == 1)
-            state = RunState(
-                connection, connection.call(ensure_bucket(connection, subjects, config.broker.replicas), 30)
-            )
-            yield Connected(folder, config, table, state, live)
+            bucket = connection.call(open_bucket(connection, subjects, REACH_SECONDS), 30)
+            yield Connected(folder, config, table, RunState(connection, bucket), live)
         finally:
             connection.close()
     finally:

@@ -17,7 +17,7 @@ from broker.leases import RunState
 from broker.ordered_consumer import OrderedConsumer
 from broker.permissions import OPERATOR
 from broker.store import Store
-from broker.streams import ensure_bucket, wait_for_stream
+from broker.streams import open_bucket, wait_for_stream
 from broker.subjects import Subjects
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config
@@ -102,7 +102,7 @@ class Watcher(threading.Thread):
         following = connection.submit(self._follow(connection, subjects))
         display = Live(LiveView(self.progress), console=self._console, refresh_per_second=4) if self._live else None
         printed = checked = time.monotonic()
-        bucket = connection.call(ensure_bucket(connection, subjects, config.broker.replicas), WAIT_SECONDS)
+        bucket = connection.call(open_bucket(connection, subjects, WAIT_SECONDS), WAIT_SECONDS + 1)
         state, check = RunState(connection, bucket), None
         with display or contextlib.nullcontext():
             while not self.halt.wait(POLL_SECONDS) and not self.finished and self.failure is None:

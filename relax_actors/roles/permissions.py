@@ -11,7 +11,7 @@ from broker.permissions import (
     OPERATOR,
     Permissions,
     allow_consumer_creation,
-    allow_follow_consumer,
+    allow_follow_consumers,
     allow_ordered_consumers,
     allow_pool_consumer,
     allow_read,
@@ -103,6 +103,6 @@ def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
         *(subjects.numbered(kind, "*") for kind in spec.numbered),
     ]
     subscribed = tuple(subjects.numbered(kind, "*") for kind in ("weights", "checkpoint"))
-    rows = (allow_follow_consumer if spec.single else allow_pool_consumer)(table, role)
+    rows = (allow_follow_consumers if spec.single else allow_pool_consumer)(table, role)
     removes = allow_removal(table, bucket) if spec.removes else Permissions()
     return Permissions(tuple(published), subscribed) | allow_read(table, bucket) | rows | removes

@@ -12,6 +12,7 @@ import pykka
 from nats.aio.msg import Msg
 
 from broker.ordered_consumer import OrderedConsumer
+from broker.permissions import follow_name
 from broker.subjects import CellId
 from broker.table import Cell
 from relax_actors.errors import SubjectError
@@ -33,7 +34,10 @@ class FollowerPump:
         self.handled = 0
         self._fence_checked_at = float("-inf")
         table = context.table
-        self._consumer = OrderedConsumer(table.connection, table.subjects.table_stream, [], durable=context.role)
+        consumer = follow_name(context.role, context.incarnation)
+        self._consumer = OrderedConsumer(
+            table.connection, table.subjects.table_stream, [], durable=consumer, before_reset=self._check_fence
+        )
 
     def wake(self) -> None:
         """Make `run` check `stopping` now."""

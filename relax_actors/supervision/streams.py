@@ -13,6 +13,7 @@ from nats.js.api import ConsumerConfig
 
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.permissions import follow_names
 from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, follow_spec, log_spec, pool_spec, table_spec
 from broker.subjects import Subjects
 from relax_actors.config import Config
@@ -45,13 +46,13 @@ class RunRecord:
     mark: str = ""
 
 
-def consumer_of(config: Config, name: str, role: Role) -> ConsumerConfig:
-    """Return the durable consumer of a role."""
+def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
+    """Return the durable consumers of a role."""
     if isinstance(role, StatefulRole):
-        return follow_spec(name, role.follows(config))
+        return [follow_spec(consumer, role.follows(config)) for consumer in follow_names(name)]
     subjects, triggers = Subjects(config.run.name), trigger_columns(role.inputs(config), config.advantages.reads)
     filters = [subjects.column(column, kind) for column in triggers for kind in role.kinds]
-    return pool_spec(name, filters, config.supervision.ack_wait)
+    return [pool_spec(name, filters, config.supervision.ack_wait)]
 
 
 async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
@@ -64,8 +65,8 @@ async def ensure_run_streams(connection: Connection, config: Config) -> RunState
     ]
     await ensure_streams(connection, specs)
     for name in role_names(config):
-        consumer = consumer_of(config, name, make_role(config, name))
-        await ensure_consumer(connection, subjects.table_stream, consumer)
+        for consumer in consumers_of(config, name, make_role(config, name)):
+            await ensure_consumer(connection, subjects.table_stream, consumer)
     return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas, views=views))
 
 

@@ -48,6 +48,7 @@ POOLS = ("rollout", "reward", "advantages", "reference", "actor_fwd", "shaped")
 OWNERS = ("prompts", "trainer", "evaluator")
 ROLES = (*POOLS, *OWNERS)
 USERS = (*ROLES, "node", "operator", "observer")
+CONSUMERS = {**{role: role for role in POOLS}, **{f"{role}@{n}": role for role in OWNERS for n in range(4)}}
 COLUMN_OF = {
     "prompt": "prompts",
     "trajectory": "rollout",
@@ -87,10 +88,10 @@ WRITERS: dict[str, set[str]] = {
     f"{KV}.note.weights_sender": {"trainer"},
     f"{KV}.run": set(),
     **{f"$JS.ACK.{TABLE}.{role}.1.1.1.0.0": {role, "node"} for role in POOLS},
-    **{f"$JS.API.CONSUMER.DURABLE.CREATE.{TABLE}.{role}": set() for role in ROLES},
-    **{f"$JS.API.CONSUMER.INFO.{TABLE}.{role}": {role} for role in ROLES},
-    **{f"$JS.API.CONSUMER.MSG.NEXT.{TABLE}.{role}": {role} for role in ROLES},
-    **{f"$JS.API.CONSUMER.RESET.{TABLE}.{role}": {role} for role in OWNERS},
+    **{f"$JS.API.CONSUMER.DURABLE.CREATE.{TABLE}.{name}": set() for name in CONSUMERS},
+    **{f"$JS.API.CONSUMER.INFO.{TABLE}.{name}": {role} for name, role in CONSUMERS.items()},
+    **{f"$JS.API.CONSUMER.MSG.NEXT.{TABLE}.{name}": {role} for name, role in CONSUMERS.items()},
+    **{f"$JS.API.CONSUMER.RESET.{TABLE}.{role}@3": {role} for role in OWNERS},
     f"$JS.API.CONSUMER.CREATE.{TABLE}": set(),
     f"$JS.API.CONSUMER.DELETE.{TABLE}.rollout": set(),
     f"$JS.API.STREAM.INFO.{TABLE}": {*ROLES, "node"},
@@ -195,7 +196,7 @@ def test_a_user_may_do_exactly_what_is_listed(guarded: Guarded, user: str) -> No
     tried = [*WRITERS, *NOBODYS]
     may = {subject for subject, writers in WRITERS.items() if user in writers or user == "operator"}
     if user == "operator":
-        may -= {f"$JS.API.CONSUMER.RESET.{TABLE}.{role}" for role in OWNERS}
+        may -= {f"$JS.API.CONSUMER.RESET.{TABLE}.{role}@3" for role in OWNERS}
     refusals = Refusals(guarded.address(user))
     assert set(tried) - refusals.of_publishing(tried) == may
     hears = {subject for subject, hearers in HEARERS.items() if user in hearers}

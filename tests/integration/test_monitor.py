@@ -58,13 +58,14 @@ def publishing(guarded: Guarded) -> Iterator[Callable[[], None]]:
     over, ended = threading.Event(), threading.Event()
 
     def publish() -> None:
-        trainer, root = (Journal(connection, Subjects(RUN), role, 0) for role in ("trainer", "run"))
+        roles = ("trainer", "evaluator", "run")
+        trainer, evaluator, root = (Journal(connection, Subjects(RUN), role, 0) for role in roles)
         step = 0
         while not over.wait(0.05):
             root.metric({"kind": "run", "steps": 500})
             trainer.metric({"kind": "step", "step": step % 100, "reward": 0.25, "staleness": 1, "span": 0, "loss": 0.5})
             trainer.metric({"rows": step, "rss_mib": 100})
-            trainer.event("evaluated", version=3, reward=0.75)
+            evaluator.event("evaluated", version=3, reward=0.75)
             step += 1
             if ended.is_set():
                 root.event("finished", steps=500)
@@ -107,7 +108,7 @@ def test_monitor_shows_a_run_and_feeds_prometheus_and_tensorboard(watched: Guard
     assert last.endswith("; finished")
     assert f'relax_step_reward{{run="{RUN}"}} 0.25' in page
     assert f'relax_actor_rss_mib{{run="{RUN}",role="trainer",n="0"}} 100.0' in page
-    assert f'relax_events_total{{run="{RUN}",role="trainer",kind="evaluated"}}' in page
+    assert f'relax_events_total{{run="{RUN}",role="evaluator",kind="evaluated"}}' in page
     board = EventAccumulator(str(tmp_path / "board"))
     board.Reload()
     assert {"step/reward", "step/loss", "eval/reward"} <= set(board.Tags()["scalars"])

@@ -106,6 +106,31 @@ def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Gu
         wait_until(is_deleted, "the end of the stream")
 
 
+@pytest.mark.parametrize("user", [user for user in USERS if user != "observer"])
+def test_request_is_answered_once(guarded: Guarded, user: str) -> None:
+    """The server's own import of the API would answer as well, with "JetStream not enabled for account"."""
+    heard: list[Msg] = []
+    with closing(Connection(guarded.address(user), user)) as connection:
+
+        async def ask() -> None:
+            inbox = connection.nc.new_inbox()
+
+            async def hear(message: Msg) -> None:
+                heard.append(message)
+
+            await connection.nc.subscribe(inbox, cb=hear)
+            for _ in range(20):
+                await connection.nc.publish(f"$JS.API.STREAM.INFO.{TABLE}", b"", reply=inbox)
+            await connection.nc.flush(5)
+
+        connection.call(ask(), 20)
+        wait_until(lambda: len(heard) >= 20, "the answers")
+        # Answers arrive in the order of the requests, so a second answer to an earlier one has arrived before this.
+        assert connection.call(connection.js.stream_info(TABLE), 10).config.name == TABLE
+    assert len(heard) == 20
+    assert all("error" not in json.loads(message.data) for message in heard)
+
+
 @pytest.mark.parametrize("user", USERS)
 def test_hostile_reply_subjects_have_no_effect(guarded: Guarded, user: str) -> None:
     requests = [filled(subject) for subject in permissions(CONFIG, user).publish if subject.startswith("$JS")]

@@ -16,7 +16,7 @@ from relax_actors.roles.trainer import Trainer
 from relax_actors.runtime import Context, Role
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.streams import consumer_of
+from relax_actors.supervision.streams import consumers_of
 from tests.support.running import TINY
 
 MakeTable = Callable[[Connection], Table]
@@ -25,12 +25,12 @@ MakeTrainer = Callable[..., Trainer]
 
 
 def create_consumer(context: Context, role: Role) -> None:
-    """Create the consumer of a role, which the owner of a run does before actors start."""
+    """Create the consumers of a role, which the owner of a run does before actors start."""
     table = context.table
     section = context.config.run.model_copy(update={"name": table.subjects.run})
     config = context.config.model_copy(update={"run": section})
-    consumer = consumer_of(config, context.role, role)
-    table.connection.call(ensure_consumer(table.connection, table.subjects.table_stream, consumer), 20)
+    for consumer in consumers_of(config, context.role, role):
+        table.connection.call(ensure_consumer(table.connection, table.subjects.table_stream, consumer), 20)
 
 
 def context_of(table: Table, folder: Path, role: str, settings: tuple[str, ...], incarnation: int) -> Context:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from broker.subjects import CellId
+from broker.subjects import CellId, Subjects
 from broker.table import Cell
 from relax_actors import RoleSpec, StatefulRole
+from relax_actors.config import Config
 from relax_actors.messages import Evaluation
 
 
@@ -15,9 +16,10 @@ class Auditor(StatefulRole):
 
     column: str = "audited"
 
-    def follows(self) -> list[str]:
+    @classmethod
+    def follows(cls, config: Config) -> list[str]:
         """Return the columns to read: the rewards, and what an earlier incarnation has audited."""
-        subjects = self.context.table.subjects
+        subjects = Subjects(config.run.name)
         return [subjects.column(name) for name in ("reward", "audited")]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:

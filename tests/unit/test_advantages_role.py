@@ -26,7 +26,7 @@ def advantages(tmp_path: Path, value: Any, *settings: str) -> Any:
     """Handle a row whose column `reward` holds a value."""
     role = Advantages()
     role.context = SimpleNamespace(config=load_config(TINY, list(settings)))  # type: ignore[assignment]
-    column = role.inputs()[0]
+    column = role.inputs(role.context.config)[0]
     return role.handle(Row(RowId(1, 2), {column: encode(value, "reward.0#1")}, Store(tmp_path / "store")))
 
 
