@@ -187,6 +187,9 @@ def stored_shapes(folder: Path) -> dict[str, list[int]]:
         try:
             with shard.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
+                if length > shard.stat().st_size:
+                    msg = f"a header of {length} bytes"
+                    raise ValueError(msg)  # noqa: TRY301 reported like any other malformed header
                 header = json.loads(file.read(length))
             shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
         except (struct.error, ValueError, KeyError, AttributeError, TypeError, OverflowError, MemoryError) as error:

@@ -19,6 +19,9 @@ from relax_actors.messages.fingerprints import fingerprints_of, sampling_version
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
 
 Array = NDArray[Any]
+MAX_SEQUENCES = 1 << 16
+MAX_TOKENS = 1 << 26
+"""Most sequences of a row, and most tokens of all of them, counting the prompt once for each."""
 _METRIC_NAME = re.compile(r"[\w./-]{1,64}", re.ASCII)
 
 
@@ -78,6 +81,7 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         self._check_types()
+        self._check_size()
         self._check_samples()
         self._check_tokens()
         self._check_fingerprints()
@@ -259,6 +263,16 @@ class Trajectory:
             raise ValueError(msg)
         if self.loss_mask is not None and (self.loss_mask.ndim != 1 or self.loss_mask.dtype != np.bool_):
             msg = f"loss_mask of a trajectory is {self.loss_mask.dtype}{list(self.loss_mask.shape)}, not [total] bool"
+            raise ValueError(msg)
+
+    def _check_size(self) -> None:
+        """Check how much the sequences take, which a small cell can make much: each repeats the prompt."""
+        if len(self.lengths) > MAX_SEQUENCES:
+            msg = f"a trajectory has {len(self.lengths)} sequences, more than {MAX_SEQUENCES}"
+            raise ValueError(msg)
+        tokens = int(self.lengths.sum(dtype=np.int64)) + int(self.shared.sum(dtype=np.int64))
+        if tokens > MAX_TOKENS:
+            msg = f"the sequences of a trajectory have {tokens} tokens with their prompts, more than {MAX_TOKENS}"
             raise ValueError(msg)
 
     def _check_samples(self) -> None:

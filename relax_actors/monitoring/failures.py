@@ -22,6 +22,8 @@ def sentence(body: dict[str, Any]) -> str:
     if body.get("kind") in ("down", "repaired"):
         who = str(body.get("role"))  # the broker or a node
     texts = {
+        "strays_removed": f"{body.get('cells')} stray cells by {body.get('by')} removed, {body.get('mib')} MiB",
+        "table_full": f"the table is {full_table(body)}",
         "waiting_for_room": f"{who} waits for free disk space: {why}",
         "crashed": f"{who} crashed: {why}; it is restarted",
         "down": f"{who} crashed: {why}; it is restarted",
@@ -36,6 +38,12 @@ def sentence(body: dict[str, Any]) -> str:
         "evaluated": f"version {n} scored {_rounded(body.get('reward'))} on held-out prompts",
     }
     return _line(texts.get(str(body.get("kind")), ""))
+
+
+def full_table(body: dict[str, Any]) -> str:
+    """Describe a table that is nearly full, by event `table_full`."""
+    by = f" of strays by {body['by']}; stop it, or rotate its keys" if body.get("by") else "; raise broker.max_bytes"
+    return f"{str(body.get('percent'))[:8]} % full{by}"
 
 
 def _rounded(value: object) -> object:

@@ -49,7 +49,6 @@ class Critic(StatefulRole):
         reads=("trajectory", "advantage", *ENDED),
         writes=("values", "dropped", "quarantined"),
         numbered=("critic", "critic_checkpoint"),
-        removes=True,
         device=True,
         single=True,
         section="critic",
@@ -118,7 +117,7 @@ class Critic(StatefulRole):
         self._checkpoints.finish()
 
     def _observe(self, cell_id: CellId, cell: Cell) -> Checkpoint | None:
-        """Record a cell; return a well-formed checkpoint of the critic, and remove malformed cells of its own."""
+        """Record a cell; return a well-formed checkpoint of the critic. The trainer removes malformed cells."""
         if cell_id.kind == "group":
             if cell_id.field == "trajectory":
                 self._waiting.setdefault(cell_id.step, set()).add(cell_id.index)
@@ -132,8 +131,6 @@ class Critic(StatefulRole):
             self._batches[cell_id.step] = value
         elif isinstance(value, Weights):
             self._weights = value
-        elif value is None and cell_id.kind in self.spec.numbered:
-            self.context.table.remove([cell])
         return value if isinstance(value, Checkpoint) else None
 
     def _advance(self) -> None:

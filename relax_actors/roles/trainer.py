@@ -22,11 +22,13 @@ from relax_actors.engines.protocols.training import Score, SupportsScore
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, Weights
 from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.registry import role_names
 from relax_actors.runtime import StatefulRole
-from relax_actors.runtime.cells import Numbered, observe, put_own
+from relax_actors.runtime.cells import KINDS, Numbered, is_oversized, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.collection import TrainedRows
+from relax_actors.training.collector import Collector
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.row_endings import RowEndings
 from relax_actors.training.step_feed import StepFeed
@@ -64,7 +66,11 @@ class Trainer(StatefulRole):
         self._engine = training_backend(config).build(self.context)
         lead, has_critic = config.staleness.max, config.critic is not None
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, lead, has_critic=has_critic)
-        self._publisher = Publisher(self.context, self._engine)
+        self._collector = Collector(self.context, role_names(config))
+        # Before the history is read, so that a flood of strays does not fill the memory.
+        self._collector.sweep()
+        self._collector.start()
+        self._publisher = Publisher(self.context, self._engine, self._collector.remove_void)
         self._version = -1
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
@@ -74,7 +80,7 @@ class Trainer(StatefulRole):
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        coverage = TrainedRows(self._publisher, self._ledger)
+        coverage = TrainedRows(self._publisher, self._ledger, self._collector.sweep)
         folder, own = self.context.folder.checkpoints, self._feed.statistics
         self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder, own)
         self._metrics: dict[str, float] = {}
@@ -105,7 +111,7 @@ class Trainer(StatefulRole):
         """Return the columns that make a row ready or end it, and the trainer's numbered cells."""
         subjects, required = Subjects(config.run.name), ("advantage", *columns_to_train(config))
         columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *required)]
-        critic = ("critic_checkpoint",) if config.critic is not None else ()
+        critic = ("critic", "critic_checkpoint") if config.critic is not None else ()
         return columns + [subjects.numbered(kind, "*") for kind in (*cls.spec.numbered, *critic)]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -115,11 +121,9 @@ class Trainer(StatefulRole):
             ConfigError: the checkpoint is missing or damaged, or checkpoints exist that the table does not know.
         """
         last: Checkpoint | None = None
-        previous_floor = 0
         for cell_id, cell in cells:
             found = self._observe(cell_id, cell)
             if isinstance(found, Checkpoint) and cell_id.kind == "checkpoint":
-                previous_floor = last.floor if last is not None else 0
                 last = found if last is None or found.version > last.version else last
                 self._checkpoints.published[found.version] = found.path
         self._remove_malformed()
@@ -128,8 +132,10 @@ class Trainer(StatefulRole):
         else:
             self._checkpoints.load(last)
             self._version = last.version
-            # The incarnation that raised the floor may have ended before it had removed all rows below it.
-            self._publisher.purge(previous_floor, last.floor)
+            # With more steps than before, steps are due that earlier incarnations did not expect.
+            lead = self.context.config.staleness.max
+            for version in range(max(1, self._version - lead + 1), self._version + 1):
+                self._collector.remove_void(version)
         replayed = 0
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])
@@ -171,12 +177,13 @@ class Trainer(StatefulRole):
     def _observe(self, cell_id: CellId, cell: Cell) -> Numbered | None:
         """Record a cell; return the value of a well-formed numbered cell."""
         value = observe(self._ledger, self.context, cell_id, cell)
-        if value is None and cell_id.kind in self.spec.numbered:
+        if is_oversized(cell_id, cell) or (value is None and cell_id.kind in KINDS):
             self._malformed.append(cell)
         if isinstance(value, Weights):
             self._published[value.version] = value.fingerprint
         remaining_steps = range(max(self._version, 0), self.context.config.run.steps)
-        if cell_id.field in self._required_columns and cell_id.step in remaining_steps:
+        wanted = cell_id.field in self._required_columns and cell_id.step in remaining_steps
+        if wanted and not self._ledger.is_void(cell_id.row):
             self._arrived.setdefault(cell_id.step, {}).setdefault(cell_id.field, set()).add(cell_id.index)
             self._last_arrival[cell_id.step] = max(cell.stored, self._last_arrival.get(cell_id.step, 0.0))
         return value
@@ -301,6 +308,8 @@ class Trainer(StatefulRole):
         """Publish a pending checkpoint if possible, then stop the publisher."""
         with suppress(RelaxError, OSError):
             self._checkpoints.finish()
+        with suppress(RelaxError):
+            self._collector.close()
         self._publisher.close()
 
     def metrics(self) -> dict[str, float]:

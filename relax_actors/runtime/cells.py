@@ -6,6 +6,7 @@ content.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -32,6 +33,10 @@ KINDS: dict[str, type[Numbered]] = {
     "critic_checkpoint": Checkpoint,
 }
 ATTEMPTS = 100
+REMOVAL_SECONDS = 0.5
+"""Pause of a role that waits until the trainer has removed a cell."""
+MAX_END_BYTES = 64 << 10
+"""Largest cell that ends a row; a larger one is malformed, and would only fill the table."""
 
 
 class Observer(Protocol):
@@ -52,6 +57,9 @@ def read_numbered(context: Context, cell_id: CellId, cell: Cell) -> Numbered | N
 
 def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell) -> Numbered | None:
     """Pass a cell to a ledger; return the value of a numbered cell, or None if it is malformed and was skipped."""
+    if is_oversized(cell_id, cell):
+        context.journal.event("malformed_cell", subject=cell.subject, error=f"{len(cell.data)} bytes end a row")
+        return None
     if cell_id.kind not in KINDS:
         if not ledger.observe(cell_id) and context.role == "prompts":
             context.journal.event("stray_cell", subject=cell.subject, error="the ledger expects no row with this id")
@@ -62,8 +70,22 @@ def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell) -> 
     return value
 
 
+def is_oversized(cell_id: CellId, cell: Cell) -> bool:
+    """Whether a cell that ends a row is too large to be one; it never counts, and the trainer removes it."""
+    return cell_id.field in ("dropped", "quarantined") and len(cell.data) > MAX_END_BYTES
+
+
+def remove_or_wait(context: Context, cell: Cell) -> None:
+    """Remove a cell that takes the place of another; only the trainer may, other roles wait a moment for it."""
+    if context.role == "trainer":
+        context.table.remove([cell])
+    else:
+        time.sleep(REMOVAL_SECONDS)
+        context.progress()
+
+
 def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
-    """Fetch a numbered cell that the role owns; a malformed one is reported in an event and removed."""
+    """Fetch a numbered cell that the role owns; a malformed one is reported in an event and removed by the trainer."""
     table = context.table
     cell = table.get(subject, direct=False)
     if cell is None:
@@ -72,7 +94,7 @@ def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
         return table.read(cell.data, expected, subject=subject)
     except CodecError as error:
         context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
-        table.remove([cell])
+        remove_or_wait(context, cell)
         return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from broker.subjects import CellId
 from relax_actors.messages import Checkpoint, RowCounts
 from relax_actors.training.ledger import Ledger
@@ -12,12 +14,13 @@ class TrainedRows:
     """Rows of the steps below the floor; implements `Coverage` for the trainer.
 
     Args:
-        publisher: publishes a version before its checkpoint is written, and removes covered rows afterwards.
+        publisher: publishes a version before its checkpoint is written.
         ledger: gives the floor, below which rows are covered.
+        sweep: removes the rows that the table no longer needs.
     """
 
-    def __init__(self, publisher: Publisher, ledger: Ledger) -> None:
-        self._publisher, self._ledger = publisher, ledger
+    def __init__(self, publisher: Publisher, ledger: Ledger, sweep: Callable[[], object]) -> None:
+        self._publisher, self._ledger, self._sweep = publisher, ledger, sweep
 
     def before_save(self) -> None:
         """Wait until the weights of the version are published."""
@@ -30,6 +33,5 @@ class TrainedRows:
 
     def after_publish(self, cell: Checkpoint) -> None:
         """Record the floor of a checkpoint, and remove the rows below it."""
-        previous = self._ledger.floor
         self._ledger.observe(CellId("checkpoint", cell.version), cell)
-        self._publisher.purge(previous, cell.floor)
+        self._sweep()

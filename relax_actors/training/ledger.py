@@ -5,7 +5,9 @@ step's batch is written is owed one successor, whose index is larger by `rows`. 
 filled in the end.
 
 A row is due when its step is within the lead and, for a successor, when its predecessor has ended. A cell of a row
-that is not due is a stray: it is stored, and counted only if the row becomes due.
+that is not due is a stray. It is stored, and counted only if the row becomes due, unless its row is far from due (more
+than one step beyond the lead, or more than `STRAY_REFILLS` refills of its slot). Such a stray is void: it never counts,
+and the trainer removes it before the row can become due. So strays take a bounded amount of memory.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from enum import StrEnum
 
 from broker.subjects import CellId, RowId
 from relax_actors.messages import Batch, Checkpoint, RowCounts
+
+STRAY_REFILLS = 64
+"""Strays of a slot's rows are stored up to so many refills ahead."""
 
 
 class RowState(StrEnum):
@@ -117,9 +122,16 @@ class Ledger:
             return False
         return row.index < self.rows or row.index - self.rows in self._ended.get(row.step, ())
 
+    def is_void(self, row: RowId) -> bool:
+        """Whether a cell that is stored now never counts, because its row is far from due."""
+        if row.step < self.floor or self._due(row):
+            return False
+        version = -1 if self.version is None else self.version
+        last = min(self.steps - 1, version + self.lead + 1)
+        return row.step > last or row.index >= self.rows * STRAY_REFILLS
+
     def _store_stray(self, cell: CellId) -> None:
-        # A step beyond both bounds can never become due, so its cells are not stored.
-        if cell.step < self.steps or cell.step <= (self.version or 0) + self.lead:
+        if not self.is_void(cell.row):
             rows = self._strays.setdefault(cell.step, {})
             rows[cell.index] = rows.get(cell.index, 0) | _BITS[cell.field]
 

@@ -1,4 +1,4 @@
-"""Publishes the trainer's weights; removes old versions and rows; exports the final model."""
+"""Publishes the trainer's weights; removes old versions; exports the final model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from relax_actors.weights.initial_weights import InitialWeights, has_all_files
 from relax_actors.weights.protocols import WeightProducer
 from relax_actors.weights.transports import make_transport
 
-KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
-"""Columns that outlive their rows, so that quarantined rows can be inspected."""
 MAX_PENDING_EVALUATIONS = 16
 """At most so many versions are kept for evaluations that lag behind; rows of older versions are dropped."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
@@ -33,9 +31,13 @@ class Publisher:
     Args:
         context: of the trainer.
         engine: whose weights are published.
+        before_publication: called with a version before it is published for the first time.
     """
 
-    def __init__(self, context: Context, engine: WeightProducer) -> None:
+    def __init__(
+        self, context: Context, engine: WeightProducer, before_publication: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._before_publication = before_publication
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
         self._pending: Future[None] | None = None
         self._context, self._engine = context, engine
@@ -81,6 +83,7 @@ class Publisher:
             cell = replace(self._write(version), kl_coefficient=kl_coefficient)
             # Receivers ask for the weights as soon as they see the cell, so the sender must hold them before.
             self._sender.offer(cell)
+            self._before_publication(version)
             known = put_own(context, subject, cell)
             if known is None:
                 self._set_base(cell)
@@ -216,26 +219,6 @@ class Publisher:
         evaluated = evaluated[:MAX_PENDING_EVALUATIONS]
         cells = table.get_all(table.subjects.numbered("evaluation", n) for n in evaluated)
         return [n for n, cell in zip(evaluated, cells, strict=False) if cell is None]
-
-    def purge(self, previous_floor: int, floor: int) -> None:
-        """Remove the rows of steps below `floor`; cells of quarantined rows stay for inspection."""
-        if previous_floor >= floor:
-            return
-        table = self._context.table
-        rows = f"{table.subjects.prefix}.group"
-        # Includes steps below `previous_floor`: a slow or restarted role may have written there after an earlier purge.
-        below = [cell for cell in table.list_cells(f"{rows}.>") if cell.step < floor]
-        kept = {cell.step for cell in below if cell.field in KEPT_COLUMNS}
-        table.purge(f"{rows}.{step}.>" for step in {cell.step for cell in below} - kept)
-        # A quarantined row keeps its prompt.
-        quarantined = {cell.row for cell in below if cell.field == "quarantined"}
-        gone = [c for c in below if c.step in kept and c.field not in KEPT_COLUMNS]
-        table.purge(table.subject(c.row, c.field) for c in gone if c.field != "prompt" or c.row not in quarantined)
-        for name in table.store.list_names("group"):
-            if name.isdigit() and int(name) < floor:
-                table.store.remove_later(f"group/{name}")
-        forget = self._context.state.forget_failures(lambda row: row.kind == "group" and row.step < floor)
-        table.call(forget)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""

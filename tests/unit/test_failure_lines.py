@@ -129,3 +129,20 @@ def test_live_view_reads_without_a_glossary() -> None:
 
 def test_every_kept_figure_has_a_label() -> None:
     assert set(LABELS) == set(TRAINING)
+
+
+def test_a_full_table_is_shown_with_who_fills_it_as_what_the_run_waits_for() -> None:
+    strays = {"role": "trainer", "n": 0, "kind": "strays_removed", "cells": 75, "mib": 300, "by": "rollout.0"}
+    assert sentence(strays) == "75 stray cells by rollout.0 removed, 300 MiB"
+    full = {"role": "trainer", "n": 0, "kind": "table_full", "percent": 97, "max_bytes": 1 << 30, "by": "rollout.0"}
+    text = "the table is 97 % full of strays by rollout.0; stop it, or rotate its keys"
+    assert sentence(full) == text
+    assert sentence({**full, "by": ""}) == "the table is 97 % full; raise broker.max_bytes"
+    progress = Progress("demo", 4)
+    progress.take("relax.demo.event.trainer.0.table_full", json.dumps(full).encode(), recent=False)
+    assert progress.waits_for == ""
+    progress.take("relax.demo.event.trainer.0.table_full", json.dumps(full).encode())
+    assert progress.waits_for == text
+    assert progress.line().endswith(f"; waiting: {text}")
+    progress.notice = "the broker does not answer"
+    assert progress.waits_for == "the broker does not answer"
