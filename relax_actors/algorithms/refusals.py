@@ -192,6 +192,12 @@ def _correction(config: Config) -> Iterator[str]:
             f'algorithm.correction.kind = "{correction.kind}" weighs by the proximal policy over the rollout policy, '
             'which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
         )
+    if correction.normalise != "none" and algorithm.surrogate in ("gamma", "geometric"):
+        yield (
+            f'algorithm.correction.normalise = "{correction.normalise}" with algorithm.surrogate = '
+            f'"{algorithm.surrogate}" would scale the weights inside a number of the whole sample, before their mean '
+            'over the step is known; set algorithm.correction.normalise = "none"'
+        )
     bounded = {"correction": correction.kind == "icepop", "reject": reject.kind != "none"}
     for section, is_bounded in bounded.items():
         if is_bounded and getattr(algorithm, section).low == 0:

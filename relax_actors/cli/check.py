@@ -107,6 +107,7 @@ def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
         attempt(lambda: checks.check_roles(config))
         attempt(lambda: checks.check_rewards(config))
         errors.extend(refusals(config))
+        attempt(lambda: checks.check_isolation(config, here))
         attempt(lambda: checks.check_steps(config))
         attempt(lambda: placement.check_devices(config))
         attempt(lambda: machine.check_devices(config, here))

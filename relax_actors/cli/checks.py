@@ -32,6 +32,7 @@ from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, s
 from relax_actors.roles.rollout import stops_of
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
+from relax_actors.supervision.sandbox import check_sandbox, is_sandboxed
 
 CACHED_BYTES = 4
 """Bytes of a number in the key-value cache of a rollout that generates in its own process."""
@@ -174,11 +175,17 @@ def _columns_of_advantages(config: Config, writers: Collection[str]) -> set[str]
 
 
 def check_rewards(config: Config) -> Iterator[str]:
-    """Check that the functions of rewards and of the algorithm import; note unusual algorithm settings."""
+    """Check that the functions of rewards and of the algorithm import; note unusual algorithm settings.
+
+    Functions for a sandbox are imported in it only.
+    """
     estimator_of(config.algorithm)
     check_user_functions(config.algorithm)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
-    if config.eval is not None:
+    if is_sandboxed(config, "reward"):
+        # This process is in no sandbox, and importing a module runs its code.
+        settings = {}
+    elif config.eval is not None:
         settings["eval.reward"] = config.eval.reward
     for where, setting in settings.items():
         if isinstance(setting, dict):
@@ -186,6 +193,12 @@ def check_rewards(config: Config) -> Iterator[str]:
         else:
             load_reward(setting, where)
     yield from algorithm_notes(config)
+
+
+def check_isolation(config: Config, roles: Collection[str]) -> Iterator[str]:
+    """Check that this machine can run the roles that need a sandbox."""
+    check_sandbox(config, sorted(roles))
+    yield from ()
 
 
 def check_steps(config: Config) -> Iterator[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any, NoReturn
 
+import setproctitle
 import typer
 
 from relax_actors.errors import BrokerError, ConfigError, RelaxError
@@ -115,11 +116,23 @@ def _add_failing(app: typer.Typer, name: str, reason: str) -> None:
     app.command(name, help="(cannot be loaded)", context_settings=anything)(fail)
 
 
+def _hide_secrets() -> None:
+    """Show passwords in this process's arguments as `***`: every user of the machine can list them."""
+    if not any("://" in argument or "=" in argument for argument in sys.argv):
+        return
+    from relax_actors.config.masking import masked_argument
+
+    shown = [masked_argument(argument) for argument in sys.argv]
+    if shown != sys.argv:
+        setproctitle.setproctitle(" ".join([sys.executable, *shown]))
+
+
 def run() -> None:
     """Run a command, and report an error as one message.
 
     Exit code 2 for a configuration error, 1 for any other error of relax.
     """
+    _hide_secrets()
     try:
         build(sys.argv[1:])()
     except ConfigError as error:

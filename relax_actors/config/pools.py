@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -68,6 +69,13 @@ class RewardSection(PoolSection):
     """Role that writes column `reward`: the built-in one, or the dotted path of your own."""
     function: str | dict[str, float] = "exact_match"
     """Name or dotted path of a reward function, or a table of several with their weights."""
+    isolation: Literal["none", "sandbox"] = "none"
+    """"sandbox" runs the actors without network but the broker, with a read-only view of the Python installation, the
+    folder of the configuration, `readable`, the store and the model, and with an empty /tmp; needs bubblewrap."""
+    readable: tuple[Path, ...] | None = None
+    """Further files and folders that a sandbox shows, read-only."""
+    max_processes: Positive | None = None
+    """Limit of processes and threads in a sandbox; unlimited if not set. Does not bind root."""
     components: tuple[str, ...] | None = None
     """Names of the reward components that every row has, for a reward role of your own. By default the keys of
     `function` if it is a table, else none."""
@@ -106,6 +114,17 @@ class RoleSection(BaseModel):
     """Seconds without progress after which an actor counts as hung, is killed and replaced."""
     memory_limit_mib: Positive | None = None
     """Memory limit of an actor's process; a row that exceeds it fails. Unlimited if not set."""
+    secrets: tuple[str, ...] | None = None
+    """Names of environment variables with secrets that this role's actors get, e.g. `["OPENAI_API_KEY"]`. Other
+    variables named like a secret (`*_TOKEN`, `*_KEY`, `*_PASSWORD` and the like), or with a password in a URL, are
+    kept from them."""
+    isolation: Literal["none", "sandbox"] = "none"
+    """"sandbox" runs the actors without network but the broker, with a read-only view of the Python installation, the
+    folder of the configuration, `readable`, the store and the model, and with an empty /tmp; needs bubblewrap."""
+    readable: tuple[Path, ...] | None = None
+    """Further files and folders that a sandbox shows, read-only."""
+    max_processes: Positive | None = None
+    """Limit of processes and threads in a sandbox; unlimited if not set. Does not bind root."""
 
     @property
     def options(self) -> dict[str, Any]:

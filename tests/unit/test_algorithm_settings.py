@@ -236,6 +236,15 @@ REFUSED = {
         'algorithm.correction.kind = "tis" weighs by the proximal policy over the rollout policy, which are '
         'the same here; set algorithm.proximal to "trainer" or "actor_fwd"',
     ),
+    "normalised weights inside a sample": Refused(
+        (
+            *("algorithm.name=vespo", "algorithm.proximal=trainer", "algorithm.correction.kind=tis"),
+            "algorithm.correction.normalise=tokens",
+        ),
+        'algorithm.correction.normalise = "tokens" with algorithm.surrogate = "gamma" would scale the weights inside a '
+        "number of the whole sample, before their mean over the step is known; set algorithm.correction.normalise = "
+        '"none"',
+    ),
     "no lower bound": Refused(
         ("algorithm.proximal=trainer", "algorithm.correction.kind=icepop", "algorithm.correction.low=0"),
         "algorithm.correction.low = 0 is no lower bound of a ratio; set it between 0 and 1, such as 0.5, or "

@@ -257,7 +257,7 @@ def test_unknown_numbered_cells_of_a_spec_are_refused(install: Install) -> None:
         permissions(load_config(DEMO, ["roles.teller.replicas=1"]), "teller")
     assert str(refused.value) == (
         "roles.teller.actor: Numberer.spec.numbered names 'summary'; the kinds of numbered cells are batch, weights, "
-        "checkpoint, evaluation, and other cells are columns (spec.writes)"
+        "checkpoint, evaluation, critic, critic_checkpoint, and other cells are columns (spec.writes)"
     )
 
 
