@@ -17,7 +17,7 @@ from broker.codec import Array
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.config import Config
-from relax_actors.engines.backends import build_critic
+from relax_actors.engines.torch.backend import build_critic
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, CriticVersion, Quarantined, RowCounts, Trajectory, Weights
 from relax_actors.registry.role_spec import RoleSpec
