@@ -24,7 +24,9 @@ def keys(
         list[str] | None, typer.Option(help="Name or address of the server in its certificate; may be repeated.")
     ] = None,
     days: Annotated[float | None, typer.Option(help="Days until the credentials expire.")] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="Revoke all credentials created before.")] = False,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Revoke all credentials created before; the run may be up.")
+    ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the credentials of another run in DIR, which must be over.")
     ] = False,
@@ -44,7 +46,7 @@ def keys(
 
     servers = tuple(cluster.split(",")) if cluster else ()
     chosen = Settings(
-        tls or mutual, mutual, tuple(host or ()), days, renew, replace, listen, websocket, store, servers, http
+        tls or mutual, mutual, tuple(host or ()), days, rotate, replace, listen, websocket, store, servers, http
     )
     for line in make_keys(run, folder, settings or [], chosen):
         typer.echo(line)
