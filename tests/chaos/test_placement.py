@@ -28,6 +28,7 @@ def complete(run: Run) -> str:
     return str(result["weights_fingerprint"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_hybrid_separate_and_colocated_runs_end_with_the_same_weights(make_run: MakeRun) -> None:
     inside = make_run("inside", *KL)

@@ -52,11 +52,11 @@ def finished_with_quarantine(run: Run) -> list[Quarantined]:
 @pytest.mark.parametrize(
     ("reward", "error"),
     [
-        pytest.param("poison_nan", "nan", marks=pytest.mark.slow),
+        ("poison_nan", "nan"),
         pytest.param("poison_string", "good", marks=pytest.mark.slow),
         pytest.param("poison_raise", "RuntimeError: this reward cannot", marks=pytest.mark.slow),
         pytest.param("poison_exit", "SystemExit", marks=pytest.mark.slow),
-        ("poison_segfault", "SIGSEGV"),
+        pytest.param("poison_segfault", "SIGSEGV", marks=pytest.mark.slow),
         pytest.param("poison_hang", "no progress", marks=pytest.mark.slow),
         pytest.param("poison_spin", "no progress", marks=pytest.mark.slow),
     ],

@@ -25,6 +25,7 @@ def resumes(run: Run, fingerprint: str) -> None:
     assert sorted(p.name for p in run.folder.checkpoints.iterdir()) == sorted(Path(path).name for path in named)
 
 
+@pytest.mark.slow
 def test_killed_root_leaves_no_process_and_the_run_resumes(make_run: MakeRun, undisturbed: str) -> None:
     run = make_run("rootkill", *ON_POLICY).start()
     wait_for_cell(run, "batch.1")

@@ -89,6 +89,7 @@ def children(state: RunState, connection: Connection) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_nodes_join_are_scaled_and_leave_until_the_run_ends(
     spread: tuple[Guarded, Run], nodes: Callable[..., Node], tmp_path: Path
