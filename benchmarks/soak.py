@@ -114,6 +114,7 @@ class Sampler(threading.Thread):
             "since": 0.0,
             "rows": [],
             "waits_for": "nothing: this lease only fills the bucket",
+            "doing_since": 0.0,
         }
 
         async def work() -> None:

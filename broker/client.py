@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from email.message import Message
+from email.parser import BytesParser
 from typing import Any
 
 import nats.aio.client
@@ -12,7 +14,18 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 log = structlog.get_logger()
+MAX_HEADER_BYTES = 4 << 10
+"""Longest headers that are read; those of the server and of this project are shorter. nats-py takes seconds to parse
+the longest that a server accepts."""
 ASKS_FOR_NONE = "asks for no credentials, so it is not the broker"
+
+
+class HeaderParser(BytesParser):
+    """Parser of the headers of stored messages, which ignores long ones."""
+
+    def parsebytes(self, text: bytes | bytearray, headersonly: bool = False) -> Message:  # noqa: FBT001, FBT002 signature of email
+        """Parse headers; empty if they are longer than `MAX_HEADER_BYTES`."""
+        return super().parsebytes(text if len(text) <= MAX_HEADER_BYTES else b"", headersonly)
 
 
 class Client(nats.aio.client.Client):
@@ -75,7 +88,7 @@ class Client(nats.aio.client.Client):
         )
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        if not headers:
+        if not headers or len(headers) > MAX_HEADER_BYTES:
             return None
         try:
             return await super()._process_headers(headers)

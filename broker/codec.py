@@ -24,13 +24,22 @@ from numpy.typing import NDArray
 
 from broker.errors import CodecError
 from broker.fields import Decoder, TensorRef, check_plain, decoder_of, plain
+from broker.items import check_items
 from broker.schema import SCHEMA
 
 T = TypeVar("T")
 MAX_CELL_BYTES = 4 << 20
-MAX_ARRAY_BYTES = 1 << 40
+MAX_ITEMS = 1 << 17
+"""Most items of a cell: values, keys, lists and maps at every depth."""
+MAX_ARRAYS = 1 << 14
+"""Most arrays of a cell."""
+MAX_ARRAY_BYTES = 16 << 30
+"""Largest array, and most bytes of all arrays in the store that a cell refers to."""
 MAX_DIMENSIONS = 8
 MAX_REFERENCES = 256
+_UNCHECKED_BYTES = 64 << 10
+"""Cells up to this size are decoded without counting their items first: they take a few MiB at worst."""
+_MAX_HEAD_BYTES, _MAX_REFERENCE_BYTES = 512, 8 << 10
 _ARRAY, _REFERENCE = 1, 2
 _CHECKSUM_BYTES = 16
 _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -74,8 +83,14 @@ def encode(value: Any, author: str, place: Place | None = None, *, subject: str 
     else:
         name, fields = "value", {"value": value}
 
+    arrays = 0
+
     def default(item: Any) -> Any:
+        nonlocal arrays
         if isinstance(item, np.ndarray):
+            arrays += 1
+            if arrays > MAX_ARRAYS:
+                raise _too_many_arrays()
             return _encode_array(item, place)
         if isinstance(item, np.generic):
             return item.item()
@@ -93,6 +108,8 @@ def encode(value: Any, author: str, place: Place | None = None, *, subject: str 
     if len(data) > MAX_CELL_BYTES:
         msg = f"{name} has {len(data)} bytes, a cell at most {MAX_CELL_BYTES}; pass large data as arrays"
         raise CodecError(msg)
+    if len(data) > _UNCHECKED_BYTES:
+        check_items(data, MAX_ITEMS)
     return data
 
 
@@ -122,6 +139,8 @@ def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str 
     if subject is not None and data[-_CHECKSUM_BYTES:] != _checksum(subject, data[:-_CHECKSUM_BYTES]):
         msg = f"the checksum of cell {subject} does not match its subject and content: its owner did not write it"
         raise CodecError(msg)
+    if len(data) > _UNCHECKED_BYTES:
+        check_items(data, MAX_ITEMS)
     try:
         cell = msgpack.unpackb(data, ext_hook=_extensions(resolve), strict_map_key=True, raw=False)
     except CodecError:
@@ -148,10 +167,13 @@ def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str 
 
 def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
     """Return the decoder of the extension types of one cell."""
-    references = 0
+    arrays = references = referenced = 0
 
     def decode_extension(code: int, payload: bytes) -> Any:
-        nonlocal references
+        nonlocal arrays, references, referenced
+        arrays += 1
+        if arrays > MAX_ARRAYS:
+            raise _too_many_arrays()
         if code == _ARRAY:
             return _decode_array(payload)
         if code != _REFERENCE:
@@ -162,6 +184,10 @@ def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
             msg = f"a cell refers to at most {MAX_REFERENCES} arrays in the store"
             raise CodecError(msg)
         reference = _decode_reference(payload)
+        referenced += reference.nbytes
+        if referenced > MAX_ARRAY_BYTES:
+            msg = f"a cell refers to at most {MAX_ARRAY_BYTES} bytes in the store"
+            raise CodecError(msg)
         return reference if resolve is None else resolve(reference)
 
     return decode_extension
@@ -262,11 +288,17 @@ def _sizes(dtype: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
     return dtype, tuple(shape), nbytes
 
 
+def _too_many_arrays() -> CodecError:
+    return CodecError(f"a cell has more than {MAX_ARRAYS} arrays; join them")
+
+
 def _bad_shape(shape: Any) -> CodecError:
     return CodecError(f"array shape {str(shape)[:80]} is not a list of at most {MAX_DIMENSIONS} sizes")
 
 
 def _decode_array(payload: bytes) -> Array:
+    if len(payload) > _MAX_HEAD_BYTES:
+        check_items(payload, MAX_DIMENSIONS + 4)
     match msgpack.unpackb(payload, strict_map_key=True):
         case [dtype, shape, bytes(data)]:
             name, sizes, nbytes = _sizes(dtype, shape)
@@ -279,6 +311,9 @@ def _decode_array(payload: bytes) -> Array:
 
 
 def _decode_reference(payload: bytes) -> TensorRef:
+    if len(payload) > _MAX_REFERENCE_BYTES:
+        msg = f"tensor reference of {len(payload)} bytes is over the limit of {_MAX_REFERENCE_BYTES}"
+        raise CodecError(msg)
     match msgpack.unpackb(payload, strict_map_key=True):
         case [str(uri), int(offset), int(nbytes), dtype, shape, str(digest)] if offset >= 0:
             name, sizes, expected = _sizes(dtype, shape)

@@ -23,7 +23,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from broker.address import Address
-from broker.client import ASKS_FOR_NONE, Client
+from broker.client import ASKS_FOR_NONE, Client, HeaderParser
 from broker.credentials import read_claims
 from broker.errors import BrokerError, BrokerUnreachableError
 from broker.publisher import ACK_TIMEOUT, Publisher
@@ -148,6 +148,7 @@ class Connection:
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
             raise self._connect_error(last_error or _describe(error), deadline) from error
         self.js = self.nc.jetstream(timeout=ACK_TIMEOUT)
+        self.js._hdr_parser = HeaderParser()  # noqa: SLF001 nats-py has no public name for it
         self.publisher = Publisher(self.nc)
 
     def _connect_error(self, text: str, deadline: float) -> BrokerError:

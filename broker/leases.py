@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import xxhash
-from nats.js.errors import APIError, InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.api import RawStreamMsg
+from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
 from nats.js.kv import KeyValue
 
 from broker.connection import Connection
 from broker.errors import SubjectError
+from broker.lease_entries import MAX_LEASE_TTL, lease_of, signed
 from broker.subjects import RowId
 
 
@@ -29,6 +31,8 @@ class Failures:
     traceback: str = ""
 
 
+LARGE_BYTES, MAX_MEASURED = 4 << 20, 10_000
+"""Size of the bucket from which its keys are measured, and how many at once."""
 COUNTS = ("count", "external_kills")
 _WRONG_LAST_SEQUENCE = 10071
 
@@ -44,8 +48,8 @@ def _verified(key: str, value: Any) -> dict[str, Any]:
     return value if value.get("checksum") == _checksum(key, value) else {}
 
 
-def _whole_seconds(ttl: float) -> float:
-    return max(1.0, float(int(ttl)))
+def _ttl(seconds: float) -> float:
+    return float(min(MAX_LEASE_TTL, max(1, int(seconds))))
 
 
 class RunState:
@@ -122,6 +126,30 @@ class RunState:
                 if gone(RowId.parse(row)):
                     await self._purge(key)
 
+    async def enforce(self, allowed: Callable[[str], int]) -> int:
+        """Purge keys that are unknown or too large, and return their number; for the role that may remove messages.
+
+        Args:
+            allowed: maps a key to its largest size in bytes; 0 if the run has no such key.
+        """
+        stream, prefix = f"KV_{self._bucket}", self._subject("")
+
+        async def read() -> tuple[list[str], int]:
+            info = await self._connection.js.stream_info(stream, subjects_filter=f"{prefix}>")
+            return [subject.removeprefix(prefix) for subject in info.state.subjects or {}], info.state.bytes
+
+        keys, size = await self._connection.retry(read, "list keys")
+        gone = [key for key in keys if not allowed(key)]
+        if size > LARGE_BYTES:
+            for key in set(keys[:MAX_MEASURED]) - set(gone):
+                with suppress(NotFoundError):
+                    found = await self._connection.js.get_last_msg(stream, self._subject(key))
+                    if len(found.data or b"") > allowed(key):
+                        gone.append(key)
+        for key in gone:
+            await self._purge(key)
+        return len(gone)
+
     async def _purge(self, key: str) -> None:
         async def purge() -> bool:
             return await self._connection.js.purge_stream(f"KV_{self._bucket}", subject=f"$KV.{self._bucket}.{key}")
@@ -189,25 +217,24 @@ class RunState:
         await self._connection.retry(attempt, f"change {key}")
 
     async def acquire_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> bool:
-        """Acquire a free lease; False if it is held.
+        """Acquire a free lease; False if it is held. An entry that is no lease is overwritten.
 
         The holder may be the caller itself: an earlier attempt may have succeeded although its reply was lost.
         """
-        key, data = f"lease.{role}.{n}", json.dumps(state).encode()
-        value, revision = await self._entry(key)
-        if isinstance(value, dict):
+        key = f"lease.{role}.{n}"
+        found, revision = await self._lease(key)
+        if isinstance(found, dict):
             return False
+        data = signed(key, state)
 
         async def take() -> bool:
             try:
                 if revision:
                     # An expired lease leaves a marker, which nats-py's `create` takes for a value.
                     last = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-                    await self._connection.js.publish(
-                        f"$KV.{self._bucket}.{key}", data, headers=last, msg_ttl=_whole_seconds(ttl)
-                    )
+                    await self._connection.js.publish(self._subject(key), data, headers=last, msg_ttl=_ttl(ttl))
                 else:
-                    await self._kv.create(key, data, msg_ttl=_whole_seconds(ttl))
+                    await self._kv.create(key, data, msg_ttl=_ttl(ttl))
             except KeyWrongLastSequenceError:
                 return False
             except APIError as error:
@@ -221,20 +248,15 @@ class RunState:
     async def renew_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> None:
         """Write a lease without checking who holds it; `state` describes the holder.
 
-        It expires after `ttl` seconds, rounded down to whole seconds, at least 1.
+        It expires after `ttl` seconds, rounded down to whole seconds, from 1 to `MAX_LEASE_TTL`.
         """
         key = f"lease.{role}.{n}"
-        await self._connection.js.publish(
-            f"$KV.{self._bucket}.{key}", json.dumps(state).encode(), msg_ttl=_whole_seconds(ttl)
-        )
+        await self._connection.js.publish(self._subject(key), signed(key, state), msg_ttl=_ttl(ttl))
 
     async def renew_held_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> bool:
-        """Renew a lease that was acquired with the same `state`; False if another holder has it now.
-
-        An entry whose keys differ from those of `state` is malformed and is overwritten.
-        """
-        value, _ = await self._entry(f"lease.{role}.{n}")
-        if isinstance(value, dict) and value.keys() == state.keys() and value != state:
+        """Renew a lease that was acquired with the same `state`; False if another holder has it now."""
+        found = await self.lease(role, n)
+        if found is not None and found != state:
             return False
         await self.renew_lease(role, n, state, ttl)
         return True
@@ -243,12 +265,41 @@ class RunState:
         """Delete a lease before it expires."""
         await self._kv.delete(f"lease.{role}.{n}")
 
+    async def lease(self, role: str, n: int | str) -> dict[str, Any] | None:
+        """Return the state of a current lease; None if there is none."""
+        found, _ = await self._lease(f"lease.{role}.{n}")
+        return found if isinstance(found, dict) else None
+
     async def leases(self, role: str = "") -> dict[str, dict[str, Any]]:
         """Return the state of all current leases, or of those of one role, by `<role>.<n>`."""
-        found = {}
-        for key in await self._keys(f"lease.{role}" if role else "lease"):
-            with suppress(InvalidKeyError):
-                value, _ = await self._entry(key)
-                if isinstance(value, dict):
-                    found[key.removeprefix("lease.")] = value
-        return found
+        found = await self._entries(role)
+        return {name: entry for name, entry in found.items() if isinstance(entry, dict)}
+
+    async def forged_leases(self) -> dict[str, str]:
+        """Return why entries under the keys of leases are none, by `<role>.<n>`; every reader ignores them."""
+        found = await self._entries()
+        return {name: entry for name, entry in found.items() if isinstance(entry, str)}
+
+    async def _entries(self, role: str = "") -> dict[str, dict[str, Any] | str | None]:
+        keys = await self._keys(f"lease.{role}" if role else "lease")
+        return {key.removeprefix("lease."): (await self._lease(key))[0] for key in keys}
+
+    async def _lease(self, key: str) -> tuple[dict[str, Any] | str | None, int]:
+        """Return the state of a lease, why its entry is none, or None without an entry; and the entry's revision."""
+
+        async def get() -> RawStreamMsg | None:
+            try:
+                return await self._connection.js.get_last_msg(f"KV_{self._bucket}", self._subject(key))
+            except NotFoundError:
+                return None
+
+        found = await self._connection.retry(get, f"read {key}")
+        if found is None:
+            return None, 0
+        headers = found.headers or {}
+        if "KV-Operation" in headers or "Nats-Marker-Reason" in headers:
+            return None, found.seq or 0  # released or expired
+        return lease_of(key, found.data or b"", headers), found.seq or 0
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self._bucket}.{key}"

@@ -25,6 +25,7 @@ from broker.accounts import view_of
 from broker.codec import MAX_CELL_BYTES
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.lease_entries import MAX_LEASE_BYTES
 from broker.schema import SCHEMA
 from broker.subjects import Subjects
 
@@ -34,6 +35,8 @@ _HEADER_BYTES = 4 << 10
 MAX_ACTORS = 8192
 """Maximum number of actors of a role with a pending pull request; the server's default limit is 512."""
 _NAME_IN_USE = 10058
+STATE_BYTES = 64 << 20
+"""Size limit of the bucket, in bytes; that of a run with a thousand actors has less than 1 MiB."""
 CONSUMER_SECONDS = 60.0
 """Default seconds to wait for a consumer that the owner of the run creates."""
 
@@ -202,6 +205,8 @@ async def ensure_bucket(
         storage=StorageType.FILE,
         max_msgs_per_subject=1,
         discard=DiscardPolicy.NEW,
+        max_bytes=STATE_BYTES,
+        max_msg_size=MAX_LEASE_BYTES + _HEADER_BYTES,
         duplicate_window=_DUPLICATE_WINDOW,
         num_replicas=replicas,
         allow_msg_ttl=True,

@@ -53,6 +53,18 @@ class Cell:
     """Unix time in seconds, by the server's clock, at which the cell was stored; 0 if unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How full the table is."""
+
+    last: int
+    """Stream sequence of the last cell."""
+    cells: int
+    size: int
+    """Size of the stream in bytes, and its limit."""
+    max_size: int
+
+
 class Table:
     """The cells of one run.
 
@@ -257,11 +269,20 @@ class Table:
                     return self.read(cell.data, expected, subject=cell.subject)
         return None
 
-    def list_subjects(self, filter_subject: str) -> list[str]:
-        """Return the subjects of the cells that a filter matches."""
-        return self.connection.call(self.list_subjects_async(filter_subject), CALL_DEADLINE)
+    def fill(self) -> Fill:
+        """Return how full the table is."""
 
-    async def list_subjects_async(self, filter_subject: str) -> list[str]:
+        async def ask() -> Fill:
+            info = await self.connection.js.stream_info(self.subjects.table_stream)
+            return Fill(info.state.last_seq, info.state.messages, info.state.bytes, info.config.max_bytes or 0)
+
+        return self.connection.call(self.connection.retry(ask, "look how full the table is"), CALL_DEADLINE)
+
+    def list_subjects(self, filter_subject: str, limit: int | None = None) -> list[str]:
+        """Return the subjects of the cells that a filter matches, about `limit` of them if there are more."""
+        return self.connection.call(self.list_subjects_async(filter_subject, limit), CALL_DEADLINE)
+
+    async def list_subjects_async(self, filter_subject: str, limit: int | None = None) -> list[str]:
         """Async variant of `list_subjects`."""
         # nats-py requests only the first page of subjects.
         js, endpoint = self.connection.js, f"$JS.API.STREAM.INFO.{self.subjects.table_stream}"
@@ -275,7 +296,7 @@ class Table:
         while True:
             more, total = await self.connection.retry(partial(page, len(found)), f"list {filter_subject}")
             found += more
-            if not more or len(found) >= total:
+            if not more or len(found) >= (total if limit is None else min(limit, total)):
                 return found
 
     def list_cells(self, filter_subject: str) -> list[CellId]:
@@ -351,12 +372,17 @@ class Table:
 
         self.connection.call(work(), CALL_DEADLINE)
 
-    def purge(self, filters: Iterable[str]) -> None:
-        """Remove the cells that filters match; their subjects then accept writes again."""
+    def purge(self, filters: Iterable[str], before: int | None = None) -> None:
+        """Remove the cells that filters match; their subjects then accept writes again.
+
+        Args:
+            filters: subjects to remove.
+            before: stream sequence; cells stored at it or later stay.
+        """
 
         async def purge_one(subject: str) -> None:
             async def request() -> bool:
-                return await self.connection.js.purge_stream(self.subjects.table_stream, subject=subject)
+                return await self.connection.js.purge_stream(self.subjects.table_stream, seq=before, subject=subject)
 
             await self.connection.retry(request, f"purge {subject}")
 

@@ -12,6 +12,7 @@ from broker.errors import (
     StoreError,
     StoreFullError,
     SubjectError,
+    UnsafePathError,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "SubjectError",
+    "UnsafePathError",
 ]
 
 

@@ -7,11 +7,12 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from nats.js.errors import NotFoundError
 
 from broker.address import Address
 from broker.connection import Connection
@@ -68,8 +69,9 @@ def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator
     if made:
         # The server reserves the space of a stream, and all tests share one server.
         with closing(Connection(address, "cleaner")) as connection:
-            for stream in (subjects.table_stream, subjects.log_stream):
-                connection.call(connection.js.delete_stream(stream), 20)
+            for stream in (subjects.table_stream, subjects.log_stream, f"KV_{subjects.state_bucket}"):
+                with suppress(NotFoundError):
+                    connection.call(connection.js.delete_stream(stream), 20)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import io
 import sys
 from typing import Annotated, Any, NoReturn
 
+import setproctitle
 import typer
 
 from relax_actors.errors import AddressError, BrokerError, ConfigError, RelaxError, SubjectError
@@ -26,6 +27,7 @@ COMMANDS: Registry[Any] = Registry(
     {
         "up": "relax_actors.cli.up:up",
         "check": "relax_actors.cli.check:check",
+        "algorithms": "relax_actors.cli.algorithms:algorithms",
         "simulate": "relax_actors.cli.simulate:simulate",
         "status": "relax_actors.cli.status:status",
         "tree": "relax_actors.cli.tree:tree",
@@ -116,6 +118,17 @@ def _add_failing(app: typer.Typer, name: str, reason: str) -> None:
     app.command(name, help="(cannot be loaded)", context_settings=anything)(fail)
 
 
+def _hide_secrets() -> None:
+    """Show passwords in this process's arguments as `***`: every user of the machine can list them."""
+    if not any("://" in argument or "=" in argument for argument in sys.argv):
+        return
+    from relax_actors.config.masking import masked_argument
+
+    shown = [masked_argument(argument) for argument in sys.argv]
+    if shown != sys.argv:
+        setproctitle.setproctitle(" ".join([sys.executable, *shown]))
+
+
 def run() -> None:
     """Run a command, and report an error as one message.
 
@@ -124,6 +137,7 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
+    _hide_secrets()
     try:
         build(sys.argv[1:])()
     except (ConfigError, AddressError, SubjectError) as error:

@@ -21,6 +21,7 @@ def status(run: RunName, json: AsJson = False, broker: Broker = None, credential
     with connected(run, Access(broker, credentials)) as at:
         ledger = read_ledger(at.table, at.config)
         leases = at.table.connection.call(at.state.leases(), 10)
+        fill = at.table.fill()
     last = ledger.batches[max(ledger.batches)] if ledger.batches else None
     body = {
         "run": at.config.run.name,
@@ -29,6 +30,7 @@ def status(run: RunName, json: AsJson = False, broker: Broker = None, credential
         "reward": last.reward if last else None,
         "staleness": last.staleness if last else None,
         **accounting(ledger),
+        "table_percent": round(100 * fill.size / max(1, fill.max_size), 1),
         "actors": {name: lease for name, lease in leases.items() if not name.startswith(NOT_ACTORS)},
     }
     if json:
@@ -47,7 +49,7 @@ def _print(body: dict[str, Any]) -> None:
     screen = Screen()
     for name, value in body.items():
         if name != "actors":
-            screen.print(f"{name:12} {printable(value)}")
+            screen.print(f"{name:13} {printable(value)}")
     table = Table("actor", "pid", "incarnation", "up", "activity")
     for name, lease in sorted(body["actors"].items()):
         cells = (name, str(lease.get("pid"))[:20], str(lease.get("incarnation"))[:20], age(lease), activity(lease))

@@ -23,6 +23,8 @@ def sentence(event: LogMessage) -> str:
     who = role if event.kind in ("down", "repaired") else event.sender  # the broker or a node has no number
     texts = {
         "fault": f"relax chaos hits {body.get('target')}",
+        "strays_removed": f"{body.get('cells')} stray cells by {body.get('by')} removed, {body.get('mib')} MiB",
+        "table_full": f"the table is {full_table(body)}",
         "waiting_for_room": f"{who} waits for free disk space: {why}",
         "crashed": f"{who} crashed: {why}; it is restarted",
         "down": f"{who} crashed: {why}; it is restarted",
@@ -37,6 +39,12 @@ def sentence(event: LogMessage) -> str:
         "evaluated": f"version {n} scored {_rounded(body.get('reward'))} on held-out prompts",
     }
     return _line(texts.get(event.kind, ""))
+
+
+def full_table(body: dict[str, Any]) -> str:
+    """Describe a table that is nearly full, by event `table_full`."""
+    by = f" of strays by {body['by']}; stop it, or rotate its keys" if body.get("by") else "; raise broker.max_bytes"
+    return f"{str(body.get('percent'))[:8]} % full{by}"
 
 
 def _rounded(value: object) -> object:

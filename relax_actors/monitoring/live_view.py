@@ -54,8 +54,8 @@ class LiveView:
         grid.add_row("processes", Text(f"{p.alive} working, {p.restarts} restarts{names}"))
         if failures := p.failures.lines()[-MAX_SHOWN:]:
             grid.add_row("failures", Text("\n".join(failures), style="red"))
-        if p.notice:
-            grid.add_row("waiting", Text(p.notice, style="yellow"))
+        if waits := p.waits_for:
+            grid.add_row("waiting", Text(waits, style="yellow"))
         events = Text("\n".join(p.events), style="dim")
         return Panel(Group(grid, events), title=f"relax {p.run}", width=WIDTH)
 

@@ -9,11 +9,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from relax_actors.monitoring.failures import FailureCounts, sentence
+from relax_actors.monitoring.failures import FailureCounts, full_table, sentence
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.printable import printable
 
 SILENT_SECONDS = 5.0
+STALL_SECONDS = 15.0
+"""How long a report of a full table is shown."""
 MAX_ACTORS = 1024
 """Actors of a role that are counted, and supervisors with their children."""
 MAX_STEPS = 10**9
@@ -38,7 +40,8 @@ class Progress:
         actor_restarts: restarts of actors over the whole run, as far as its log was read.
         failures: failures of rows and processes.
         finished: whether the run reported its end.
-        notice: what the whole run waits for; empty if nothing.
+        notice: what the whole run waits for, except for what its events report; empty if nothing.
+        stall: when the table was last reported as full, by the monotonic clock, and of what.
     """
 
     run: str
@@ -58,6 +61,7 @@ class Progress:
     finished: bool = False
     training: dict[str, str] = field(default_factory=dict)
     notice: str = ""
+    stall: tuple[float, str] = (float("-inf"), "")
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
 
     def take(self, message: LogMessage, *, recent: bool = True) -> None:
@@ -85,6 +89,8 @@ class Progress:
             self.actor_restarts += 1
         if kind == "evaluated":
             self._evaluated(body["version"], body["reward"])
+        if kind == "table_full" and recent:
+            self.stall = time.monotonic(), printable(f"the table is {full_table(body)}")[:200]
         if recent:
             self.failures.take(event)
             if kind == "crashed" and _has_room(self.crashed, event):
@@ -160,14 +166,20 @@ class Progress:
         rate = self.steps_per_second
         return (self.steps - self.step) / rate if rate > 0 and self.steps else None
 
+    @property
+    def waits_for(self) -> str:
+        """What the whole run waits for; empty if nothing."""
+        at, text = self.stall
+        return self.notice or (text if time.monotonic() - at < STALL_SECONDS else "")
+
     def line(self) -> str:
         """Format the state as one plain line, for output that is no terminal."""
-        left = self.seconds_left
+        left, waits = self.seconds_left, self.waits_for
         return (
             f"step {self.step}/{self.steps or '?'} reward {self.reward:.3f} "
             f"in_flight {self.ledger.get('in_flight', 0)} staleness {self.batch.get('staleness', 0)} "
             f"actors {self.alive} restarts {self.restarts} "
-            f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {self.notice}" if self.notice else "")
+            f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {waits}" if waits else "")
         )
 
 

@@ -10,7 +10,7 @@ from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import CodecError
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Weights
-from relax_actors.runtime.cells import KINDS
+from relax_actors.runtime.cells import KINDS, is_oversized
 from relax_actors.training.ledger import Account, Ledger
 
 ENDS_OF_CURVE = 10
@@ -78,6 +78,8 @@ def read_ledger(table: Table, config: Config) -> Ledger:
     numbered = [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
     # Caught up: rows are purged after the checkpoint that covers them, so reading must not miss that checkpoint.
     for cell_id, cell in table.snapshot([*columns, *numbered], caught_up=True):
+        if is_oversized(cell_id, cell):
+            continue
         try:
             expected = KINDS.get(cell_id.kind)
             value = table.read(cell.data, expected, subject=cell.subject) if expected else None

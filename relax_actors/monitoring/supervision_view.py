@@ -14,12 +14,16 @@ from relax_actors.printable import printable
 from relax_actors.roles import replicas, role_names
 from relax_actors.supervision.absence import needed_roles, present_roles
 
+MAX_FORGED = 20
+"""Most entries that are shown although they are no leases."""
+
 
 def supervision_tree(at: Connected) -> Tree:
     """Build the tree of broker, nodes, pools and actors from the leases of a run."""
     leases = at.table.connection.call(at.state.leases(), 10)
     nodes = {key[5:]: leases.pop(key) for key in sorted(leases, key=_order) if key.startswith("node.")}
     roots = {key[5:]: children_of(leases.pop(key)) for key in list(leases) if key.startswith("root.")}
+    forged = at.table.connection.call(at.state.forged_leases(), 10)
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
     if at.config.broker.url is None:
         root.add(_with_state("broker, embedded", roots.get("0", {}).get("broker") if at.live else None))
@@ -28,6 +32,8 @@ def supervision_tree(at: Connected) -> Tree:
     for n in nodes or ["0"]:
         state = roots.get(n, {}).get("node") if at.live else None
         _add_actors(_add_node(root, n, nodes.get(n, {}), state), at.config, nodes.get(n, {}), leases)
+    for name, why in sorted(forged.items())[:MAX_FORGED]:
+        root.add(Text(printable(f"entry lease.{name[:80]} is no lease and is ignored: {why}"), "red"))
     if nodes:
         present = present_roles(nodes.values())
         for role, what in needed_roles(at.config).items():

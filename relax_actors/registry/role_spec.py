@@ -26,7 +26,7 @@ class RoleSpec:
     notes: tuple[str, ...] = ()
     """Keys of the run's bucket where it tells others how to reach it."""
     removes: bool = False
-    """Whether it may delete messages of the table and the bucket."""
+    """Whether it may delete messages of the table and the bucket; only the trainer needs it."""
     single: bool = False
     """Whether a run has one actor of it, because it owns state; else it is a pool on any number of nodes."""
     device: bool = False

@@ -1,7 +1,8 @@
 """Role `evaluator`: evaluates selected weight versions on held-out prompts.
 
 Held-out rows pass through the same columns as training rows, and their rewards are averaged. The result of a version is
-one cell, `evaluation.<version>`. Rows are kept for the latest result only.
+one cell, `evaluation.<version>`. Rows are kept for the latest result only: the cell asks the trainer, which alone may
+remove cells, to remove those of earlier results.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ class Evaluator(StatefulRole):
         writes=("prompt", "quarantined"),
         kinds=("eval",),
         numbered=("evaluation",),
-        removes=True,
         single=True,
         section="prompts",
         requires="eval",
@@ -74,10 +74,8 @@ class Evaluator(StatefulRole):
         return [*numbered, *(subjects.column(name, "eval") for name in EVAL_END_COLUMNS)]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Rebuild the results, continue unfinished evaluations and remove old rows."""
+        """Rebuild the results and continue unfinished evaluations."""
         self.on_cells(cells)
-        # The previous incarnation may have ended before it had removed all old rows.
-        self._remove_old_rows()
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Admit rows of newly published versions, and publish the results of finished versions."""
@@ -98,8 +96,6 @@ class Evaluator(StatefulRole):
         complete = [version for version, ended in sorted(self._ended.items()) if len(ended) >= self._rows]
         for version in complete:
             self._publish_result(version)
-        if complete:
-            self._remove_old_rows()
         self.context.report_waiting("a version to evaluate")
 
     def _record_end(self, cell_id: CellId, cell: Cell) -> None:
@@ -125,25 +121,13 @@ class Evaluator(StatefulRole):
             self.context.journal.event("evaluated", version=version, reward=result.reward, rows=result.rows)
 
     def _record_result(self, cell_id: CellId, cell: Cell) -> None:
-        """Record a published result; remove a malformed cell, which would block the result."""
+        """Record a published result; the trainer removes a malformed cell."""
         value = read_numbered(self.context, cell_id, cell)
         if not isinstance(value, Evaluation):
-            self.context.table.remove([cell])
             return
         self._done.add(cell_id.step)
         self._ended.pop(cell_id.step, None)
         self._latest = cell_id.step, value.reward
-
-    def _remove_old_rows(self) -> None:
-        """Remove the rows of all finished versions but the last, late cells included."""
-        table, state = self.context.table, self.context.state
-        removable = self._done - {max(self._done, default=0)}
-        present = {cell.step for cell in table.list_cells(f"{table.subjects.prefix}.eval.>")}
-        table.purge(f"{table.subjects.prefix}.eval.{version}.>" for version in sorted(removable & present))
-        for name in table.store.list_names("eval"):
-            if name.isdigit() and int(name) in removable:
-                table.store.remove(f"eval/{name}")
-        table.call(state.forget_failures(lambda row: row.kind == "eval" and row.step in removable))
 
     def _admit(self, version: int) -> None:
         """Write the prompts of a version's rows; existing prompts are kept."""

@@ -116,12 +116,18 @@ class PromptSource(StatefulRole):
         self._drop_surplus()
         while not self.context.stopping() and (rows := self._ledger.to_admit()[:MAX_ROWS_PER_WRITE]):
             self._check_refills(rows)
-            self._admit(rows)
+            if not self._admit(rows):
+                break
             self.progress()
         lead = self.context.config.staleness.max
         self._metrics = self._compute_metrics()
         version = self._ledger.version
         self.context.report_waiting("weights 0" if version is None else f"weights {version + 1} (lead {lead})")
+
+    def idle(self) -> None:
+        """Write again what a stray cell prevented, which the trainer has removed meanwhile."""
+        if self._ledger.to_admit() or self._ledger.surplus():
+            self.on_cells([])
 
     def _observe(self, cell_id: CellId, cell: Cell) -> None:
         requeue_type = REQUEUE_COLUMNS.get(cell_id.field) if cell_id.kind == "group" else None
@@ -153,8 +159,15 @@ class PromptSource(StatefulRole):
             del self._requeued[old]
             self._origins[row] = self._origins.get(old, old)
 
-    def _admit(self, rows: list[RowId]) -> None:
-        """Write the first cells of rows; the first rows take over the tasks of requeued rows."""
+    def _admit(self, rows: list[RowId]) -> bool:
+        """Write the first cells of rows; the first rows take over the tasks of requeued rows.
+
+        A cell that exists already is not observed here: it arrives in stream order, or is a stray that the trainer
+        removes.
+
+        Returns:
+            Whether any cell was written.
+        """
         table = self.context.table
         requeued = dict(zip(rows, self._requeued, strict=False))
         failed: list[Exception] = []
@@ -162,8 +175,9 @@ class PromptSource(StatefulRole):
             first_cell(self.context, row, partial(self._try_prompt, row, requeued.get(row), failed)) for row in rows
         ]
         written = table.put_encoded(cells)
-        for subject, _ in cells:
-            self._ledger.observe(table.subjects.parse(subject))
+        for (subject, _), is_new in zip(cells, written, strict=True):
+            if is_new:
+                self._ledger.observe(table.subjects.parse(subject))
         for row, is_new in zip(rows, written, strict=True):
             if row not in requeued:
                 continue
@@ -176,6 +190,7 @@ class PromptSource(StatefulRole):
             error = all_rows_failed(self.context, len(self._first_rows.rows), failed[-1])
             self.context.journal.flush(FLUSH_SECONDS)
             raise error
+        return any(written)
 
     def _try_prompt(self, row: RowId, requeue_of: RowId | None, failed: list[Exception]) -> Prompt:
         """Make the prompt of a row; append the error to `failed` if the run should stop because of it."""
@@ -237,9 +252,10 @@ class PromptSource(StatefulRole):
         surplus = [table.subject(row, "dropped") for row in self._ledger.surplus()]
         if surplus:
             detail = "the step's batch was complete without it"
-            table.put_all((subject, Dropped(DropReason.SURPLUS, detail)) for subject in surplus)
-            for subject in surplus:
-                self._ledger.observe(table.subjects.parse(subject))
+            written = table.put_all((subject, Dropped(DropReason.SURPLUS, detail)) for subject in surplus)
+            for subject, is_new in zip(surplus, written, strict=True):
+                if is_new:
+                    self._ledger.observe(table.subjects.parse(subject))
 
     def metrics(self) -> dict[str, float]:
         """Return the counts of the ledger after the last cells, the version and the lead."""

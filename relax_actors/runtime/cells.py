@@ -1,11 +1,12 @@
 """Access to the table's cells for stateful roles: read columns, and read and write numbered cells.
 
-A numbered cell (`batch`, `weights`, `checkpoint`, `evaluation`) has one owner and a checksum of its subject and
+A numbered cell (`batch`, `weights`, `checkpoint`, ...) has one owner and a checksum of its subject and
 content.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -14,22 +15,28 @@ import numpy as np
 from broker.codec import Array, plain_value
 from broker.subjects import CellId, RowId
 from relax_actors.errors import BrokerError, CodecError, RelaxError, StoreError
-from relax_actors.messages import Batch, Checkpoint, Evaluation, Trajectory, Weights
+from relax_actors.messages import Batch, Checkpoint, CriticVersion, Evaluation, Trajectory, Weights
 from relax_actors.runtime.context import Context
 
 if TYPE_CHECKING:
     from broker.table import Cell, Table
 
-Numbered = Batch | Checkpoint | Weights | Evaluation
+Numbered = Batch | Checkpoint | CriticVersion | Weights | Evaluation
 T = TypeVar("T")
-N = TypeVar("N", Batch, Checkpoint, Weights, Evaluation)
+N = TypeVar("N", Batch, Checkpoint, CriticVersion, Weights, Evaluation)
 KINDS: dict[str, type[Numbered]] = {
     "batch": Batch,
     "checkpoint": Checkpoint,
     "weights": Weights,
     "evaluation": Evaluation,
+    "critic": CriticVersion,
+    "critic_checkpoint": Checkpoint,
 }
 ATTEMPTS = 100
+REMOVAL_SECONDS = 0.5
+"""Pause of a role that waits until the trainer has removed a cell."""
+MAX_END_BYTES = 64 << 10
+"""Largest cell that ends a row; a larger one is malformed, and would only fill the table."""
 
 
 class Observer(Protocol):
@@ -50,6 +57,9 @@ def read_numbered(context: Context, cell_id: CellId, cell: Cell) -> Numbered | N
 
 def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell) -> Numbered | None:
     """Pass a cell to a ledger; return the value of a numbered cell, or None if it is malformed and was skipped."""
+    if is_oversized(cell_id, cell):
+        context.journal.event("malformed_cell", subject=cell.subject, error=f"{len(cell.data)} bytes end a row")
+        return None
     if cell_id.kind not in KINDS:
         if not ledger.observe(cell_id) and context.role == "prompts":
             context.journal.event("stray_cell", subject=cell.subject, error="the ledger expects no row with this id")
@@ -60,8 +70,22 @@ def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell) -> 
     return value
 
 
+def is_oversized(cell_id: CellId, cell: Cell) -> bool:
+    """Whether a cell that ends a row is too large to be one; it never counts, and the trainer removes it."""
+    return cell_id.field in ("dropped", "quarantined") and len(cell.data) > MAX_END_BYTES
+
+
+def remove_or_wait(context: Context, cell: Cell) -> None:
+    """Remove a cell that takes the place of another; only the trainer may, other roles wait a moment for it."""
+    if context.role == "trainer":
+        context.table.remove([cell])
+    else:
+        time.sleep(REMOVAL_SECONDS)
+        context.progress()
+
+
 def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
-    """Fetch a numbered cell that the role owns; a malformed one is reported in an event and removed."""
+    """Fetch a numbered cell that the role owns; a malformed one is reported in an event and removed by the trainer."""
     table = context.table
     cell = table.get(subject, direct=False)
     if cell is None:
@@ -70,7 +94,7 @@ def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
         return table.read(cell.data, expected, subject=subject)
     except CodecError as error:
         context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
-        table.remove([cell])
+        remove_or_wait(context, cell)
         return None
 
 
@@ -99,7 +123,7 @@ def read_column(table: Table, rows: Sequence[RowId], name: str, expected: type[T
 def read_logprobs(
     table: Table, rows: Sequence[RowId], name: str, trajectories: Sequence[Trajectory | RelaxError]
 ) -> list[Array | RelaxError]:
-    """Read a column of log-probs, `[total] float32` as laid out in its trajectory; errors as in `read_column`."""
+    """Read a column of log-probs or values, `[total] float32` in the layout of its trajectory; see `read_column`."""
 
     def read(n: int, data: bytes) -> Array:
         trajectory = trajectories[n]

@@ -10,9 +10,12 @@ from typing import Any
 
 import nats.errors
 
+from broker.pull import delivery_of
 from broker.subjects import RowId
+from broker.table import Cell
 from relax_actors.errors import CodecError, RowError
 from relax_actors.messages import Dropped, Quarantined
+from relax_actors.runtime.cells import MAX_END_BYTES, REMOVAL_SECONDS
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.first_rows import FLUSH_SECONDS, FirstRows, all_rows_failed, first_rows
 from relax_actors.runtime.handler import BLAMELESS_ERRORS, Job
@@ -30,13 +33,26 @@ async def ignore_errors(acknowledgement: Awaitable[Any]) -> None:
         return
 
 
+def ends_row(cell: Cell | None) -> bool:
+    """Whether a cell of column `dropped` or `quarantined` ends its row; an oversized one does not."""
+    return cell is not None and len(cell.data) <= MAX_END_BYTES
+
+
 async def quarantine(context: Context, row: RowId, count: int, error: str, trace: str) -> None:
-    """Quarantine a row after `count` deliveries or failures, unless it already is."""
+    """Quarantine a row after `count` deliveries or failures, unless it already is.
+
+    Waits until the trainer has removed a cell that is no end of the row but has its subject.
+    """
     table = context.table
     subject = table.subject(row, "quarantined")
     cell = Quarantined(context.role, count, error[:2000], trace[-8000:])
-    if await table.put_async(subject, table.encode(subject, cell)):
-        context.journal.event("row_quarantined", row=str(row), deliveries=count, error=error, traceback=trace)
+    data = table.encode(subject, cell)
+    while not await table.put_async(subject, data):
+        if ends_row(existing := await table.get_async(subject, direct=False)):
+            return
+        if existing is not None:
+            await asyncio.sleep(REMOVAL_SECONDS)
+    context.journal.event("row_quarantined", row=str(row), deliveries=count, error=error, traceback=trace)
 
 
 class Finisher:
@@ -74,7 +90,7 @@ class Finisher:
             await self._handle_error(job, job.error)
             return
         if job.data is not None and not self._is_gone(job.row):
-            written = await self._table.put_async(self._table.subject(job.row, job.field), job.data)
+            written = await self._write(job, job.data)
             if written and job.field == "dropped":
                 dropped = self._table.read(job.data, Dropped)
                 self._context.journal.event(
@@ -84,6 +100,21 @@ class Finisher:
         self._first_rows.succeeded()
         self._release(job)
         await ignore_errors(job.message.ack())
+
+    async def _write(self, job: Job, data: bytes) -> bool:
+        """Write a result; quarantine the row if its column was written before the input, which no actor does."""
+        subject = self._table.subject(job.row, job.field)
+        while not await self._table.put_async(subject, data):
+            existing = await self._table.get_async(subject, direct=False)
+            delivery = delivery_of(job.message)
+            if existing is None and not self._is_gone(job.row):
+                continue  # the trainer has removed a stray cell
+            input_at = delivery.stream_sequence if delivery is not None else 0
+            if job.field == self._role.writes and existing is not None and existing.sequence < input_at:
+                error = f"column {job.field} was written before {job.message.subject.rpartition('.')[2]}"
+                await quarantine(self._context, job.row, 1, f"MalformedRow: {error}, which it is made of", "")
+            return False
+        return True
 
     async def _handle_error(self, job: Job, error: Exception) -> None:
         if isinstance(error, BLAMELESS_ERRORS) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):

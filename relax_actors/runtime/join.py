@@ -9,17 +9,20 @@ import asyncio
 
 from nats.aio.msg import Msg
 
-from broker.pull import is_redelivery
+from broker.pull import delivery_of, is_redelivery
 from broker.subjects import CellId, RowId
+from broker.table import Cell
 from relax_actors.errors import CodecError, SubjectError
 from relax_actors.messages import Checkpoint
 from relax_actors.runtime.context import Context
-from relax_actors.runtime.finish import ignore_errors, quarantine
+from relax_actors.runtime.finish import ends_row, ignore_errors, quarantine
 from relax_actors.runtime.handler import Job
 from relax_actors.runtime.role import Role
 
 # Columns that must exist once the key exists, so their own arrival need not trigger the row.
 IMPLIED = {"trajectory": {"prompt"}, "reward": {"prompt", "trajectory"}, "advantage": {"prompt", "trajectory"}}
+
+FAILURES = ("dropped", "quarantined")
 
 
 def trigger_columns(inputs: tuple[str, ...], rewards: str = "reward") -> list[str]:
@@ -91,17 +94,25 @@ class Join:
             *(self._table.get_async(self._table.subject(row, name)) for name in [*others, *done])
         )
         missing = [name for name, other in zip(others, found, strict=False) if other is None]
-        if missing or (done and found[-1] is not None):
+        if missing or (done and _is_later(found[-1], message)):
             if early := sorted(IMPLIED.get(cell.field, set()) & set(missing)):
-                await self._quarantine_early(cell, early)
+                await self._report_early(cell, early)
             await ignore_errors(message.ack())
             return None
         cells |= {name: other.data for name, other in zip(others, found, strict=False) if other is not None}
         return Job(message, row, cells)
 
-    async def _quarantine_early(self, cell: CellId, missing: list[str]) -> None:
-        """Quarantine a row whose column exists before the columns it is made of; nothing would trigger it again."""
+    async def _report_early(self, cell: CellId, missing: list[str]) -> None:
+        """Quarantine a row whose column exists before the columns it is made of; nothing would trigger it again.
+
+        A row without a prompt is not admitted: the trainer removes its cells. If the row is admitted before, the writer
+        of the column notices that the column is older than the prompt.
+        """
         row = cell.row
+        if "prompt" in missing:
+            error = f"column {cell.field} of a row without a prompt"
+            self._context.journal.event("stray_cell", subject=self._table.subject(row, cell.field), error=error)
+            return
         if row.kind == "group":
             last = await self._table.fetch_last_async("checkpoint", Checkpoint)
             self._floor = max(self._floor, last.floor if last is not None else 0)
@@ -113,11 +124,16 @@ class Join:
     async def _still_wanted(self, row: RowId, subject: str) -> bool:
         """Whether to handle a redelivered row; a row that failed too often is quarantined."""
         ends = [self._role.writes] if self._role.writes else []
-        ends += ["dropped", "quarantined"]
+        ends += FAILURES
         looked_up = [subject, *(self._table.subject(row, name) for name in ends)]
         itself, *ended = await asyncio.gather(*map(self._table.get_async, looked_up))
         # A row whose own cell is gone was purged with the floor or with an evaluated version.
-        if itself is None or any(ended):
+        if itself is None:
+            return False
+        # A result that is older than its input is a stray; `Finisher` quarantines its row.
+        own = len(ends) - len(FAILURES)
+        is_done = any(cell is not None and cell.sequence > itself.sequence for cell in ended[:own])
+        if is_done or any(map(ends_row, ended[own:])):
             return False
         failed = await self._context.state.failures(self._context.role, row)
         limits = self._context.config.supervision
@@ -125,3 +141,9 @@ class Join:
             await quarantine(self._context, row, failed.count + failed.external_kills, failed.error, failed.traceback)
             return False
         return True
+
+
+def _is_later(cell: Cell | None, message: Msg) -> bool:
+    """Whether a cell was stored after a message; an older one is not made of it."""
+    delivery = delivery_of(message)
+    return cell is not None and (delivery is None or cell.sequence > delivery.stream_sequence)

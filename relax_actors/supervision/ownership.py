@@ -21,8 +21,8 @@ log = structlog.get_logger()
 
 async def is_taken(state: RunState, node: Assignment) -> bool:
     """Whether another node holds this node's number."""
-    lease = await state.get(f"lease.node.{node.number}")
-    return isinstance(lease, dict) and isinstance(lease.get("name"), str) and not is_of(lease, node.name, node.where)
+    lease = await state.lease("node", node.number)
+    return lease is not None and not is_of(lease, node.name, node.where)
 
 
 def is_of(lease: dict[str, Any], name: str, where: str) -> bool:
@@ -61,11 +61,10 @@ class NodeLeases:
         end = time.monotonic() + self._ttl + OWNER_SECONDS
         for role in self._roles:
             while not self._connection.call(self._state.acquire_lease("owner", role, self._entry, self._ttl), 30):
-                owner = self._connection.call(self._state.leases(), 30).get(f"owner.{role}", {})
+                owner = self._connection.call(self._state.lease("owner", role), 30)
+                if owner is None:
+                    continue
                 if owner == self._entry:
-                    break
-                if owner.keys() != self._entry.keys():  # written by no node, so it would never expire
-                    self._connection.call(self._state.renew_lease("owner", role, self._entry, self._ttl), 30)
                     break
                 if time.monotonic() > end:
                     where = f"node {owner.get('node')} ({owner.get('name')})"

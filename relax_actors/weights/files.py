@@ -18,6 +18,7 @@ from relax_actors.errors import StoreError
 
 ENGINE = "engine.json"
 """File of a checkpoint that names the engine which wrote it, and the precision of the published weights."""
+MAX_HEADER_BYTES = 32 << 20
 DELTA_BASE_KEY = "delta_of"
 """Metadata key of a delta file: fingerprint of the weights that the delta applies to."""
 
@@ -93,6 +94,12 @@ def _opened(shard: Path) -> Iterator[Any]:
 
 
 def _open(shard: Path) -> Any:
+    with shard.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > MAX_HEADER_BYTES:
+        # safetensors reads up to 100 MB of JSON, which take several times as much memory.
+        msg = f"its header of {length} bytes is over the limit of {MAX_HEADER_BYTES}"
+        raise OSError(msg)
     try:
         return safetensors.safe_open(shard, framework="pt")
     except RuntimeError as error:

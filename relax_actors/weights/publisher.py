@@ -1,4 +1,4 @@
-"""Publishes the trainer's weights; removes old versions and rows; exports the final model."""
+"""Publishes the trainer's weights; removes old versions; exports the final model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from relax_actors.weights.initial_weights import InitialWeights, has_all_files
 from relax_actors.weights.protocols import WeightProducer
 from relax_actors.weights.transports import make_transport
 
-KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
-"""Columns that outlive their rows, so that quarantined rows can be inspected."""
 MAX_PENDING_EVALUATIONS = 16
 """At most so many versions are kept for evaluations that lag behind; rows of older versions are dropped."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
@@ -33,9 +31,13 @@ class Publisher:
     Args:
         context: of the trainer.
         engine: whose weights are published.
+        before_publication: called with a version before it is published for the first time.
     """
 
-    def __init__(self, context: Context, engine: WeightProducer) -> None:
+    def __init__(
+        self, context: Context, engine: WeightProducer, before_publication: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._before_publication = before_publication
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
         self._pending: Future[None] | None = None
         self._context, self._engine = context, engine
@@ -47,14 +49,14 @@ class Publisher:
         self._sender = make_transport(context).make_sender(engine)
         self._initial = InitialWeights(context) if "reference" in context.config.roles else None
 
-    def publish(self, version: int) -> None:
-        """Start to write and publish the current weights; returns at once.
+    def publish(self, version: int, kl_coefficient: float | None = None) -> None:
+        """Start to write and publish the current weights, and the coefficient of the KL in the reward; returns at once.
 
         A version published by an earlier incarnation is not republished: the replayed weights must equal it bit for
         bit.
         """
         self.flush()
-        self._pending = self._thread.submit(self._publish, version)
+        self._pending = self._thread.submit(self._publish, version, kl_coefficient)
 
     def flush(self) -> None:
         """Wait until the pending version is published.
@@ -73,14 +75,15 @@ class Publisher:
         self._sender.close()
         self._context.table.store.close()
 
-    def _publish(self, version: int) -> None:
+    def _publish(self, version: int, kl_coefficient: float | None) -> None:
         context, table = self._context, self._context.table
         subject = table.subjects.numbered("weights", version)
         known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
-            cell = self._write(version)
+            cell = replace(self._write(version), kl_coefficient=kl_coefficient)
             # Receivers ask for the weights as soon as they see the cell, so the sender must hold them before.
             self._sender.offer(cell)
+            self._before_publication(version)
             known = put_own(context, subject, cell)
             if known is None:
                 self._set_base(cell)
@@ -143,13 +146,13 @@ class Publisher:
         self._sender.offer(cell)
         self._engine.remember()
 
-    def restore(self, version: int) -> None:
-        """Publish a version, or rewrite its files, which the store may have lost."""
+    def restore(self, version: int, kl_coefficient: float | None = None) -> None:
+        """Publish a version, or rewrite its files, which the store may have lost; arguments as `publish`."""
         self.flush()
         table = self._context.table
         known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
         if known is None:
-            self._publish(version)
+            self._publish(version, kl_coefficient)
         elif known.fingerprint == self._engine.fingerprint():
             self._set_base(known)
             self._write_full(known)
@@ -216,26 +219,6 @@ class Publisher:
         evaluated = evaluated[:MAX_PENDING_EVALUATIONS]
         cells = table.get_all(table.subjects.numbered("evaluation", n) for n in evaluated)
         return [n for n, cell in zip(evaluated, cells, strict=False) if cell is None]
-
-    def purge(self, previous_floor: int, floor: int) -> None:
-        """Remove the rows of steps below `floor`; cells of quarantined rows stay for inspection."""
-        if previous_floor >= floor:
-            return
-        table = self._context.table
-        rows = f"{table.subjects.prefix}.group"
-        # Includes steps below `previous_floor`: a slow or restarted role may have written there after an earlier purge.
-        below = [cell for cell in table.list_cells(f"{rows}.>") if cell.step < floor]
-        kept = {cell.step for cell in below if cell.field in KEPT_COLUMNS}
-        table.purge(f"{rows}.{step}.>" for step in {cell.step for cell in below} - kept)
-        # A quarantined row keeps its prompt.
-        quarantined = {cell.row for cell in below if cell.field == "quarantined"}
-        gone = [c for c in below if c.step in kept and c.field not in KEPT_COLUMNS]
-        table.purge(table.subject(c.row, c.field) for c in gone if c.field != "prompt" or c.row not in quarantined)
-        for name in table.store.list_names("group"):
-            if name.isdigit() and int(name) < floor:
-                table.store.remove_later(f"group/{name}")
-        forget = self._context.state.forget_failures(lambda row: row.kind == "group" and row.step < floor)
-        table.call(forget)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""

@@ -189,7 +189,7 @@ def test_fresh_removes_a_run_from_an_external_broker_and_store_unless_a_node_is_
         run.start("run.seed=4").finish()
         (store / "notes.txt").write_text("mine")
         with connected(str(run.folder.root)) as at:
-            lease = at.state.renew_lease("node", 1, {"name": "other"}, 60.0)
+            lease = at.state.renew_lease("node", 1, {"name": "other", "where": ""}, 60.0)
             at.table.connection.call(lease, 10)
         code, _, said = run.start("--fresh").finish()
         assert (code, said) == (

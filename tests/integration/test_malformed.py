@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from relax_actors.messages import Batch, Quarantined, RowCounts
 from relax_actors.roles.advantages import Advantages
 from relax_actors.runtime import Context, Role, Row
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.cells import fetch_own, put_own
+from relax_actors.runtime.cells import MAX_END_BYTES, fetch_own, is_oversized, put_own
+from relax_actors.runtime.finish import quarantine
 from relax_actors.runtime.journal import BURST, MAX_BYTES, Journal
 from relax_actors.runtime.mailbox import Mailbox
 from relax_actors.runtime.pump import PoolPump
@@ -265,28 +268,77 @@ def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, n
     assert {"row_quarantined", "malformed_subject"} <= told
 
 
-def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_path: Path) -> None:
-    role = Looker()
-    role.context = context_of(table, tmp_path, "looker")
-    role.reads = ("prompt", "trajectory")  # type: ignore[misc]
-    table.put(table.subject(ROW, "trajectory"), samples()["trajectory"])
-    gone = RowId(1, 1)
-    table.put(table.subject(gone, "trajectory"), samples()["trajectory"])
-    checkpoint = samples()["checkpoint"]
-    floor = type(checkpoint)(3, "p", "f", 2, RowCounts(), 1)
-    table.put(table.subjects.numbered("checkpoint", 3), floor)
+@contextmanager
+def pumped(role: Role, table: Table, folder: Path) -> Iterator[None]:
+    """Pump a role until the block ends."""
     mailbox = Mailbox.start()
     try:
-        watch = Watchdog(role.context, BlackBox(tmp_path / "box"), 60.0, lambda _: None)
+        watch = Watchdog(role.context, BlackBox(folder / "box"), 60.0, lambda _: None)
         create_consumer(role.context, role)
         pump = PoolPump(role, role.context, mailbox, watch, lambda _: None)
         stopping = asyncio.Event()
         running = table.connection.submit(pump.run(stopping))
-        found = wait_until(lambda: table.fetch(table.subject(ROW, "quarantined"), Quarantined), "quarantine")
+        yield
         table.connection.loop.call_soon_threadsafe(stopping.set)
         table.connection.loop.call_soon_threadsafe(pump.wake)
         running.result(20)
     finally:
         mailbox.stop()
-    assert found.error == "MalformedRow: column trajectory was written before prompt, which it is made of"
+
+
+def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_path: Path) -> None:
+    role = Looker()
+    role.context = context_of(table, tmp_path, "looker")
+    role.reads = ("prompt", "trajectory", "reward")  # type: ignore[misc]
+    gone, not_admitted = RowId(1, 1), RowId(3, 5)
+    table.put(table.subject(ROW, "prompt"), samples()["prompt"])
+    for row in (not_admitted, gone, ROW):
+        table.put(table.subject(row, "reward"), samples()["reward"])
+    checkpoint = samples()["checkpoint"]
+    floor = type(checkpoint)(3, "p", "f", 2, RowCounts(), 1)
+    table.put(table.subjects.numbered("checkpoint", 3), floor)
+    with pumped(role, table, tmp_path):
+        found = wait_until(lambda: table.fetch(table.subject(ROW, "quarantined"), Quarantined), "quarantine")
+    assert found.error == "MalformedRow: column reward was written before trajectory, which it is made of"
     assert table.get(table.subject(gone, "quarantined")) is None
+    assert table.get(table.subject(not_admitted, "quarantined")) is None
+    told = [event for event in events(table) if event["kind"] == "stray_cell"]
+    assert [(event["subject"], event["error"]) for event in told] == [
+        (table.subject(not_admitted, "reward"), "column reward of a row without a prompt"),
+        (table.subject(gone, "reward"), "column reward of a row without a prompt"),
+    ]
+
+
+class Counter(Role):
+    reads = ("prompt",)
+    writes = "counted"
+
+    def handle(self, row: Row) -> int:
+        return len(row.prompt.tokens)
+
+
+def test_a_result_older_than_its_input_quarantines_the_row(table: Table, tmp_path: Path) -> None:
+    """Somebody wrote the column before the row was admitted; the role's own result is refused."""
+    role = Counter()
+    role.context = context_of(table, tmp_path, "counter")
+    table.put(table.subject(ROW, role.writes), samples()["dropped"])
+    table.put(table.subject(ROW, "prompt"), samples()["prompt"])
+    with pumped(role, table, tmp_path):
+        found = wait_until(lambda: table.fetch(table.subject(ROW, "quarantined"), Quarantined), "quarantine")
+    assert found.error == f"MalformedRow: column {role.writes} was written before prompt, which it is made of"
+
+
+def test_an_oversized_end_of_a_row_gives_way_to_a_real_one(table: Table, tmp_path: Path) -> None:
+    context = context_of(table, tmp_path, "looker")
+    subject = table.subject(ROW, "quarantined")
+    table.put(subject, Quarantined("looker", 1, "x" * MAX_END_BYTES, ""))
+    running = table.connection.submit(quarantine(context, ROW, 1, "a real error", ""))
+    forged = table.get(subject)
+    assert forged is not None
+    assert is_oversized(table.subjects.parse(subject), forged)
+    assert not running.done()
+    table.remove([forged])  # as the trainer does
+    running.result(20)
+    found = table.fetch(subject, Quarantined)
+    assert found is not None
+    assert found.error == "a real error"

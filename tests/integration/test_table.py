@@ -238,9 +238,9 @@ def test_incarnation_numbers_never_repeat(table: Table) -> None:
 
 def test_lease_expires_if_it_is_not_renewed(table: Table) -> None:
     state = RunState(table.connection, table.connection.call(ensure_bucket(table.connection, table.subjects), 20))
-    table.connection.call(state.renew_lease("reward", 0, {"pid": 1}, ttl=1), 10)
-    assert "reward.0" in table.connection.call(state.leases(), 10)
-    wait_until(lambda: "reward.0" not in table.connection.call(state.leases(), 10), "end of the lease")
+    table.connection.call(state.renew_lease("root", 0, {"pid": 1, "since": 0.0, "children": {}}, ttl=1), 10)
+    assert "root.0" in table.connection.call(state.leases(), 10)
+    wait_until(lambda: "root.0" not in table.connection.call(state.leases(), 10), "end of the lease")
 
 
 def test_cells_and_credentials_survive_a_killed_server(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def wait_for_cell(run: Run, subject: str, deadline: float = 120.0) -> None:
     wait_until(lambda: run.table.get(f"relax.{run.name}.{subject}"), subject, deadline)
 
 
-def _log(table: Table, what: str) -> list[dict[str, Any]]:
+def log_of(table: Table, what: str) -> list[dict[str, Any]]:
     async def read() -> list[dict[str, Any]]:
         follower = OrderedConsumer(table.connection, table.subjects.log_stream, [f"{table.subjects.prefix}.{what}"])
         found = []
@@ -179,7 +179,7 @@ def _story(table: Table) -> Story:
         value = table.read(cell.data, expected) if expected else envelope.fields
         cells.append((cell_id, cell.sequence, envelope.author, value))
     cells.sort(key=lambda entry: entry[1])
-    return Story(cells, _log(table, "event.>"), _log(table, "metric.>"))
+    return Story(cells, log_of(table, "event.>"), log_of(table, "metric.>"))
 
 
 @contextmanager

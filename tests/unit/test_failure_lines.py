@@ -122,3 +122,22 @@ def test_live_view_reads_without_a_glossary() -> None:
 
 def test_every_kept_figure_has_a_label() -> None:
     assert set(LABELS) == set(TRAINING)
+
+
+def test_a_full_table_is_shown_with_who_fills_it_as_what_the_run_waits_for() -> None:
+    strays = event("strays_removed", "trainer", cells=75, mib=300, by="rollout.0")
+    assert sentence(strays) == "75 stray cells by rollout.0 removed, 300 MiB"
+    full = event("table_full", "trainer", percent=97, max_bytes=1 << 30, by="rollout.0")
+    text = "the table is 97 % full of strays by rollout.0; stop it, or rotate its keys"
+    assert sentence(full) == text
+    assert (
+        sentence(event("table_full", "trainer", percent=97, by="")) == "the table is 97 % full; raise broker.max_bytes"
+    )
+    progress = Progress("demo", 4)
+    progress.take(full, recent=False)
+    assert progress.waits_for == ""
+    progress.take(full)
+    assert progress.waits_for == text
+    assert progress.line().endswith(f"; waiting: {text}")
+    progress.notice = "the broker does not answer"
+    assert progress.waits_for == "the broker does not answer"

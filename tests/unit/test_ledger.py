@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.subjects import CellId, RowId
 from relax_actors.messages import Batch, Checkpoint, RowCounts
-from relax_actors.training.ledger import Account, Ledger, RowState
+from relax_actors.training.ledger import STRAY_REFILLS, Account, Ledger, RowState
 
 ROWS = 2
 Value = Batch | Checkpoint | None
@@ -201,8 +203,24 @@ def test_chain_of_strays_is_followed_to_its_end() -> None:
     for index in range(ROWS, 4000 * ROWS, ROWS):
         ledger.observe(cell(0, index, "quarantined"))
     ledger.observe(cell(0, 0, "dropped"))
-    assert ledger.account().quarantined == 3999
-    assert ledger.to_admit() == [RowId(0, 1), RowId(0, 4000 * ROWS)]
+    assert ledger.account().quarantined == STRAY_REFILLS - 1
+    assert ledger.to_admit() == [RowId(0, 1), RowId(0, STRAY_REFILLS * ROWS)]
+
+
+def test_strays_far_from_due_are_void_in_every_ledger_that_reads_them_in_order() -> None:
+    ledger = started(steps=5, lead=1)
+    far = [cell(3, 0, "dropped"), cell(5, 0, "prompt"), cell(0, STRAY_REFILLS * ROWS, "quarantined")]
+    near = [cell(2, 0, "dropped"), cell(1, ROWS, "prompt")]
+    assert [ledger.is_void(c.row) for c in far + near] == [True] * 3 + [False] * 2
+    for stray in far:
+        ledger.observe(stray)
+    admit_all(ledger)
+    for step in range(3):
+        ledger.observe(CellId("batch", step), batch(0, 1))
+        ledger.observe(CellId("weights", step + 1))
+        admit_all(ledger)
+    assert ledger.account().dropped == 0
+    assert ledger.state(RowId(3, 0)) is RowState.IN_FLIGHT
 
 
 def test_unknown_cells_are_ignored() -> None:
@@ -216,14 +234,16 @@ def test_unknown_cells_are_ignored() -> None:
 class LedgerMachine(RuleBasedStateMachine):
     """A table, the ledger of PromptSource, which follows it at once, and the ledger of the trainer, which may lag.
 
-    `stream` holds every cell ever written, `written` their subjects, and `purged` the subjects of purged cells.
+    `stream` holds every cell ever written, `written` the subjects of those in the table, `purged` the positions of the
+    others. A ledger learns of a version when it reads the cell, so that it judges strays by their position.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.stream: list[Entry] = []
         self.written: set[CellId] = set()
-        self.purged: set[CellId] = set()
+        self.purged: set[int] = set()
+        self.published: list[int] = []
         self.ready: set[RowId] = set()
         self.trained: list[RowId] = []
 
@@ -232,7 +252,21 @@ class LedgerMachine(RuleBasedStateMachine):
         self.steps, self.lead = steps, lead
         self.source, self.trainer = Ledger(ROWS, steps, lead), Ledger(ROWS, steps, lead)
         self.read = 0
-        self.write(CellId("weights", 0))
+        self.publish()
+
+    def publish(self) -> None:
+        """Publish the next version as the trainer does, after the void cells of the step that becomes due are gone."""
+        version = len(self.published)
+        if version:
+            self.purge(lambda c, at: c.step == version + self.lead and at < self.published[version - 1])
+        self.write(CellId("weights", version))
+        self.published.append(len(self.stream) - 1)
+
+    def purge(self, gone: Callable[[CellId, int], bool]) -> None:
+        for at, (cell_id, _) in enumerate(self.stream):
+            if at not in self.purged and cell_id.kind == "group" and gone(cell_id, at):
+                self.purged.add(at)
+                self.written.discard(cell_id)
 
     def write(self, cell_id: CellId, value: Value = None) -> bool:
         """Write a cell unless it exists, as the server does, or is below the floor, as writers do."""
@@ -244,7 +278,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return True
 
     def surviving(self) -> list[Entry]:
-        return [(cell_id, value) for cell_id, value in self.stream if cell_id not in self.purged]
+        return [entry for at, entry in enumerate(self.stream) if at not in self.purged]
 
     def fresh(self) -> Ledger:
         ledger = Ledger(ROWS, self.steps, self.lead)
@@ -268,8 +302,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def admit(self, count: int, bad: set[int]) -> None:
         for i, row in enumerate(self.source.to_admit()[:count]):
             cell_id = cell(row.step, row.index, "quarantined" if i in bad else "prompt")
-            self.write(cell_id)
-            self.source.observe(cell_id)  # even if a stray cell already has the subject
+            self.write(cell_id)  # refused if a void cell has the subject
 
     @rule(step=st.integers(0, 5), index=st.integers(0, 9), field=st.sampled_from(["prompt", "dropped", "quarantined"]))
     def write_stray(self, step: int, index: int, field: str) -> None:
@@ -308,14 +341,27 @@ class LedgerMachine(RuleBasedStateMachine):
             self.write(cell(row.step, row.index, "dropped"))
 
     @rule(data=st.data())
+    def sweep(self, data: st.DataObject) -> None:
+        """Remove void cells, all or those of one step, as the trainer does at any time."""
+        first = (self.source.version or 0) + self.lead + 2
+        only = data.draw(st.none() | st.integers(first, 9))
+        self.purge(lambda c, _: c.step >= first and only in (None, c.step))
+
+    @rule(data=st.data())
     def redeliver_cell(self, data: st.DataObject) -> None:
-        cells = [entry for entry in self.surviving() if entry[0].kind in ("group", "weights", "checkpoint")]
+        # Consumers deliver in order; only a role's own cells are observed twice, and these are of due rows.
+        cells = [
+            entry
+            for entry in self.surviving()
+            if entry[0].kind in ("weights", "checkpoint")
+            or (entry[0].kind == "group" and self.source.state(entry[0].row) is not None)
+        ]
         self.source.observe(*data.draw(st.sampled_from(cells)))
 
     @rule(count=st.integers(1, 20))
     def trainer_reads(self, count: int) -> None:
-        for cell_id, value in self.stream[self.read : self.read + count]:
-            if cell_id not in self.purged and not (cell_id.kind == "batch" and cell_id.step in self.trainer.batches):
+        for at, (cell_id, value) in enumerate(self.stream[self.read : self.read + count], self.read):
+            if at not in self.purged and not (cell_id.kind == "batch" and cell_id.step in self.trainer.batches):
                 self.trainer.observe(cell_id, value)
         self.read = min(len(self.stream), self.read + count)
 
@@ -325,8 +371,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.trainer.observe(cell_id, value)
 
     def trainable(self) -> list[int] | None:
-        version = self.trainer.version
-        if version is None or version >= self.steps:
+        version = len(self.published) - 1
+        if version >= self.steps:
             return None
         candidates = self.trainer.candidates(version)
         rows = [candidates[slot] for slot in sorted(candidates)]
@@ -335,28 +381,29 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.trainable())
     @rule()
     def train(self) -> None:
-        step, rows = self.trainer.version or 0, self.trainable() or []
+        step, rows = len(self.published) - 1, self.trainable() or []
         self.trained += [RowId(step, index) for index in rows]
         self.write_as_trainer(CellId("batch", step), batch(*rows))
-        self.write_as_trainer(CellId("weights", step + 1))
+        self.publish()
 
     @precondition(lambda self: self.trainable())
     @rule(slot=st.integers(0, ROWS - 1))
     def trainer_drops_row(self, slot: int) -> None:
-        step, rows = self.trainer.version or 0, self.trainable() or []
+        step, rows = len(self.published) - 1, self.trainable() or []
         self.write_as_trainer(cell(step, rows[slot], "dropped"))
 
     @rule(keep=st.integers(0, 4))
     def checkpoint(self, keep: int) -> None:
         """Raise the floor; an interrupted purge leaves the last `keep` cells below it."""
-        version = self.trainer.version or 0
+        version = len(self.published) - 1
         if CellId("checkpoint", version) in self.written:
             return
         floor = self.trainer.next_floor(version)
         value = checkpoint(version, floor, self.trainer.totals_below(floor))
         self.write_as_trainer(CellId("checkpoint", version), value)
-        below = [c for c, _ in self.stream if c.kind == "group" and c.step < floor and c.field != "quarantined"]
-        self.purged |= set(below[: len(below) - keep])
+        below = [at for at, (c, _) in enumerate(self.stream) if c.step < floor and c.field not in ("", "quarantined")]
+        gone = set(below[: len(below) - keep])
+        self.purge(lambda _, at: at in gone)
 
     @rule()
     def source_restarts(self) -> None:
@@ -396,9 +443,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def no_slow_row_is_passed_over(self) -> None:
         """A row's successor is trained only after the row has ended."""
+        ever_written = {cell_id for cell_id, _ in self.stream}
         for step, value in self.source.batches.items():
             for i in (i for index in value.rows for i in range(index % ROWS, index, ROWS)):
-                assert {cell(step, i, "dropped"), cell(step, i, "quarantined")} & self.written
+                assert {cell(step, i, "dropped"), cell(step, i, "quarantined")} & ever_written
 
     @invariant()
     def admitted_rows_are_within_the_lead(self) -> None:

@@ -21,6 +21,7 @@ class Prometheus:
     """Sink with an HTTP server of its own, which serves `/metrics`.
 
         relax_step_<name>{run}                   measurements of the last optimizer step
+        relax_critic_<name>{run}                 measurements of the last step of the critic
         relax_actor_<name>{run,role,n}           state of an actor, about once a second
         relax_events_total{run,role,kind}        events received
         relax_ignored_values_total{run,role}     values left out because the role has too many series
@@ -52,8 +53,8 @@ class Prometheus:
         if message.is_event:
             self._set(message, "relax_events_total", (run, role, ("kind", message.kind)), 1.0, add=True)
             return
-        if message.kind == "step":
-            prefix, labels = "relax_step", (run,)
+        if message.kind in ("step", "critic"):
+            prefix, labels = f"relax_{message.kind}", (run,)
         elif not message.kind:
             prefix, labels = "relax_actor", (run, role, ("n", message.n))
         else:

@@ -1,0 +1,211 @@
+"""Collector: removes strays and finished rows from the table, in a thread of the trainer.
+
+Invariant: it removes only cells that are void or not needed for good. It lists the table, then reads the newest weights
+and checkpoint, so that it knows every version that was published before the listing, and removes only cells stored
+before the listing. So it may be stopped, killed or replaced at any point, and keeps no state that could be lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from itertools import chain
+
+import nats.errors
+import structlog
+
+from broker.codec import open_envelope
+from broker.subjects import CellId, RowId
+from broker.table import Fill
+from relax_actors.algorithms.schedules import is_evaluated
+from relax_actors.config import Config
+from relax_actors.errors import CodecError, RelaxError, SubjectError
+from relax_actors.messages import Checkpoint, Evaluation, Weights
+from relax_actors.runtime import Context
+from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed_bytes, removal
+
+CHECK_SECONDS, SWEEP_SECONDS = 0.5, 5.0
+"""Between two looks at the table's size, and between two sweeps while it grows by no more than usual."""
+GROWTH_BYTES, GROWTH_CELLS = 16 << 20, 20_000
+"""Growth of the table since the last sweep after which it is swept at once."""
+MAX_LISTED = 200_000
+"""Cells that one sweep looks at; those of a flood are removed in several sweeps."""
+FULL = 0.9
+log = structlog.get_logger()
+
+
+class Collector:
+    """Sweeps the table and the bucket of one run. `sweep` may be called from any thread.
+
+    Args:
+        context: context of the trainer.
+        roles: roles of the run.
+    """
+
+    def __init__(self, context: Context, roles: Collection[str]) -> None:
+        self._roles = roles
+        self._context, self._table = context, context.table
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._swept = Fill(0, 0, 0, 0)
+        # Latest removed strays: who wrote them.
+        self._culprits = ""
+
+    def start(self) -> None:
+        """Sweep in a thread from now on."""
+        self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread, after a last sweep."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(CHECK_SECONDS + 1)
+        self.sweep()
+
+    def _run(self) -> None:
+        swept_at = float("-inf")
+        while not self._closing.wait(CHECK_SECONDS):
+            if self._table.connection.loop.is_closed():
+                return
+            try:
+                fill = self._table.fill()
+                grown = fill.size - self._swept.size > GROWTH_BYTES or fill.cells - self._swept.cells > GROWTH_CELLS
+                if grown or time.monotonic() - swept_at > SWEEP_SECONDS or fill.size > FULL * fill.max_size:
+                    self.sweep()
+                    swept_at = time.monotonic()
+            except (RelaxError, nats.errors.Error, OSError) as error:
+                log.warning("sweep_failed", error=f"{type(error).__name__}: {error}")
+
+    def sweep(self) -> Removal:
+        """Remove all strays and finished rows that the table holds now."""
+        with self._lock:
+            table, before = self._table, self._table.fill()
+            found, malformed = self._list("*.*.*.*", MAX_LISTED)
+            first = self._first_cells()
+            extent = read_extent(self._context)
+            todo = removal(found, first, extent)
+            culprits = self._writers(todo.strays)
+            prefix = table.subjects.prefix
+            table.purge([*malformed, *(f"{prefix}.{name}" for name in todo.filters)], before=before.last + 1)
+            if first is not None:
+                self._remove_files(todo, first, extent)
+            self._swept = table.fill()
+            self._report(todo, before, culprits)
+            return todo
+
+    def _list(self, name: str, limit: int) -> tuple[list[CellId], list[str]]:
+        """List cells of rows, and the subjects that name no cell."""
+        cells, malformed = [], []
+        for subject in self._table.list_subjects(f"{self._table.subjects.prefix}.{name}", limit):
+            try:
+                cells.append(self._table.subjects.parse(subject))
+            except SubjectError:
+                malformed.append(subject)
+        return cells, malformed
+
+    def _first_cells(self) -> list[CellId] | None:
+        """List the cells that begin or end rows; None if there are too many."""
+        listed = [self._list(f"*.*.*.{name}", MAX_LISTED)[0] for name in sorted(FIRST_COLUMNS)]
+        return None if any(len(cells) >= MAX_LISTED for cells in listed) else list(chain.from_iterable(listed))
+
+    def _writers(self, strays: Iterable[CellId]) -> dict[str, int]:
+        """Count strays by their author, as one cell of each column names it, `<role>.<n>`."""
+        columns: dict[str, CellId] = {}
+        counts: Counter[str] = Counter()
+        for cell in strays:
+            columns.setdefault(cell.field, cell)
+            counts[cell.field] += 1
+        named: Counter[str] = Counter()
+        for field, cell in columns.items():
+            author = f"the writer of column {field}"
+            found = self._table.get(self._table.subject(cell.row, field), direct=False)
+            with suppress(CodecError):
+                if found is not None:
+                    author = open_envelope(found.data).author.partition("#")[0][:80]
+            named[author] += counts[field]
+        return dict(named)
+
+    def _remove_files(self, todo: Removal, first: list[CellId], extent: Extent) -> None:
+        """Remove the segments of finished rows, and the counts of failures of rows that are gone."""
+        store = self._table.store
+        for name in store.list_names("group"):
+            if name.isdigit() and int(name) < extent.floor:
+                store.remove_later(f"group/{name}")
+        begun = {cell.row for cell in first}
+        evaluating = {f"eval.{row.step}" for row in begun if row.kind == "eval"} - set(todo.finished)
+        for name in store.list_names("eval"):
+            if name.isdigit() and int(name) < max(extent.results, default=0) and f"eval.{name}" not in evaluating:
+                store.remove_later(f"eval/{name}")
+
+        def is_gone(row: RowId) -> bool:
+            below = row.kind == "group" and row.step < extent.floor
+            return below or row not in begun or f"eval.{row.step}" in todo.finished
+
+        state = self._context.state
+        self._table.call(state.forget_failures(is_gone))
+        if forgotten := self._table.call(state.enforce(lambda key: allowed_bytes(key, self._roles))):
+            self._context.journal.event("keys_removed", keys=forgotten)
+
+    def _report(self, todo: Removal, before: Fill, culprits: dict[str, int]) -> None:
+        """Publish what was removed, and what fills the table if it is nearly full."""
+        journal = self._context.journal
+        names = " and ".join(sorted(culprits, key=lambda name: -culprits[name])[:3])
+        if todo.strays:
+            mib = max(0, before.size - self._swept.size) >> 20
+            journal.event("strays_removed", cells=len(todo.strays), mib=mib, by=names)
+        if before.size > FULL * before.max_size > 0:
+            share = round(100 * before.size / before.max_size)
+            journal.event("table_full", percent=share, max_bytes=before.max_size, by=names)
+
+    def remove_void(self, version: int) -> None:
+        """Remove the void cells of the step that becomes due with a version; call before the version is published.
+
+        A cell is void if it was stored before the version before; see `Ledger.is_void`.
+        """
+        config, table = self._context.config, self._table
+        step = version + config.staleness.max
+        if version < 1 or step >= config.run.steps:
+            return
+        previous = table.get(table.subjects.numbered("weights", version - 1), direct=False)
+        if previous is not None:
+            table.purge([f"{table.subjects.prefix}.group.{step}.>"], before=previous.sequence)
+
+
+def read_extent(context: Context) -> Extent:
+    """Read which rows a run may have now."""
+    table, config = context.table, context.config
+    weights = table.fetch_last("weights", Weights)
+    checkpoint = table.fetch_last("checkpoint", Checkpoint)
+    return Extent(
+        steps=config.run.steps,
+        rows=config.trainer.prompts_per_step,
+        lead=config.staleness.max,
+        version=-1 if weights is None else weights.version,
+        floor=0 if checkpoint is None else checkpoint.floor,
+        eval_rows=0 if config.eval is None else config.eval.rows,
+        evaluated=lambda version: config.eval is not None and is_evaluated(config, version),
+        results=frozenset(_results(context, config)),
+    )
+
+
+def _results(context: Context, config: Config) -> Iterable[int]:
+    """Yield the versions with a well-formed result among those that have rows; remove malformed results."""
+    table = context.table
+    present = {cell.step for cell in table.list_cells(f"{table.subjects.prefix}.eval.*.*.prompt")}
+    if config.eval is None:
+        return
+    for version in sorted(present):
+        cell = table.get(table.subjects.numbered("evaluation", version), direct=False)
+        if cell is None:
+            continue
+        try:
+            table.read(cell.data, Evaluation, subject=cell.subject)
+            yield version
+        except CodecError as error:
+            context.journal.event("malformed_cell", subject=cell.subject, error=str(error), removed=True)
+            table.remove([cell])

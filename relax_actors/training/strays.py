@@ -1,0 +1,160 @@
+"""Cells that no actor of a run wrote or needs any more, as a pure function of the cells that the table holds.
+
+Strays are cells that cannot belong to a row: of steps that are not due for long, of rows without a prompt, of
+evaluations that the run does not have. Whoever has a role's credentials can write them, and would fill the
+table. Rows below the floor, and those of evaluations that have a result, are removed by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from broker.subjects import CellId, RowId
+from relax_actors.training.ledger import STRAY_REFILLS
+
+KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
+"""Columns that outlive their rows, so that quarantined rows can be inspected."""
+MAX_KEPT_WITHOUT_PROMPT = 256
+"""Quarantined rows below the floor that are kept although they have no prompt; if there are more, none is."""
+MAX_KEY_BYTES, MAX_FAILURE_BYTES = 1 << 20, 64 << 10
+MAX_DIGITS = 6
+"""Most digits of the number of an actor or node."""
+FIRST_COLUMNS = frozenset({"prompt", "dropped", "quarantined"})
+"""Columns that a row may have without a prompt: a prompt that cannot be made is quarantined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The rows that a run may have now.
+
+    Attributes:
+        steps: steps of the run.
+        rows: rows per step.
+        lead: steps that rows may be ahead of the weights.
+        version: newest published weights; -1 before the first.
+        floor: first step whose rows are still needed.
+        eval_rows: rows of one evaluation.
+        evaluated: whether the run evaluates a version.
+        results: versions that have a result.
+    """
+
+    steps: int
+    rows: int
+    lead: int
+    version: int
+    floor: int
+    eval_rows: int
+    evaluated: Callable[[int], bool]
+    results: frozenset[int]
+
+
+def allowed_bytes(key: str, roles: Collection[str]) -> int:
+    """Return the largest size of a key of the run's bucket; 0 if no process of the run has such a key.
+
+    Args:
+        key: key of the bucket.
+        roles: roles of the run.
+    """
+    kind, _, rest = key.partition(".")
+    role, _, rest = rest.partition(".")
+    if kind in ("run", "note"):
+        return MAX_KEY_BYTES
+    if kind == "lease" and role in ("node", "root", "owner"):
+        return MAX_KEY_BYTES if len(rest) <= MAX_DIGITS or role == "owner" else 0
+    if role not in roles:
+        return 0
+    if kind == "failure":
+        return MAX_FAILURE_BYTES
+    is_actor = kind in ("lease", "incarnation") and rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS
+    return MAX_FAILURE_BYTES if is_actor else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Cells to remove.
+
+    Attributes:
+        filters: subjects or filters without the run's prefix, such as `group.57.>`.
+        strays: the strays among the cells.
+        finished: folders of the store whose rows are all gone, such as `eval.3`.
+    """
+
+    filters: tuple[str, ...]
+    strays: tuple[CellId, ...]
+    finished: tuple[str, ...]
+
+
+def removal(cells: Collection[CellId], first: Collection[CellId] | None, extent: Extent) -> Removal:
+    """Find the cells to remove.
+
+    Args:
+        cells: cells of rows.
+        first: cells of `FIRST_COLUMNS`, listed after `cells`, so that a row of `cells` without a prompt had none. None
+            if there are too many: then only cells of steps and evaluations that are not due are found.
+        extent: the rows that the run may have; read after `cells` were listed.
+    """
+    rows = None if first is None else _Begun({c.row for c in first if c.field == "prompt"}, {c.row for c in first})
+    filters: dict[str, None] = {}
+    strays = []
+    for cell in sorted(cells, key=lambda cell: cell.index):
+        if cell.kind == "group" and cell.step < extent.floor:
+            continue
+        if (found := _stray_filter(cell, extent, rows)) is not None:
+            filters[found] = None
+            strays.append(cell)
+    finished = _finished_evaluations(cells, extent)
+    below = [cell for cell in cells if cell.kind == "group" and cell.step < extent.floor]
+    over = _below_floor(below, rows.prompts) if rows is not None else []
+    wanted = dict.fromkeys([*(f"{name}.>" for name in finished), *over, *filters])
+    return Removal(tuple(wanted), tuple(strays), tuple(finished))
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    prompts: set[RowId]
+    """Rows with a prompt."""
+    rows: set[RowId]
+    """Rows with a prompt or an end."""
+
+
+def _stray_filter(cell: CellId, extent: Extent, begun: _Begun | None) -> str | None:
+    """Return a filter that removes a stray and its like; None if the cell is none."""
+    if not is_possible(cell.row, extent):
+        whole = cell.kind == "group" or cell.index < extent.eval_rows
+        return f"{cell.kind}.{cell.step}.>" if whole else f"{cell.row}.>"
+    if begun is None or cell.row in begun.prompts:
+        return None
+    if cell.kind == "group" and cell.index >= extent.rows * STRAY_REFILLS:
+        if RowId(cell.step, cell.index - extent.rows) in begun.rows:
+            return None
+        begun.rows.discard(cell.row)  # so that its successors are strays, too
+        return f"{cell.row}.>"
+    is_kept = cell.field in FIRST_COLUMNS or (cell.field in KEPT_COLUMNS and cell.row in begun.rows)
+    return None if is_kept else f"{cell.row}.{cell.field}"
+
+
+def is_possible(row: RowId, extent: Extent) -> bool:
+    """Whether a row may have cells that are not void, now or after the next publication of weights."""
+    if row.kind == "eval":
+        due = row.step <= min(extent.version, extent.steps) and extent.evaluated(row.step)
+        return due and row.index < extent.eval_rows
+    return row.step <= min(extent.steps - 1, extent.version + extent.lead + 1)
+
+
+def _finished_evaluations(cells: Iterable[CellId], extent: Extent) -> list[str]:
+    """Name the evaluations whose rows are not needed any more: all with a result but the last one."""
+    present = {cell.step for cell in cells if cell.kind == "eval"}
+    return [f"eval.{v}" for v in sorted(present & extent.results - {max(extent.results, default=-1)})]
+
+
+def _below_floor(below: list[CellId], prompts: set[RowId]) -> list[str]:
+    """Return filters for the cells below the floor, except those of quarantined rows."""
+    quarantined = {cell.row for cell in below if cell.field == "quarantined"}
+    unprompted = quarantined - prompts
+    if len(unprompted) > MAX_KEPT_WITHOUT_PROMPT:
+        quarantined -= unprompted
+    kept = {row.step for row in quarantined}
+    gone = [c for c in below if c.step in kept and not (c.row in quarantined and c.field in (*KEPT_COLUMNS, "prompt"))]
+    steps = sorted({cell.step for cell in below} - kept)
+    return [*(f"group.{step}.>" for step in steps), *(f"{cell.row}.{cell.field}" for cell in gone)]

@@ -1,0 +1,172 @@
+"""What a role may store with its own credentials at a real server, and who removes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from nats.js.errors import APIError
+
+from broker.codec import MAX_CELL_BYTES, encode
+from broker.connection import Connection
+from broker.errors import BrokerError
+from broker.leases import RunState
+from broker.store import Store
+from broker.streams import open_bucket
+from broker.subjects import RowId, Subjects
+from broker.table import Table
+from relax_actors.config import load_config
+from relax_actors.messages import Weights
+from relax_actors.roles.permissions import OPERATOR
+from relax_actors.supervision.streams import ensure_run_streams
+from relax_actors.training.collector import Collector
+from tests.support.contexts import context_of
+from tests.support.faults import log_of
+from tests.support.fuzzing import samples
+from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.running import TINY, wait_until
+
+RUN = "quota"
+SETTINGS = [
+    f"run.name={RUN}",
+    "eval.data.kind=python",
+    "eval.data.function=tiny_tasks.make",
+    "broker.max_bytes=67108864",
+]
+SUBJECTS = Subjects(RUN)
+ADMITTED = [RowId(0, index) for index in range(4)]
+
+
+@pytest.fixture
+def guarded(make_guarded: MakeGuarded) -> Guarded:
+    found = make_guarded(SETTINGS)
+    found.make()
+    found.start()
+    with closing(Connection(found.address(OPERATOR), "root")) as operator:
+        operator.call(ensure_run_streams(operator, load_config(TINY, SETTINGS)), 60)
+    return found
+
+
+def table_of(connection: Connection, folder: Path) -> Table:
+    return Table(connection, SUBJECTS, Store(folder / "store"), "test.0#1")
+
+
+@pytest.fixture
+def collector(guarded: Guarded, tmp_path: Path) -> Iterator[Collector]:
+    """The collector of a run that has published weights 0 and admitted step 0."""
+    with (
+        closing(Connection(guarded.address("trainer"), "trainer")) as connection,
+        closing(Connection(guarded.address("prompts"), "prompts")) as prompts,
+    ):
+        table = table_of(connection, tmp_path)
+        table.put(SUBJECTS.numbered("weights", 0), Weights(0, "f" * 32, [], 1))
+        table_of(prompts, tmp_path).put_all((SUBJECTS.cell(row, "prompt"), samples()["prompt"]) for row in ADMITTED)
+        yield Collector(context_of(table, tmp_path, "trainer", tuple(SETTINGS), 1), ("rollout", "trainer"))
+
+
+def strays() -> list[str]:
+    prefix, far = SUBJECTS.prefix, 10**17
+    steps = [f"{prefix}.group.{step}.{index}.trajectory" for step in (9, 10**6, far) for index in (0, far)]
+    rows = [f"{prefix}.group.1.{index}.trajectory" for index in range(300)]
+    ends = [f"{prefix}.group.{step}.0.quarantined" for step in range(7, 300)]
+    evals = [f"{prefix}.eval.{version}.{index}.trajectory" for version in (0, 3, 77) for index in (0, 5, far)]
+    return [*steps, *rows, *ends, *evals, f"{prefix}.group.x.0.trajectory", f"{prefix}.group.01.0.trajectory"]
+
+
+def flood(connection: Connection, subjects: list[str], cell: bytes) -> int:
+    """Write a cell on every subject; return how many the server stored."""
+
+    async def work() -> int:
+        answers = [await connection.publisher.publish(subject, cell) for subject in subjects]
+        await asyncio.wait(answers)
+        return sum(answer.exception() is None for answer in answers)
+
+    return connection.call(work(), 60)
+
+
+def test_trainer_removes_strays_of_a_role_and_nothing_else(
+    guarded: Guarded, collector: Collector, tmp_path: Path
+) -> None:
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        own = [SUBJECTS.cell(row, "trajectory") for row in ADMITTED]
+        assert flood(rollout, own, encode(samples()["trajectory"], "rollout.3#1")) == len(own)
+        assert flood(rollout, strays(), encode({"x": 1}, "rollout.3#1")) == len(strays())
+    collector.sweep()
+    with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
+        table = table_of(operator, tmp_path)
+        left = {subject.removeprefix(f"{SUBJECTS.prefix}.") for subject in table.list_subjects(f"{SUBJECTS.prefix}.>")}
+        assert left == {"weights.0", *(f"{row}.{column}" for row in ADMITTED for column in ("prompt", "trajectory"))}
+        event = wait_until(lambda: log_of(table, "event.trainer.0.strays_removed"), "event")[0]
+        assert (event["by"], event["cells"]) == ("rollout.3", len(strays()) - 2)
+
+
+def test_a_full_table_takes_the_trainers_cells_after_one_sweep(
+    guarded: Guarded, collector: Collector, tmp_path: Path
+) -> None:
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        large = encode({"x": b"x" * (MAX_CELL_BYTES - 1024)}, "rollout.0#1")
+        subjects = [f"{SUBJECTS.prefix}.group.50.{index}.trajectory" for index in range(20)]
+        assert flood(rollout, subjects, large) < len(subjects)
+        flood(rollout, [f"{subject}s".replace("trajectorys", "dropped") for subject in subjects], large[: -(1 << 20)])
+    collector.sweep()
+    with closing(Connection(guarded.address("trainer"), "trainer")) as trainer:
+        table = table_of(trainer, tmp_path)
+        table.patience = 0.0
+        assert table.put(SUBJECTS.numbered("batch", 0), samples()["batch"])
+    with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
+        table = table_of(operator, tmp_path)
+        event = wait_until(lambda: log_of(table, "event.trainer.0.table_full"), "event")[0]
+        assert event["percent"] > 90
+        assert event["by"].startswith("rollout.0")
+
+
+@pytest.mark.parametrize("user", ["rollout", "reward", "advantages", "prompts", "evaluator", "node"])
+def test_nobody_but_the_trainer_removes_cells(
+    guarded: Guarded, collector: Collector, tmp_path: Path, user: str
+) -> None:
+    with (
+        closing(Connection(guarded.address(user), user)) as attacker,
+        closing(Connection(guarded.address(OPERATOR), "operator")) as operator,
+    ):
+        before = table_of(operator, tmp_path).fill()
+        for stream in (SUBJECTS.table_stream, f"KV_{SUBJECTS.state_bucket}", SUBJECTS.log_stream):
+
+            async def attack(stream: str = stream) -> None:
+                await attacker.nc.publish(f"$JS.API.STREAM.PURGE.{stream}", b"")
+                await attacker.nc.publish(f"$JS.API.STREAM.MSG.DELETE.{stream}", json.dumps({"seq": 1}).encode())
+                await attacker.nc.flush(10)
+
+            attacker.call(attack(), 20)
+        assert table_of(operator, tmp_path).fill() == before
+        with pytest.raises(BrokerError, match="no permission to publish to"):
+            table_of(attacker, tmp_path).purge([f"{SUBJECTS.prefix}.>"])
+
+
+def test_unknown_and_oversized_keys_are_forgotten(guarded: Guarded, collector: Collector) -> None:
+    """The bucket holds the leases of all actors, so a role must not fill it."""
+    prefix = f"$KV.{SUBJECTS.state_bucket}."
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        state = RunState(rollout, rollout.call(open_bucket(rollout, SUBJECTS), 20))
+        assert rollout.call(state.next_incarnation("rollout", 0), 10) == 1
+        many = [f"{prefix}incarnation.rollout.{10**6 + n}" for n in range(100)]
+        large = [f"{prefix}lease.rollout.{n}" for n in range(80)]
+
+        async def write() -> list[str]:
+            refused = []
+            for key, size in [*((key, 10) for key in many), *((key, 1 << 20) for key in large)]:
+                try:
+                    await rollout.js.publish(key, b"x" * size)
+                except APIError as error:
+                    refused.append(str(error.description))
+            return refused
+
+        assert set(rollout.call(write(), 60)) == {"maximum bytes exceeded"}
+        collector.sweep()
+        assert rollout.call(state.incarnations("rollout", 0), 10) == 1
+        assert rollout.call(state.forged_leases(), 10) == {}
+        info = rollout.call(rollout.js.stream_info(f"KV_{SUBJECTS.state_bucket}"), 10)
+        assert info.state.messages == 1
