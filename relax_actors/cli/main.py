@@ -134,10 +134,10 @@ def run() -> None:
 
     Exit code 2 for wrong input: arguments, options, configuration and names; 1 for any other error of relax.
     """
-    _hide_secrets()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
+    _hide_secrets()
     try:
         build(sys.argv[1:])()
     except (ConfigError, AddressError, SubjectError) as error:

@@ -53,8 +53,9 @@ def find(run: str) -> RunFolder:
         ConfigError: no such run.
     """
     for path in (Path(run), Path("runs") / run):
-        if (path / "config.json").exists():
-            return RunFolder(path)
+        with suppress(OSError, ValueError):  # a name that no file can have
+            if (path / "config.json").exists():
+                return RunFolder(path)
     msg = f"no run {run!r}: neither {run}/config.json nor runs/{run}/config.json exists; give the run's folder"
     raise ConfigError(msg)
 

@@ -51,7 +51,7 @@ def permissions(config: Config, user: str) -> Permissions:
     if user == OPERATOR:
         return answers | _operator(subjects)
     if user == NODE:
-        return answers | _node(subjects)
+        return answers | _node(config, subjects)
     if user == OBSERVER:
         leases = bucket_key(subjects, "lease.>")
         return Permissions((), (*answers.subscribe, f"{subjects.prefix}.>", leases))
@@ -82,12 +82,13 @@ def _operator(subjects: Subjects) -> Permissions:
     )
 
 
-def _node(subjects: Subjects) -> Permissions:
-    """Publish events, count failures, return rows of dead actors; write no cell."""
+def _node(config: Config, subjects: Subjects) -> Permissions:
+    """Publish events about actors and their supervisors, count failures, return rows of dead actors; write no cell."""
     table, log, bucket = _streams(subjects)
     keys = tuple(bucket_key(subjects, f"{kind}.>") for kind in ("failure", "lease.node", "lease.root", "lease.owner"))
     metrics = (subjects.metric("node", "*"), subjects.metric("root", "*"))
-    published = (subjects.event("*", "*", "*"), *metrics, *keys, f"$JS.ACK.{table}.>")
+    events = [subjects.event(name, "*", "*") for name in (*role_names(config), NODE, "root", "zygote")]
+    published = (*events, *metrics, *keys, f"$JS.ACK.{table}.>")
     return Permissions(published) | allow_read(table, log, bucket)
 
 

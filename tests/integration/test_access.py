@@ -78,6 +78,8 @@ WRITERS: dict[str, set[str]] = {
     f"relax.{RUN}.evaluation.7": {"evaluator"},
     **{f"relax.{RUN}.event.{role}.0.ready": {role, "node"} for role in ROLES},
     f"relax.{RUN}.event.node.0.started": {"node"},
+    f"relax.{RUN}.event.run.0.finished": set(),
+    f"relax.{RUN}.event.chaos.0.fault": set(),
     **{f"relax.{RUN}.metric.{role}.0": {role} for role in ROLES},
     **{f"{KV}.incarnation.{role}.0": {role} for role in ROLES},
     **{f"{KV}.lease.{role}.0": {role} for role in ROLES},
