@@ -3,7 +3,9 @@
 #   install         create the virtual environment, or repair it
 #   test            run the default tests
 #   test-all        run all tests, the slow ones included
-#   lint            run ruff, mypy and the import contract
+#   lint            run ruff, mypy, the import contract, and the check of locked packages
+#   lock            lock the packages of pyproject.toml with hashes; needs network
+#   audit           look up known vulnerabilities of the locked packages; needs network
 #   docs            build the documentation site into site/; a broken link or reference fails
 #   bench           compare with TRL
 #   bench-recovery  measure the recovery of every part of a run, then a soak test of a quarter of an hour
@@ -25,7 +27,7 @@ INSTALL = $(PYTHON) deploy/install.py --venv $(VENV)
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo install megatron sglang test test-all chaos fuzz compose-test lint docs bench bench-recovery smollm2 clean
+.PHONY: demo install megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
 # Written by deploy/install.py, which removes it while it changes the environment.
@@ -76,11 +78,23 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python deploy/lock.py --check
+
+# deploy/requirements: what `make` and the image install, with hashes. make lock UPGRADE=--upgrade takes the newest versions.
+lock: $(VENV)/.lint
+	$(BIN)/pip install --quiet uv
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python deploy/lock.py $(UPGRADE)
+
+# Known vulnerabilities of the locked packages; asks the databases of PyPI, so it needs network.
+audit: $(VENV)/.lint
+	$(BIN)/pip install --quiet pip-audit
+	for file in deploy/requirements/*.txt; do $(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement $$file || exit 1; done
 
 # Regenerates the pages about configuration and subjects first.
 docs: $(VENV)/.docs
 	$(BIN)/python docs/make_config.py
 	$(BIN)/python docs/make_subjects.py
+	$(BIN)/python docs/make_algorithms.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.test
@@ -96,4 +110,4 @@ smollm2: $(VENV)/.smollm2
 	$(BIN)/relax up examples/smollm2/smollm2.toml $(SETTINGS)
 
 clean:
-	rm -rf $(VENV) runs .bench site
+	rm -rf $(VENV) $(VENV).lock runs .bench site

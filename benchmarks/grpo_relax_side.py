@@ -1,4 +1,4 @@
-"""relax-actors' side of `grpo_vs_trl.py`: write the TOML file and collect the trainer's metrics of `relax up`.
+"""relax-actors' side of `grpo_vs_trl.py` and `ppo_vs_trl.py`: write the TOML file, collect the metrics of `relax up`.
 
 The follower reads the log's stream from its first message, so a late connection misses nothing.
 """
@@ -49,20 +49,25 @@ function = "grpo_workload.digits"
 
 [trainer]
 prompts_per_step = {rows}
+epochs = {epochs}
 learning_rate = {learning_rate}
 checkpoint_every = {steps}
 
+[staleness]
+max = {staleness}
+
+{algorithm}
+"""
+
+GRPO = """
 [algorithm]
 # The ratio of a step's only update is 1, as in TRL: tokens are not clipped for being a step old.
 proximal = "trainer"
-
-[staleness]
-max = {staleness}
 """
 
 
-def write_toml(work: Workload, name: str, staleness: int) -> Path:
-    """Write the run's TOML file; the run's folder is beside it."""
+def write_toml(work: Workload, name: str, staleness: int, algorithm: str = GRPO) -> Path:
+    """Write the run's TOML file, with the sections of the algorithm; the run's folder is beside it."""
     folder = Path(work.folder) / name
     text = TOML.format(
         name=name,
@@ -70,9 +75,10 @@ def write_toml(work: Workload, name: str, staleness: int) -> Path:
         model=json.dumps(str(work.model)),
         prompts=json.dumps(str(work.prompts)),
         staleness=staleness,
+        algorithm=algorithm,
         **{
             field: getattr(work, field)
-            for field in ("seed", "steps", "threads", "samples", "new_tokens", "rows", "learning_rate")
+            for field in ("seed", "steps", "threads", "samples", "new_tokens", "rows", "learning_rate", "epochs")
         },
     )
     path = Path(work.folder) / f"{name}.toml"

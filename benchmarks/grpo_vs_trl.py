@@ -31,11 +31,12 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_relax_side import Steps, write_toml
+from grpo_relax_side import GRPO, Steps, write_toml
 from grpo_workload import Workload
 from process_memory import PeakMemory
 from rich.console import Console
@@ -62,13 +63,13 @@ class Result:
         return (len(counted) - 1) * work.completions / (counted[-1] - counted[0])
 
 
-def trl_python(folder: Path) -> Path:
+def trl_python(folder: Path, requirements: Sequence[str] = REQUIREMENTS) -> Path:
     """Return the interpreter of TRL's environment in `folder`; create the environment if it is missing."""
     python = folder / "bin" / "python"
     done = folder / "installed"
     if not done.exists():
         venv.create(folder, with_pip=True, clear=True)
-        for requirement in REQUIREMENTS:  # torch first, so that pip keeps this version
+        for requirement in requirements:  # torch first, so that pip keeps this version
             subprocess.run([python, "-m", "pip", "install", "--quiet", requirement], check=True)
         done.touch()
     return python
@@ -76,7 +77,8 @@ def trl_python(folder: Path) -> Path:
 
 def measured(command: list[str], work: Workload, log: Path) -> PeakMemory:
     """Run a side's command to its end with its output in `log`; return the memory that it used."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "PYTHONPATH": str(HERE)}
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "PYTHONPATH": path}
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=work.folder)
         memory = PeakMemory(process.pid)
@@ -91,27 +93,27 @@ def measured(command: list[str], work: Workload, log: Path) -> PeakMemory:
     return memory
 
 
-def run_relax(work: Workload, turn: int, staleness: int) -> Result:
-    """Train with `relax up`."""
+def run_relax(work: Workload, turn: int, staleness: int, algorithm: str = GRPO) -> Result:
+    """Train with `relax up`, with the TOML sections of an algorithm."""
     name = f"relax-{turn}"
     steps = Steps(work, name)
     steps.start()
     relax = Path(sys.executable).with_name("relax")
-    toml = write_toml(work, name, staleness)
+    toml = write_toml(work, name, staleness, algorithm)
     memory = measured([str(relax), "up", str(toml), "--json", "--quiet"], work, toml.with_suffix(".log"))
     steps.join(10)
     seen = steps.steps
-    wanted = work.completions * work.new_tokens
+    wanted = work.completions * work.new_tokens * work.epochs
     if [s["step"] for s in seen] != list(range(work.steps)) or any(s["tokens"] != wanted for s in seen):
         sys.exit(f"{name}: got metrics of {len(seen)} of {work.steps} steps with {wanted} tokens each; {steps.error}")
     extra = {key: statistics.median(s[key] for s in seen) for key in ("waited_seconds", "train_seconds", "staleness")}
     return Result([s["time"] for s in seen], [s["reward"] for s in seen], memory.peak, memory.processes, extra)
 
 
-def run_trl(work: Workload, turn: int, python: Path) -> Result:
-    """Train with TRL."""
+def run_trl(work: Workload, turn: int, python: Path, script: str = "grpo_trl_side.py") -> Result:
+    """Train with TRL, by a script beside this one."""
     result = Path(work.folder) / f"trl-{turn}.json"
-    command = [str(python), str(HERE / "grpo_trl_side.py"), str(work.save()), str(result)]
+    command = [str(python), str(HERE / script), str(work.save()), str(result)]
     memory = measured(command, work, result.with_suffix(".log"))
     body = json.loads(result.read_text())
     if set(body["lengths"]) != {float(work.new_tokens)} or len(body["times"]) != work.steps:
@@ -142,34 +144,60 @@ def report(work: Workload, warm_up: int, sides: dict[str, list[Result]], console
 
 def main() -> None:
     """Run both sides interleaved and report."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    arguments = parse((__doc__ or "").split("\n", 1)[0], "trl-venv")
+    python = arguments.trl_python or trl_python(arguments.venv)
+    work = Workload(tempfile.mkdtemp(prefix="grpo-vs-trl-"), arguments.steps)
+    compare(
+        arguments,
+        work,
+        lambda turn: run_relax(work, turn, arguments.staleness),
+        lambda turn: run_trl(work, turn, python),
+    )
+
+
+def parse(description: str, environment: str, staleness: int = 1) -> argparse.Namespace:
+    """Parse the command line.
+
+    Args:
+        description: text of `--help`.
+        environment: default name of the folder of TRL's environment.
+        staleness: default of `--staleness`.
+    """
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=5, help="steps left out at the start of each run")
-    parser.add_argument("--staleness", type=int, default=1, help="staleness.max of relax-actors")
-    parser.add_argument("--venv", type=Path, default=HERE.parent / ".bench" / "trl-venv")
+    parser.add_argument("--staleness", type=int, default=staleness, help="staleness.max of relax-actors")
+    parser.add_argument("--venv", type=Path, default=HERE.parent / ".bench" / environment)
     parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL, instead of --venv")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the runs and logs")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.steps < arguments.warm_up + 3:
         parser.error("--steps must be at least 3 more than --warm-up")
+    return arguments
+
+
+def compare(
+    arguments: argparse.Namespace,
+    work: Workload,
+    relax_side: Callable[[int], Result],
+    trl_side: Callable[[int], Result],
+) -> None:
+    """Run both sides in turns, print the figures, and remove the folder."""
     console = Console(stderr=arguments.json)
-    python = arguments.trl_python or trl_python(arguments.venv)
-    folder = Path(tempfile.mkdtemp(prefix="grpo-vs-trl-"))
-    work = Workload(str(folder), arguments.steps)
     work.make()
     sides: dict[str, list[Result]] = {"relax": [], "trl": []}
     for turn in range(arguments.repeats):
-        sides["relax"].append(run_relax(work, turn, arguments.staleness))
-        sides["trl"].append(run_trl(work, turn, python))
+        sides["relax"].append(relax_side(turn))
+        sides["trl"].append(trl_side(turn))
         load = os.getloadavg()[0]
         console.print(f"turn {turn + 1} of {arguments.repeats} done, load average {load:.1f}", highlight=False)
     figures = report(work, arguments.warm_up, sides, console)
     if arguments.keep:
-        console.print(f"kept {folder}", highlight=False)
+        console.print(f"kept {work.folder}", highlight=False)
     else:
-        shutil.rmtree(folder)
+        shutil.rmtree(work.folder)
     if arguments.json:
         print(json.dumps(figures | {"steps": arguments.steps, "repeats": arguments.repeats}))
 

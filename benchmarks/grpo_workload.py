@@ -1,4 +1,4 @@
-"""Workload of both sides of `grpo_vs_trl.py`: one model folder, one file of prompts, one reward.
+"""Workload of both sides of `grpo_vs_trl.py` and `ppo_vs_trl.py`: one model folder, one file of prompts, one reward.
 
 Runs in both environments, so the module imports only the standard library at the top.
 """
@@ -40,6 +40,7 @@ class Workload:
     learning_rate: float = 1e-3
     threads: int = 1
     seed: int = 1
+    epochs: int = 1
 
     @property
     def model(self) -> Path:

@@ -29,6 +29,8 @@ class Address:
     """Path of a NATS `.creds` file, or of a folder with one subfolder per user (see `for_user`)."""
     ca: str | None = None
     """Path of the CA certificate of a server with TLS; `ca.pem` beside the credentials by default."""
+    server_name: str | None = None
+    """Name in the server's certificate, if it is not the host of the URL."""
 
     def __repr__(self) -> str:
         return f"Address({self.url})"
@@ -51,6 +53,11 @@ class Address:
         msg = f"{folder} holds no credentials of {user}: no {user}/{CREDENTIALS_FILE}; create it with `relax keys`"
         raise BrokerError(msg)
 
+    def inside(self, port: int) -> Address:
+        """Return the address of the same broker behind a port of the loopback interface that leads to it."""
+        first = urlsplit(self.url.partition(",")[0])
+        return replace(self, url=f"{first.scheme}://127.0.0.1:{port}", server_name=first.hostname)
+
     def connect_options(self) -> dict[str, Any]:
         """Options of `nats.connect` to sign in with.
 
@@ -66,6 +73,8 @@ class Address:
                 options["inbox_prefix"] = prefix.encode()
         if context := self.tls_context():
             options["tls"] = context
+            if self.server_name:
+                options["tls_hostname"] = self.server_name
         return options
 
     def tls_context(self) -> ssl.SSLContext | None:

@@ -34,5 +34,9 @@ class StoreError(RelaxError):
     """A tensor segment is missing, corrupt, outside the store or cannot be written."""
 
 
+class UnsafePathError(RelaxError):
+    """Another user could read, replace or hold a folder or a lock of this one."""
+
+
 class StoreFullError(StoreError):
     """No space is left for a segment."""

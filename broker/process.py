@@ -1,7 +1,8 @@
 """Child processes that die with their parent.
 
 A small launcher asks the kernel to kill the child when the thread that started it ends (`PR_SET_PDEATHSIG`), then
-executes the command. Start children only from a thread that lives as long as they should.
+executes the command. Start children only from a thread that lives as long as they should. A child adopts its
+descendants whose parents end, see `broker.orphans`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import IO
 
 _LAUNCHER = """\
 import ctypes, os, signal, sys
-ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 if os.getppid() != int(sys.argv[1]):
     os.kill(os.getpid(), signal.SIGKILL)
 os.execv(sys.argv[2], sys.argv[2:])

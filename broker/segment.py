@@ -88,16 +88,20 @@ class SegmentWriter:
     Args:
         next_uri: returns an unused path for a segment in the store.
         write: writes buffers one after the other to a path in the store, atomically.
+        inline_bytes: size up to which an array stays in its cell.
     """
 
-    def __init__(self, next_uri: Callable[[], str], write: Callable[[str, list[Any]], None]) -> None:
+    def __init__(
+        self, next_uri: Callable[[], str], write: Callable[[str, list[Any]], None], inline_bytes: int = INLINE_BYTES
+    ) -> None:
         self._next_uri = next_uri
+        self._inline_bytes = inline_bytes
         self._write = write
         self._segments: list[_Segment] = []
 
     def place(self, array: Array) -> TensorRef | None:
         """Add an array to a segment and return its reference; None if it stays inline."""
-        if array.nbytes <= INLINE_BYTES:
+        if array.nbytes <= self._inline_bytes:
             return None
         if array.dtype.byteorder == ">":
             array = array.astype(array.dtype.newbyteorder("<"))

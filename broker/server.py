@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.address import Address
-from broker.errors import BrokerError
+from broker.errors import BrokerError, UnsafePathError
+from broker.files import make_private_folder, write_private
 from broker.process import spawn, stop
 
 HOST = "127.0.0.1"
@@ -80,17 +81,20 @@ class Server:
         After a restart the port and password are those of the previous start, unless the port is taken.
 
         Raises:
-            BrokerError: the configured port is in use.
+            BrokerError: the configured port is in use, or another user could write to the folder.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            make_private_folder(self.folder)
+        except UnsafePathError as error:
+            msg = f"the folder of nats-server cannot be used: {error}"
+            raise BrokerError(msg) from error
         address = self._address()
         if problem := port_problem(_port(address)):
             if self.settings.port:
                 msg = f"{problem}; set broker.port to another, or to 0 for a free one"
                 raise BrokerError(msg)
             address = self._address(renew_port=True)
-        self.config.touch(mode=0o600)
-        self.config.write_text(self._config(address, _port(address)))
+        write_private(self.config, self._config(address, _port(address)))
         return address
 
     @property

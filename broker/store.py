@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import shutil
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +26,7 @@ import numpy as np
 from broker.codec import Array, Resolver
 from broker.errors import StoreError, StoreFullError
 from broker.fields import TensorRef
-from broker.segment import Bytes, SegmentWriter, array_view
+from broker.segment import INLINE_BYTES, Bytes, SegmentWriter, array_view
 from broker.subjects import RowId
 
 T = TypeVar("T")
@@ -79,6 +80,10 @@ class Store:
         self.on_full = on_full or raise_error
         self._folders: set[str] = set()
         self._serials = count()
+        self.is_read_only = False
+        """Whether the store is on a read-only file system, as in a sandbox: arrays are then written into the cells."""
+        with suppress(OSError):
+            self.is_read_only = bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
         self._lock = threading.Lock()
         self._remover: ThreadPoolExecutor | None = None
 
@@ -210,7 +215,8 @@ class Store:
         authors of one cell, the refused one must not have overwritten the segment of the other.
         """
         stem = f"{row.kind}/{row.step}/{row.index}.{field}.{author.replace('#', '-')}"
-        return SegmentWriter(lambda: f"{stem}.{next(self._serials)}.safetensors", self.write_parts)
+        inline = sys.maxsize if self.is_read_only else INLINE_BYTES
+        return SegmentWriter(lambda: f"{stem}.{next(self._serials)}.safetensors", self.write_parts, inline)
 
     def list_names(self, uri: str) -> list[str]:
         """Return the sorted names in a folder of the store; empty if the folder does not exist."""

@@ -6,6 +6,8 @@ relax.<run>.batch.<step>                     rows that a step trains
 relax.<run>.weights.<version>                location and fingerprint of a weight version
 relax.<run>.checkpoint.<version>             a durable checkpoint
 relax.<run>.evaluation.<version>             result of the evaluation of a version
+relax.<run>.critic.<version>                 fingerprint of a version of the critic
+relax.<run>.critic_checkpoint.<version>      a durable checkpoint of the critic
 relax.<run>.event.<role>.<n>.<kind>          event of an actor or the supervision, JSON
 relax.<run>.metric.<role>.<n>                metrics of an actor, JSON
 """
@@ -22,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 ROW_KINDS = ("group", "eval")
-NUMBERED_KINDS = ("batch", "weights", "checkpoint", "evaluation")
+NUMBERED_KINDS = ("batch", "weights", "checkpoint", "evaluation", "critic", "critic_checkpoint")
 
 
 def check_name(name: str, what: str) -> str:

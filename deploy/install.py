@@ -7,6 +7,7 @@ Environment variables:
     TORCH: requirement for torch; the default is `DEFAULT_TORCH`.
     TORCH_INDEX: extra package index for torch; empty for pip's configured index only. Setting it disables the choice by
         GPU.
+    UNLOCKED: if set, install the newest versions that pyproject.toml allows in place of those of deploy/requirements.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ CPU_DISK_MIB, CUDA_DISK_MIB = 1600, 9000
 ANSWER_SECONDS = 4.0
 LINE_SECONDS = 5.0
 SGLANG_CPU = Path("deploy/sglang-cpu")
+LOCKED = Path("deploy/requirements")
 
 
 class InstallError(Exception):
@@ -61,7 +63,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     try:
         check_python()
-        with exclusive(chosen.venv.absolute().parent) as lock:
+        with exclusive(chosen.venv.absolute()) as lock:
             Installation(chosen.venv, lock).run(chosen.extra)
     except InstallError as error:
         sys.exit(f"install: {error}")
@@ -92,18 +94,30 @@ def check_python() -> None:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[int]:
-    """Wait until no other installation runs in a folder, and lock it; gives the lock's file descriptor.
+def exclusive(venv: Path) -> Iterator[int]:
+    """Wait until no other installation into an environment runs, and lock it; gives the lock's file descriptor.
 
-    pip inherits the lock: an orphaned pip is waited for, too.
+    pip inherits the lock: an orphaned pip is waited for, too. Other users cannot open the lock, so they cannot hold it.
+
+    Raises:
+        InstallError: the lock is a link, or belongs to another user.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
+    path = venv.with_name(f"{venv.name}.lock")
+    venv.parent.mkdir(parents=True, exist_ok=True)
     try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        msg = f"{path} cannot be opened: {error.strerror}; remove it, or name another folder: make VENV=FOLDER"
+        raise InstallError(msg) from error
+    try:
+        if (owner := os.fstat(lock).st_uid) != os.geteuid():
+            whose = f"belongs to user {owner}, and this is user {os.geteuid()}"
+            msg = f"{path} {whose}; name another folder: make VENV=FOLDER"
+            raise InstallError(msg)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another installation in {folder}")
+            say(f"waiting for another installation into {venv}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
     finally:
@@ -145,15 +159,28 @@ def answers(url: str, seconds: float = ANSWER_SECONDS) -> bool:
     return bool(found)
 
 
-def requirements(extra: str, *, cpu_sglang: bool) -> list[list[str]]:
+def lock_file(extra: str, environment: Mapping[str, str]) -> Path | None:
+    """Return the file that locks the packages of an installation, with their hashes; None to install unlocked ones.
+
+    The packages of an extra without a file of its own come on top of those of every installation.
+    """
+    if environment.get("UNLOCKED"):
+        return None
+    files = [LOCKED / f"{name}.txt" for name in (extra, "base") if name]
+    return next((path for path in files if path.exists()), None)
+
+
+def requirements(extra: str, *, cpu_sglang: bool, locked: bool = False) -> list[list[str]]:
     """Return what each call of pip installs: relax-actors with an extra.
 
-    The CPU build of torch gets SGLang with a substitute for its kernels, the CUDA build the kernels themselves.
+    The CPU build of torch gets SGLang with a substitute for its kernels, the CUDA build the kernels themselves. Where
+    packages are locked, what builds relax-actors is among them.
     """
+    build = ["--no-build-isolation"] if locked else []
     if not cpu_sglang:
-        return [["--editable", f".[{extra}]" if extra else "."]]
+        return [[*build, "--editable", f".[{extra}]" if extra else "."]]
     others = ["--no-deps", "--requirement", str(SGLANG_CPU / "requirements-no-deps.txt"), f"./{SGLANG_CPU}"]
-    return [["--editable", "."], ["--requirement", str(SGLANG_CPU / "requirements.txt")], others]
+    return [[*build, "--editable", "."], ["--requirement", str(SGLANG_CPU / "requirements.txt")], others]
 
 
 class Installation:
@@ -174,6 +201,11 @@ class Installation:
         """Create or repair the environment, then install torch, relax-actors and an extra."""
         start = time.monotonic()
         self._prepare()
+        lock = lock_file(extra, os.environ)
+        if lock is not None:
+            # Before torch, which then finds what it needs.
+            say(f"packages of {lock}, checked by their hashes")
+            self._pip("--require-hashes", "--no-deps", "--requirement", str(lock))
         if not list(self._venv.glob("lib/python*/site-packages/torch-*.dist-info")):
             self._install_torch()
         missing = {extra, ""} if not (self._venv / "bin" / "relax").exists() else {extra} - {""}
@@ -181,7 +213,7 @@ class Installation:
         title = f"relax-actors with its packages{f' and those of {extra!r}' if extra else ''}"
         say(f"{title}: at most {size} MB to download" if size else title)
         cpu_sglang = extra == "sglang" and not self._has_cuda()
-        for arguments in requirements(extra, cpu_sglang=cpu_sglang):
+        for arguments in requirements(extra, cpu_sglang=cpu_sglang, locked=lock is not None):
             self._pip(*arguments)
         self._unfinished.unlink()
         self._finished.touch()

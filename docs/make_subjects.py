@@ -35,6 +35,7 @@ EXAMPLES: dict[str, Any] = {
     ),
     "reward": messages.Reward(np.array([1.0], np.float32)),
     "advantage": messages.Advantage(np.array([0.7], np.float32), 0.5),
+    "teacher": messages.TeacherScores(FLOATS, INTS[:, None], FLOATS[:, None]),
     "dropped": messages.Dropped("no_signal", "all samples have reward 0"),
     "quarantined": messages.Quarantined("reward", 3, "ValueError: no number", "Traceback ..."),
     "requeued": messages.Requeued(1.7e9),
@@ -43,6 +44,8 @@ EXAMPLES: dict[str, Any] = {
     "weights": messages.Weights(12, FINGERPRINT, [messages.Shard("weights/12.1.safetensors", 4096, FINGERPRINT)], 1),
     "checkpoint": messages.Checkpoint(12, "checkpoints/12.1", FINGERPRINT, 9, messages.RowCounts(40, 36, 4, 0), 1),
     "evaluation": messages.Evaluation(12, 0.75, 256),
+    "critic": messages.CriticVersion(12, FINGERPRINT, 1),
+    "critic_checkpoint": messages.Checkpoint(12, "critic-checkpoints/12.1", FINGERPRINT, 12, messages.RowCounts(), 1),
 }
 LOG = {
     "event": {"time": 1.7e9, "kind": "ready", "role": "rollout", "n": 0, "seconds": 1.2},
@@ -91,6 +94,7 @@ def config() -> Config:
         "model": {"path": "model"},
         "data": data,
         "eval": {"data": data},
+        "critic": {},
         "roles": {name: {} for name in SCORING_ROLES},
     }
     return Config.model_validate(tree)
@@ -103,9 +107,11 @@ def cells(subjects: Subjects) -> list[str]:
         subject = subjects.cell(ROW, name)
         pattern = subject.replace(str(ROW), "group.<step>.<index>")
         lines += [f"### `{pattern}`", "", f"{meaning(cls)} Fields: {fields(cls)}.", "", "```", example(name), "```", ""]
-    for name in SCORING_ROLES:
+    for name in (name for name in SCORING_ROLES if built_in_spec(name).writes and name not in COLUMNS):
         pattern = subjects.cell(ROW, name).replace(str(ROW), "group.<step>.<index>")
         lines += [f"### `{pattern}`", "", "Log-probs `[total] float32`, in the layout of the trajectory's own.", ""]
+    values = subjects.cell(ROW, "values").replace(str(ROW), "group.<step>.<index>")
+    lines += [f"### `{values}`", "", "Values of the critic, `[total] float32`, in the same layout.", ""]
     for kind in NUMBERED_KINDS:
         number = "step" if kind == "batch" else "version"
         lines += [f"### `{subjects.numbered(kind, f'<{number}>')}`", ""]

@@ -11,6 +11,7 @@ from broker.errors import (
     StoreError,
     StoreFullError,
     SubjectError,
+    UnsafePathError,
 )
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "SubjectError",
+    "UnsafePathError",
 ]
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.algorithms.advantages import Group, requires
 
-def ranked(rewards: NDArray[np.float32], *, normalise: str) -> NDArray[np.float32]:
-    """Return ranks scaled to -1 to 1, `[n] float32`; equal rewards share their mean rank.
+
+@requires(min_samples=2)
+def ranked(group: Group) -> NDArray[np.float64]:
+    """Return ranks scaled to -1 to 1, `[n] float64`; equal rewards share their mean rank.
 
     Args:
-        rewards: `[n] float32`, rewards of the samples of one row.
-        normalise: `advantages.normalise`; ranks need no normalisation.
+        group: the samples of one prompt; `group.totals` are their rewards.
     """
-    del normalise
+    rewards = group.totals
     below = (rewards[:, None] > rewards[None, :]).sum(1)
     above = (rewards[:, None] < rewards[None, :]).sum(1)
-    return ((below - above) / max(1, len(rewards) - 1)).astype(np.float32)
+    return (below - above) / max(1, group.n - 1)

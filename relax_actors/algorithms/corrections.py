@@ -2,12 +2,13 @@
 
 Three policies: `rollout` sampled the tokens (older weights, or the arithmetic of another engine), `proximal` is the one
 that the clipped ratio is taken against, and the third one is trained. The importance ratio of a token is
-`w = exp(proximal - rollout)`, its log clamped to +-`MAX_LOG_RATIO`. It weights the clipped surrogate of
-`losses.policy_loss`, whose own ratio is `exp(logprobs - proximal)`: clipping limits the step, the weight corrects for
-the staleness of the data.
+`w = exp(proximal - rollout)`, its log clamped to +-`MAX_LOG_RATIO`. It weights the policy loss, whose own ratio is
+`exp(logprobs - proximal)`: clipping limits the step, the weight corrects for the staleness of the data. All bounds are
+bounds of w itself (or of its mean or product), never of 1 / w.
 
 Shapes as in `losses`: log-probs `[batch, seq] float32`, masks `[batch, seq] bool`. No gradient flows through a weight
-or through the decision to reject a sequence.
+or through the decision to reject a sequence. A sample of several sequences is weighed and rejected sequence by
+sequence: each was sampled in a context of its own.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.losses import MAX_LOG_RATIO, check_same_shape, kl_estimate
+from relax_actors.algorithms.kl import kl_estimate
+from relax_actors.algorithms.losses import MAX_LOG_RATIO, check_same_shape
 
 CorrectionKind = Literal["none", "importance", "tis", "icepop"]
-RejectKind = Literal["none", "geometric", "max"]
+CorrectionLevel = Literal["token", "sequence"]
+RejectKind = Literal["none", "geometric", "max", "product"]
 QUANTILES = {"ratio_p1": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
 
 
@@ -41,8 +44,17 @@ class TokenWeights:
     bounded: Tensor
 
 
-def token_weights(proximal: Tensor, rollout: Tensor, *, kind: CorrectionKind, low: float, high: float) -> TokenWeights:
-    """Compute the factor of each token's policy loss from its importance ratio w.
+def correction_weights(
+    proximal: Tensor,
+    rollout: Tensor,
+    mask: Tensor,
+    *,
+    kind: CorrectionKind,
+    level: CorrectionLevel = "token",
+    low: float,
+    high: float,
+) -> TokenWeights:
+    """Compute the factor of each token's policy loss from importance ratios w.
 
     - "none": 1.
     - "importance": w. Decoupled PPO (Hilton et al., arXiv 2110.00641).
@@ -54,7 +66,10 @@ def token_weights(proximal: Tensor, rollout: Tensor, *, kind: CorrectionKind, lo
     Args:
         proximal: `[batch, seq] float32`, log-probs of the proximal policy.
         rollout: `[batch, seq] float32`, log-probs that the tokens were sampled with.
+        mask: `[batch, seq] bool`, tokens that count.
         kind: which correction.
+        level: "token", w of the token; "sequence", the product of w over the sequence, as the weight of all of its
+            tokens ("tis" is then sequence-level TIS, "icepop" is masked importance sampling).
         low: lower bound of w, in [0, 1].
         high: upper bound of w, at least 1.
 
@@ -64,6 +79,9 @@ def token_weights(proximal: Tensor, rollout: Tensor, *, kind: CorrectionKind, lo
     _check_bounds(low, high)
     check_same_shape(proximal, rollout)
     ratio = _ratio(proximal, rollout)
+    if level == "sequence":
+        total = _log_sum(proximal, rollout, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        ratio = total.exp().to(ratio.dtype).unsqueeze(-1).expand_as(ratio)
     match kind:
         case "none":
             return TokenWeights(torch.ones_like(ratio), torch.zeros_like(ratio, dtype=torch.bool))
@@ -86,6 +104,7 @@ def kept_sequences(
     - "none": all sequences.
     - "geometric": the geometric mean of w, the length-normalised ratio of GSPO (arXiv 2507.18071), is in [low, high].
     - "max": w of every token is in [low, high].
+    - "product": the product of w over the sequence is in [low, high].
 
     A sequence without tokens is kept.
 
@@ -110,14 +129,42 @@ def kept_sequences(
         case "none":
             return torch.ones(len(mask), dtype=torch.bool, device=mask.device)
         case "geometric":
-            delta = (proximal - rollout).detach().masked_fill(~mask, 0.0).double()
-            mean = (delta.sum(-1) / mask.sum(-1).clamp(min=1)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+            total = _log_sum(proximal, rollout, mask)
+            mean = (total / mask.sum(-1).clamp(min=1)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
             return (mean >= low) & (mean <= high)
+        case "product":
+            product = _log_sum(proximal, rollout, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+            return (product >= low) & (product <= high)
         case "max":
             ratio = _ratio(proximal, rollout)
             return (((ratio >= low) & (ratio <= high)) | ~mask).all(-1)
         case _:
             assert_never(kind)
+
+
+def kept_by_opsm(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, *, threshold: float) -> Tensor:
+    """Select the sequences that off-policy sequence masking keeps (DeepSeek-V3.2, arXiv 2512.02556).
+
+    A sequence is dropped if its mean advantage is negative and `mean(proximal - logprobs)` over its tokens is above the
+    threshold: the policy has moved away from it already. A sequence without tokens is kept.
+
+    Args:
+        logprobs: `[batch, seq] float32`, of the trained policy.
+        proximal: `[batch, seq] float32`.
+        advantages: `[batch, seq] float32`.
+        mask: `[batch, seq] bool`, tokens that count.
+        threshold: largest mean log-ratio that is kept.
+
+    Returns:
+        `[batch] bool`, true for sequences to train.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    check_same_shape(advantages, mask)
+    mean = _log_sum(proximal, logprobs, mask) / mask.sum(-1).clamp(min=1)
+    negative = advantages.detach().masked_fill(~mask, 0.0).sum(-1, dtype=torch.float64) < 0
+    return ~(negative & (mean > threshold))
 
 
 def mismatch_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, float]:
@@ -172,6 +219,13 @@ def ratio_quantiles(log_ratios: Sequence[NDArray[Any]]) -> dict[str, float]:
 
 def _ratio(proximal: Tensor, rollout: Tensor) -> Tensor:
     return (proximal - rollout).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _log_sum(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
+    """Return the log of the product of ratios over the tokens of each sequence, `[batch] float64`."""
+    check_same_shape(numerator, denominator)
+    check_same_shape(numerator, mask)
+    return (numerator - denominator).detach().masked_fill(~mask, 0.0).double().sum(-1)
 
 
 def _check_bounds(low: float, high: float) -> None:

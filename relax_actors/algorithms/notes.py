@@ -4,30 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from relax_actors.algorithms.effective import idle
 from relax_actors.config import Config
+
+SUMMED = ("group", "rloo", "length_weighted", "passk", "mean_ratio")
+"""Advantages of samples, for which the KL in the reward is summed over tokens."""
 
 
 def notes(config: Config) -> Iterator[str]:
     """Yield a note for `relax check` on each unusual combination."""
-    algorithm, advantages = config.algorithm, config.advantages
-    divides = advantages.normalise == "std"
-    if advantages.estimator == "rloo" and divides:
+    algorithm = config.algorithm
+    if algorithm.advantage == "rloo" and algorithm.scale != "none":
         yield (
-            'advantages.estimator = "rloo" with advantages.normalise = "std" divides by the standard deviation of the '
-            'group, which RLOO (arXiv 2402.14740) does not; set advantages.normalise = "none" for RLOO'
+            f'algorithm.advantage = "rloo" with algorithm.scale = "{algorithm.scale}" divides by a standard deviation, '
+            'which RLOO (arXiv 2402.14740) does not; set algorithm.scale = "none" for RLOO'
         )
-    if algorithm.loss == "constant":
+    if algorithm.clip_high < algorithm.clip_low and not {"clip_low", "clip_high"} & idle(algorithm).keys():
         yield (
-            "the loss of a step is the sum over its tokens, divided by its samples x algorithm.loss_length = "
-            f"{algorithm.loss_length}"
+            f"algorithm.clip_high = {algorithm.clip_high:g} is below algorithm.clip_low = {algorithm.clip_low:g}: "
+            "tokens may lose more probability than they may gain"
         )
-        if divides and advantages.estimator == "grpo":
+    if algorithm.advantage in ("length_weighted", "greedy") and (extra := _exploration(config)):
+        yield (
+            f'algorithm.advantage = "{algorithm.advantage}" is meant for the plain policy gradient, without {extra} '
+            "(arXiv 2505.23585, 2310.10505)"
+        )
+    if algorithm.kl.place == "reward" and algorithm.advantage in SUMMED:
+        yield (
+            'algorithm.kl.place = "reward" with algorithm.advantage = '
+            f'"{algorithm.advantage}" subtracts the sum of a sample\'s KL from its reward, before the group is compared'
+        )
+    if algorithm.aggregate == "constant":
+        yield (
+            "the loss of a step is the sum over its tokens, divided by its samples x algorithm.length = "
+            f"{algorithm.length}"
+        )
+        if algorithm.scale == "group_std" and algorithm.advantage == "group":
             yield (
-                'algorithm.loss = "constant" with advantages.normalise = "std" is half of Dr. GRPO (arXiv 2503.20783), '
-                'whose advantages are not divided by the standard deviation; set advantages.normalise = "none" for it'
+                'algorithm.aggregate = "constant" with algorithm.scale = "group_std" is half of Dr. GRPO (arXiv '
+                '2503.20783), whose advantages are not divided by the standard deviation; set algorithm.scale = "none" '
+                "for it"
             )
-    if algorithm.step_normalisation != "none" and divides:
-        yield (
-            f'algorithm.step_normalisation = "{algorithm.step_normalisation}" with advantages.normalise = "std" '
-            'normalises twice, over the group and over the step; set advantages.normalise = "none" for the step alone'
-        )
+
+
+def _exploration(config: Config) -> str:
+    """Name the KL and the entropy bonus that a run has."""
+    algorithm = config.algorithm
+    entropy = algorithm.entropy.coefficient > 0 or algorithm.entropy.target is not None
+    return " and ".join(["a KL"] * (algorithm.kl.place != "none") + ["an entropy bonus"] * entropy)

@@ -59,15 +59,20 @@ def learning_rate(
     return base * (1 - decay) + final_fraction * base * decay
 
 
-def scheduled_learning_rate(config: Config, step: int) -> float:
+def scheduled_learning_rate(config: Config, step: int, base: float | None = None) -> float:
     """Compute the learning rate of a step from the configuration of the run; see `learning_rate`.
 
     A warm-up that is longer than the run is cut to the run.
+
+    Args:
+        config: configuration of the run.
+        step: number of the step.
+        base: peak learning rate; that of the policy if None.
     """
     settings = config.trainer
     return learning_rate(
         step,
-        base=settings.learning_rate,
+        base=settings.learning_rate if base is None else base,
         warmup_steps=min(settings.warmup_steps, config.run.steps),
         total_steps=config.run.steps,
         kind=settings.schedule,

@@ -36,7 +36,9 @@ def check(
 
     Findings go to stderr, the resolved configuration to stdout. Exit code 0 if the configuration can be run, 2 if not.
     """
+    from relax_actors.cli.algorithms import algorithm_lines
     from relax_actors.config import load_config
+    from relax_actors.config.load import set_by
 
     loaded = load_config(config, settings or [])
     findings = examine(loaded, None if roles is None else [role for role in roles.split(",") if role])
@@ -44,6 +46,8 @@ def check(
         typer.echo(f"error: {error}", err=True)
     for note in findings.notes:
         typer.echo(f"note: {note}", err=True)
+    for line in algorithm_lines(loaded, set_by(config, settings or [])):
+        typer.echo(line, err=True)
     if findings.errors:
         count = len(findings.errors)
         them = "1 error; fix it" if count == 1 else f"{count} errors; fix them"
@@ -79,6 +83,7 @@ def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
     """
     import tempfile
 
+    from relax_actors.algorithms.refusals import refusals
     from relax_actors.cli import checks, machine, placement
 
     errors: list[str] = []
@@ -101,6 +106,8 @@ def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
         attempt(checks.check_installed)
         attempt(lambda: checks.check_roles(config))
         attempt(lambda: checks.check_rewards(config))
+        errors.extend(refusals(config))
+        attempt(lambda: checks.check_isolation(config, here))
         attempt(lambda: checks.check_steps(config))
         attempt(lambda: placement.check_devices(config))
         attempt(lambda: machine.check_devices(config, here))
@@ -123,14 +130,18 @@ def _checks_without_model(config: Config) -> list[Check]:
 def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Check]:
     """Return the checks that need the size and shape of the model."""
     from relax_actors.cli import checks
+    from relax_actors.cli.check_teacher import check_teacher
+    from relax_actors.cli.critic import check_critic
     from relax_actors.engines.backends import inference_backend, training_backend
 
     found: list[Check] = [
         lambda: training_backend(config).check(config, folder),
         lambda: inference_backend(config).check(config, folder),
         lambda: checks.check_scoring(config, folder),
+        lambda: check_teacher(config, folder),
         lambda: checks.check_router_replay(config, facts),
         lambda: checks.check_weight_files(config),
+        lambda: check_critic(config, folder, facts),
         lambda: checks.check_lengths(config, facts),
         lambda: checks.check_data(config, config.data, "data", folder, facts),
     ]

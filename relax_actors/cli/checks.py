@@ -6,13 +6,15 @@ Each yields notes, and raises ConfigError for what cannot work.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from relax_actors.algorithms.estimators import load_estimator
+from relax_actors.algorithms.advantages.estimation import REFERENCE, VALUES, RowEstimation, estimator_of
 from relax_actors.algorithms.notes import notes as algorithm_notes
+from relax_actors.algorithms.user_functions import check_user_functions
+from relax_actors.cli.critic import check_values_are_read
 from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
@@ -24,12 +26,13 @@ from relax_actors.engines.backends import inference_backend, scoring_backend
 from relax_actors.engines.sglang.backend import SERVER_BYTES
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages.experts import compact
-from relax_actors.registry.catalog import ALL
+from relax_actors.registry.catalog import ALL, ROLES
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
 from relax_actors.roles.rollout import stops_of
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
+from relax_actors.supervision.sandbox import check_sandbox, is_sandboxed
 
 CACHED_BYTES = 4
 """Bytes of a number in the key-value cache of a rollout that generates in its own process."""
@@ -118,11 +121,14 @@ def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
 
 def check_roles(config: Config) -> Iterator[str]:
     """Check that roles import, that no two write the same cells, and that every column that is read has a writer."""
-    writers: dict[str, str] = dict.fromkeys(COLUMNS, "a built-in role")
+    optional = {built_in_spec(name).writes for name in ROLES.built_in if built_in_spec(name).section == "roles"}
+    always = [column for column in COLUMNS if not any(column in writes for writes in optional)]
+    writers: dict[str, str] = dict.fromkeys((*always, *FAILURES), "a built-in role")
     built_in = {name: built_in_spec(name) for name in role_names(config) if name not in config.roles}
     numbered = {kind: name for name, spec in built_in.items() for kind in spec.numbered}
     roles: dict[str, Role] = {}
     built_in |= {name: spec_of(config, name) for name in ("rollout", "reward")}
+    writers |= dict.fromkeys(built_in["critic"].writes, "critic") if "critic" in built_in else {}
     for name in config.roles:
         roles[name], spec = make_role(config, name), spec_of(config, name)
         for column in (column for column in spec.writes if column not in FAILURES):
@@ -142,21 +148,44 @@ def check_roles(config: Config) -> Iterator[str]:
             if column not in writers:
                 msg = f"roles.{name} reads column {column!r}, which no role writes; columns are {sorted(writers)}"
                 raise ConfigError(msg)
-    if config.advantages.reads not in writers:
-        msg = (
-            f"advantages.reads = {config.advantages.reads!r} is a column that no role writes; "
-            f"columns are {sorted(writers)}"
-        )
-        raise ConfigError(msg)
-    read = {column for role in roles.values() for column in role.inputs(config)} | {config.advantages.reads}
+    needed = _columns_of_advantages(config, writers)
+    read = {column for role in roles.values() for column in role.inputs(config)} | needed
     yield from check_log_probs(config, writers, read)
+    check_values_are_read(config, read)
+
+
+def _columns_of_advantages(config: Config, writers: Collection[str]) -> set[str]:
+    """Return the columns that the role advantages reads.
+
+    Raises:
+        ConfigError: no role writes one of them.
+    """
+    reads = config.advantages.reads
+    if reads not in writers:
+        msg = f"advantages.reads = {reads!r} is a column that no role writes; columns are {sorted(writers)}"
+        raise ConfigError(msg)
+    needed = RowEstimation(config).columns
+    for column in needed:
+        if column not in writers:
+            why = 'kl.place = "reward"' if column == REFERENCE else f'advantage = "{config.algorithm.advantage}"'
+            remedy = "add the section [critic]" if column == VALUES else f"add [roles.{column}] with replicas = 1"
+            msg = f"algorithm.{why} needs column {column!r}, which no role writes; {remedy}"
+            raise ConfigError(msg)
+    return {reads, *needed}
 
 
 def check_rewards(config: Config) -> Iterator[str]:
-    """Check that the reward functions and the advantage estimator import; note unusual algorithm settings."""
-    load_estimator(config.advantages.estimator)
+    """Check that the functions of rewards and of the algorithm import; note unusual algorithm settings.
+
+    Functions for a sandbox are imported in it only.
+    """
+    estimator_of(config.algorithm)
+    check_user_functions(config.algorithm)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
-    if config.eval is not None:
+    if is_sandboxed(config, "reward"):
+        # This process is in no sandbox, and importing a module runs its code.
+        settings = {}
+    elif config.eval is not None:
         settings["eval.reward"] = config.eval.reward
     for where, setting in settings.items():
         if isinstance(setting, dict):
@@ -166,11 +195,24 @@ def check_rewards(config: Config) -> Iterator[str]:
     yield from algorithm_notes(config)
 
 
+def check_isolation(config: Config, roles: Collection[str]) -> Iterator[str]:
+    """Check that this machine can run the roles that need a sandbox."""
+    check_sandbox(config, sorted(roles))
+    yield from ()
+
+
 def check_steps(config: Config) -> Iterator[str]:
     """Note the size of a step, the number of rows in flight, and settings that are longer than the run."""
     trainer, rollout = config.trainer, config.rollout
     samples = trainer.prompts_per_step * rollout.group_size
     yield f"a step trains {trainer.prompts_per_step} rows x {rollout.group_size} samples = {samples} completions"
+    if trainer.updates > 1:
+        rows = trainer.prompts_per_step // trainer.minibatches
+        yield (
+            f"a batch is used for {trainer.updates} optimizer updates of {rows} rows each (trainer.minibatches = "
+            f"{trainer.minibatches}, trainer.epochs = {trainer.epochs}); a step is computed when all of its rows are "
+            "there, as with trainer.stream = false"
+        )
     window = trainer.prompts_per_step * (config.staleness.max + 1)
     yield f"at most {window} rows are in flight (staleness.max = {config.staleness.max})"
     if config.staleness.max > 0 and config.run.deterministic:
@@ -190,6 +232,11 @@ def shortened(config: Config) -> Iterator[str]:
         yield (
             f"trainer.checkpoint_every = {trainer.checkpoint_every} is more than run.steps = {steps}: checkpoints are "
             "written before the first and after the last step only"
+        )
+    if config.critic is not None and config.critic.warmup_steps >= steps:
+        yield (
+            f"critic.warmup_steps = {config.critic.warmup_steps} leaves no step of run.steps = {steps} to train the "
+            "policy: its weights stay those of version 0"
         )
     if config.eval is not None and config.eval.every > steps:
         yield (
@@ -286,10 +333,11 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
     following = config.rollout.replicas + (config.roles["actor_fwd"].replicas if "actor_fwd" in config.roles else 0)
     fixed = config.roles["reference"].replicas if "reference" in config.roles else 0
     engines = (ENGINE_BYTES + copy) * following + REFERENCE_BYTES * fixed
-    model = facts.parameters * (TRAINER_BYTES + reference + base + engines)
+    critic = TRAINER_BYTES if config.critic is not None else 0
+    model = facts.parameters * (TRAINER_BYTES + reference + base + engines + critic) + teacher_bytes(config)
     process = PROCESS_BYTES if config.simulate is None else SIMULATED_BYTES
     ranks = config.trainer.megatron.ranks if config.trainer.backend == "megatron" else 1
-    processes = process * (1 + following + fixed + (ranks if ranks > 1 else 0))
+    processes = process * (1 + (critic > 0) + following + fixed + (ranks if ranks > 1 else 0))
     starts_servers = inference_backend(config).server_module(config)
     servers = SERVER_BYTES * config.rollout.replicas if starts_servers else 0
     need, have = model + processes + servers, _memory_of_machine()
@@ -304,6 +352,15 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
         yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
 
 
+def teacher_bytes(config: Config) -> int:
+    """Memory of the teachers that run here, in bytes."""
+    section = config.roles.get("teacher")
+    folder = section.options.get("model") if section is not None else None
+    if section is None or folder is None or not (Path(folder) / "config.json").exists():
+        return 0
+    return measure(Path(folder)).parameters * REFERENCE_BYTES * section.replicas
+
+
 def _existing(path: Path) -> Path:
     """Return the path itself, or the nearest folder above it that exists."""
     while not path.exists():
@@ -313,7 +370,8 @@ def _existing(path: Path) -> Path:
 
 def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
     """Compare the estimated size of checkpoints and weights with the free disk space."""
-    checkpoints = facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
+    models = 1 if config.critic is None else 2
+    checkpoints = models * facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
     weights = facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
     need = checkpoints + weights
     free = shutil.disk_usage(_existing(config.folder.absolute())).free

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from broker.address import CREDENTIALS_FILE
 from broker.credentials import read_claims
-from relax_actors.errors import ConfigError
+from broker.files import make_private_folder
+from relax_actors.errors import ConfigError, UnsafePathError
 
 ROOT_USER = 0
 
@@ -32,8 +33,11 @@ def prepare_folders(folder: Path, users: list[str], run: str, *, replace_run: bo
             if not replace_run:
                 _check_run(folder, run)
         for path in (folder, *(folder / name for name in subfolders)):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make_private(path, is_top=path == folder)
+            if not (path == folder and _belongs_to_root(path)):
+                make_private_folder(path)
+    except UnsafePathError as error:
+        msg = f"credentials cannot be written: {error}"
+        raise ConfigError(msg) from error
     except OSError as error:
         msg = (
             f"credentials cannot be written to {path}: {error.strerror}; give a folder that user {os.geteuid()} owns "
@@ -42,14 +46,9 @@ def prepare_folders(folder: Path, users: list[str], run: str, *, replace_run: bo
         raise ConfigError(msg) from error
 
 
-def _make_private(path: Path, *, is_top: bool) -> None:
-    """Set mode 0700. Root may own the top folder: it is above the volumes of a container."""
-    owner = path.stat().st_uid
-    if owner == os.geteuid():
-        path.chmod(0o700)
-    elif not (is_top and owner == ROOT_USER):
-        msg = f"{path} belongs to user {owner}, and this is user {os.geteuid()}; remove it, or give another folder"
-        raise ConfigError(msg)
+def _belongs_to_root(folder: Path) -> bool:
+    """Whether root owns the top folder, as in a container where volumes are mounted below it."""
+    return folder.is_dir() and folder.stat().st_uid == ROOT_USER != os.geteuid()
 
 
 def _check_content(folder: Path, subfolders: list[str]) -> None:

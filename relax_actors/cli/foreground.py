@@ -17,10 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from broker.files import write_private
+from broker.orphans import become_subreaper
 from relax_actors.cli.check import require
 from relax_actors.cli.checks import shortened
 from relax_actors.cli.command_line import command_line
 from relax_actors.config import Config, load_config, validate
+from relax_actors.config.masking import masked_argument
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.summary import Curves, Summary
 from relax_actors.monitoring.watcher import Watcher
@@ -57,11 +59,11 @@ class Request:
 
     @property
     def resume_command(self) -> str:
-        """Command line that resumes the run."""
+        """Command line that resumes the run; `***` stands for secrets in it."""
         options = [] if self.roles is None else ["--roles", ",".join(self.roles)]
         flags = {"--json": self.as_json, "--quiet": self.quiet, "--must-finish": self.must_finish}
         options += [name for name, is_set in flags.items() if is_set]
-        return command_line("up", str(self.path), *self.settings, *options)
+        return command_line("up", str(self.path), *map(masked_argument, self.settings), *options)
 
 
 def train(request: Request) -> int:
@@ -116,6 +118,7 @@ def run_root(root: Root, watcher: Watcher, console: Console, resume: str) -> tup
     Returns:
         The failure if supervision gave up, else None; and whether a signal stopped the run.
     """
+    become_subreaper()
     interrupted = threading.Event()
 
     def on_signal(number: int, _frame: Any) -> None:

@@ -59,6 +59,8 @@ def _devices(config: Config, roles: Collection[str]) -> Iterator[tuple[str, str,
     if "trainer" in roles:
         is_group = config.trainer.backend == "megatron"
         yield "trainer.device", config.trainer.device, config.trainer.megatron.ranks if is_group else 1
+    if config.critic is not None and "critic" in roles:
+        yield "critic.device", config.critic.device, 1
     for name, section in config.roles.items():
         if name in roles and spec_of(config, name).device:
             yield f"roles.{name}.device", str(section.options.get("device", "auto")), 1

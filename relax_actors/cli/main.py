@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any, NoReturn
 
+import setproctitle
 import typer
 
 from relax_actors.errors import BrokerError, ConfigError, RelaxError
@@ -24,6 +25,7 @@ COMMANDS: Registry[Any] = Registry(
     {
         "up": "relax_actors.cli.up:up",
         "check": "relax_actors.cli.check:check",
+        "algorithms": "relax_actors.cli.algorithms:algorithms",
         "simulate": "relax_actors.cli.simulate:simulate",
         "status": "relax_actors.cli.status:status",
         "tree": "relax_actors.cli.tree:tree",
@@ -114,11 +116,23 @@ def _add_failing(app: typer.Typer, name: str, reason: str) -> None:
     app.command(name, help="(cannot be loaded)", context_settings=anything)(fail)
 
 
+def _hide_secrets() -> None:
+    """Show passwords in this process's arguments as `***`: every user of the machine can list them."""
+    if not any("://" in argument or "=" in argument for argument in sys.argv):
+        return
+    from relax_actors.config.masking import masked_argument
+
+    shown = [masked_argument(argument) for argument in sys.argv]
+    if shown != sys.argv:
+        setproctitle.setproctitle(" ".join([sys.executable, *shown]))
+
+
 def run() -> None:
     """Run a command, and report an error as one message.
 
     Exit code 2 for a configuration error, 1 for any other error of relax.
     """
+    _hide_secrets()
     try:
         build(sys.argv[1:])()
     except ConfigError as error:

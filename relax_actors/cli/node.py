@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,8 +30,12 @@ def node(
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the run as seen here. Default: the folder above STORE.")
     ] = None,
-    work: Annotated[Path | None, typer.Option(help="Folder for this node's logs, shared with no other node.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of this node. Default: the host name.")] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for this node's logs, shared with no other node. Default: in ~/.cache.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of this node, unique in the run. Default: the host name.")
+    ] = None,
     code: Annotated[Path | None, typer.Option(help="Folder with the run's own Python modules.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for the run to resume after it ends.")] = False,
 ) -> None:
@@ -49,18 +53,63 @@ def node(
     found = run_of_credentials(address.for_user(NODE), run)
     path = Path(str(store).replace("{run}", found))
     root = path.resolve().parent if folder is None else Path(str(folder).replace("{run}", found))
-    name = name or os.uname().nodename
-    work = work or Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / f"{found}.{name}"
+    name = _host_name() if name is None else _checked(name)
+    work = work or _work_folder(found, name)
     wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay)
     raise typer.Exit(_run_node(address, wanted))
 
 
+def _checked(name: str) -> str:
+    """Return the name of a node if it is one: the rules are those of run names.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from broker.subjects import check_name
+    from relax_actors.errors import ConfigError, SubjectError
+
+    try:
+        return check_name(name, "node name")
+    except SubjectError as error:
+        msg = f"--name: {error}"
+        raise ConfigError(msg) from error
+
+
+def _host_name() -> str:
+    """Return the host name as a node's name: `-` replaces dots and other characters that a name may not have."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename)[:64] or "node"
+
+
+def _work_folder(run: str, name: str) -> Path:
+    """Return the default folder of a node, in the user's cache directory.
+
+    Not in $XDG_RUNTIME_DIR, which is removed when the user logs out, while the node goes on.
+
+    Raises:
+        ConfigError: the user has no home directory, or another user could put another folder in its place.
+    """
+    from broker.files import check_parents
+    from relax_actors.errors import ConfigError, UnsafePathError
+
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        top = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
+        folder = top.absolute() / "relax" / "nodes" / f"{run}.{name}"
+        check_parents(folder)
+    except (RuntimeError, UnsafePathError) as error:
+        msg = f"no safe folder for this node's logs: {error}; set --work FOLDER"
+        raise ConfigError(msg) from error
+    return folder
+
+
 def _run_node(address: Address, wanted: NodeRequest) -> int:
     """Run a node until it leaves; a first signal drains its actors, a second ends them."""
+    from broker.orphans import become_subreaper
     from relax_actors.runtime import logs
     from relax_actors.supervision.remote_node import RemoteNode
 
     logs.configure()
+    become_subreaper()
     remote = RemoteNode(address, wanted)
     asked = threading.Event()
 

@@ -21,9 +21,9 @@ def check_log_probs(config: Config, produced: Collection[str], read: Collection[
         ConfigError: a role is missing, or no role reads its column.
     """
     algorithm = config.algorithm
-    wanted = {"reference": algorithm.kl_coefficient > 0, "actor_fwd": algorithm.proximal == "actor_fwd"}
+    wanted = {"reference": algorithm.needs_reference, "actor_fwd": algorithm.proximal == "actor_fwd"}
     remedies = {
-        "reference": "algorithm.kl_coefficient is 0; set it above 0, or remove the section",
+        "reference": 'algorithm.kl.place is "none"; set it to "loss" or "reward", or remove the section',
         "actor_fwd": f'algorithm.proximal is "{algorithm.proximal}"; set it to "actor_fwd", or remove the section',
     }
     for name, is_wanted in wanted.items():
@@ -41,12 +41,14 @@ def check_log_probs(config: Config, produced: Collection[str], read: Collection[
         raise ConfigError(msg)
     if wanted["reference"]:
         where = "by the role reference, from version 0" if "reference" in config.roles else "inside the trainer"
-        yield f"log-probs of the reference, for the KL (algorithm.kl_coefficient > 0): computed {where}"
+        yield f'log-probs of the reference, for the KL (algorithm.kl.place = "{algorithm.kl.place}"): computed {where}'
     else:
-        yield "log-probs of a reference are not needed: algorithm.kl_coefficient = 0"
+        yield 'log-probs of a reference are not needed: algorithm.kl.place = "none"'
     proximal = {
         "rollout": "log-probs of the proximal policy: those that the tokens were sampled with",
-        "trainer": "log-probs of the proximal policy: those of the trainer's own forward pass, at no further cost",
+        "trainer": "log-probs of the proximal policy: those of the trainer's own forward pass, at no further cost"
+        if config.trainer.updates == 1
+        else "log-probs of the proximal policy: those of a forward pass of the trainer before the first update",
         "actor_fwd": "log-probs of the proximal policy: computed by the role actor_fwd, from the newest weights",
     }
     yield proximal[algorithm.proximal]

@@ -44,6 +44,19 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     return validate(tree, str(path))
 
 
+def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
+    """Return the dotted names of all settings that a file or an override sets, with "file" or "override".
+
+    Args:
+        path: TOML file that `load_config` reads.
+        overrides: as in `load_config`.
+    """
+    given: dict[str, Any] = {}
+    for override in overrides or []:
+        _apply(given, override)
+    return dict.fromkeys(_keys(tomllib.loads(path.read_text())), "file") | dict.fromkeys(_keys(given), "override")
+
+
 def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> Config:
     """Validate a copy of a tree with overrides applied.
 
@@ -88,7 +101,22 @@ def _with_defaults(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
 
 
 RENAMED = {
-    "advantages.drop_no_signal": "algorithm.filter_zero_variance",
+    "advantages.drop_no_signal": "algorithm.shaping.filter_zero_variance",
+    "advantages.estimator": "algorithm.advantage",
+    "advantages.normalise": "algorithm.scale",
+    "algorithm.clip_ratio_c": "algorithm.dual_clip",
+    "algorithm.correction": "algorithm.correction.kind",
+    "algorithm.correction_high": "algorithm.correction.high",
+    "algorithm.correction_low": "algorithm.correction.low",
+    "algorithm.filter_zero_variance": "algorithm.shaping.filter_zero_variance",
+    "algorithm.kl": "algorithm.kl.kind",
+    "algorithm.kl_coefficient": "algorithm.kl.coefficient (with algorithm.kl.place)",
+    "algorithm.loss": "algorithm.aggregate",
+    "algorithm.loss_length": "algorithm.length",
+    "algorithm.reject": "algorithm.reject.kind",
+    "algorithm.reject_high": "algorithm.reject.high",
+    "algorithm.reject_low": "algorithm.reject.low",
+    "algorithm.step_normalisation": "algorithm.whiten, or algorithm.scale for a division only",
     "placement.take_turns": "placement.colocate",
     "rollout.in_flight": "rollout.in_flight_updates",
     "rollout.rows_together": "rollout.max_concurrent_prompts",
@@ -120,12 +148,15 @@ EXAMPLES = {
 
 _PATHS = (
     ("model", "path"),
+    ("critic", "path"),
     ("data", "path"),
     ("eval", "data", "path"),
     ("broker", "credentials"),
     ("broker", "ca"),
     ("store", "path"),
     ("rollout", "sglang", "api_key_file"),
+    ("roles", "teacher", "model"),
+    ("roles", "teacher", "api_key_file"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Settings without their secrets, for output."""
+"""Settings and command lines without their secrets, for output."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def masked(value: Any, name: str = "") -> Any:
     if value is not None and _SECRET.search(name):
         return "***"
     return _ACCOUNT.sub("***@", value) if isinstance(value, str) else value
+
+
+def masked_argument(argument: str) -> str:
+    """Return an argument of a command, such as `section.key=value`, with its secrets as `***`."""
+    key, equals, value = str(masked(argument)).partition("=")
+    return f"{key}{equals}{masked(value, key.rpartition('.')[2])}"

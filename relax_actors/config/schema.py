@@ -8,13 +8,14 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from broker.subjects import check_name
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.data import DataSection, EvalSection, ModelSection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.placement import PlacementSection
 from relax_actors.config.pools import AdvantagesSection, PromptsSection, RewardSection, RoleSection, RolloutSection
 from relax_actors.config.sections import Positive, Section
 from relax_actors.config.simulate import SimulateSection
-from relax_actors.config.training import AlgorithmSection, StalenessSection, TrainerSection, WeightsSection
+from relax_actors.config.training import CriticSection, StalenessSection, TrainerSection, WeightsSection
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 
@@ -56,6 +57,7 @@ class Config(Section):
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()
     trainer: TrainerSection = TrainerSection()
+    critic: CriticSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
     staleness: StalenessSection = StalenessSection()
     weights: WeightsSection = WeightsSection()
@@ -110,15 +112,22 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _across(self) -> Config:
-        if self.staleness.policy == "correct" and self.algorithm.correction == self.algorithm.reject == "none":
+        if (
+            self.staleness.policy == "correct"
+            and self.algorithm.correction.kind == self.algorithm.reject.kind == "none"
+        ):
             msg = (
                 'staleness.policy = "correct" trains rows of any staleness and needs an off-policy correction: set '
-                "algorithm.correction (with algorithm.proximal) or algorithm.reject"
+                "algorithm.correction.kind (with algorithm.proximal) or algorithm.reject.kind"
             )
             raise ValueError(msg)
         simulated = "simulated" in (self.rollout.backend, self.trainer.backend)
         if simulated != (self.simulate is not None) or (simulated and self.rollout.backend != self.trainer.backend):
             msg = 'simulated engines come together: rollout.backend and trainer.backend = "simulated", and [simulate]'
+            raise ValueError(msg)
+        if self.simulate is not None and (self.trainer.updates > 1 or self.critic is not None):
+            key = "critic" if self.critic is not None else "trainer.minibatches and trainer.epochs"
+            msg = f"{key}: simulated engines take the time of whole steps from [simulate]; leave it out"
             raise ValueError(msg)
         if self.simulate is not None and self.weights.transport != "store":
             transport = self.weights.transport
@@ -129,9 +138,7 @@ class Config(Section):
             raise ValueError(msg)
         if self.run.deterministic and self.rollout.max_concurrent_prompts != 1:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"max_concurrent_prompts": 1}))
-        if self.algorithm.loss == "constant" and self.algorithm.loss_length is None:
-            update = {"loss_length": self.rollout.max_tokens}
-            object.__setattr__(self, "algorithm", self.algorithm.model_copy(update=update))
+        object.__setattr__(self, "algorithm", self.algorithm.with_lengths(self.rollout.max_tokens))
         return self
 
     @property
@@ -151,8 +158,8 @@ class Config(Section):
 
     @property
     def computes_reference(self) -> bool:
-        """Whether the trainer itself computes the reference's log-probs: the KL needs them and no role writes them."""
-        return self.algorithm.kl_coefficient > 0 and "reference" not in self.roles
+        """Whether the trainer itself computes the reference's log-probs, for a KL in the loss without the role."""
+        return self.algorithm.kl.place == "loss" and "reference" not in self.roles
 
     @property
     def publishes_deltas(self) -> bool:

@@ -50,3 +50,7 @@ class PoolSection(Section):
     """Seconds without progress after which an actor counts as hung, is killed and replaced."""
     memory_limit_mib: Positive | None = None
     """Memory limit of an actor's process; a row that exceeds it fails. Unlimited if not set."""
+    secrets: tuple[str, ...] | None = None
+    """Names of environment variables with secrets that this role's actors get, e.g. `["OPENAI_API_KEY"]`. Other
+    variables named like a secret (`*_TOKEN`, `*_KEY`, `*_PASSWORD` and the like), or with a password in a URL, are
+    kept from them."""

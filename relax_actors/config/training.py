@@ -1,8 +1,9 @@
-"""The sections [trainer], [algorithm], [staleness] and [weights]: how the model is trained and published."""
+"""The sections [trainer], [staleness] and [weights]: how the model is trained and published."""
 
 from __future__ import annotations
 
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -68,6 +69,11 @@ class TrainerSection(PoolSection):
     """Settings of a training engine of another package; the built-in engines take none."""
     prompts_per_step: Positive = 16
     """Prompts of an optimizer step, each with its group of samples."""
+    minibatches: Positive = 1
+    """Parts that the rows of a batch are cut into, with one optimizer update for each part; divides `prompts_per_step`.
+    Which rows form a part follows from `run.seed`, the step and the epoch."""
+    epochs: Positive = 1
+    """Passes over the rows of a batch. With more than one update per batch the probability ratio leaves 1."""
     learning_rate: PositiveFloat = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -112,69 +118,48 @@ class TrainerSection(PoolSection):
     deadline: PositiveFloat = 300.0
     """Seconds without progress after which the trainer counts as hung, is killed and replaced."""
 
-
-class AlgorithmSection(Section):
-    """[algorithm]: GRPO and its variants."""
-
-    clip_low: PositiveFloat = 0.2
-    """Lower clip range of the probability ratio: 1 - `clip_low`."""
-    clip_high: PositiveFloat = 0.2
-    """Upper clip range of the probability ratio: 1 + `clip_high`."""
-    clip_ratio_c: Annotated[float, Field(gt=1)] | None = None
-    """Dual clip: bound of the ratio for negative advantages (arXiv 1912.09729); off if not set."""
-    filter_zero_variance: bool = False
-    """Drop and refill rows whose samples all have the same reward (dynamic sampling, arXiv 2503.14476)."""
-    step_normalisation: Literal["none", "std", "whiten"] = "none"
-    """Normalise advantages over all rows of a step: divide by their standard deviation, or whiten them (subtract the
-    mean, then divide). A step then trains when all of its rows are there (no streaming)."""
-    loss: Literal["token", "sequence", "constant"] = "token"
-    """Aggregation of the loss: `token`, mean over all tokens of the step (DAPO, arXiv 2503.14476); `sequence`, mean
-    over samples of the means over their tokens (GRPO, arXiv 2402.03300); `constant`, sum over all tokens divided by the
-    samples of the step times `loss_length` (Dr. GRPO, arXiv 2503.20783)."""
-    loss_length: Positive | None = None
-    """Length in tokens that `loss = "constant"` divides by; `rollout.max_tokens` if not set."""
-    kl_coefficient: NonNegative = 0.0
-    """Coefficient of the KL penalty to the model at the start of the run."""
-    kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that KL."""
-    proximal: Literal["rollout", "trainer", "actor_fwd"] = "rollout"
-    """Denominator of the clipped ratio: the log-probs of sampling; the trainer's own before the step (decoupled PPO);
-    or the column `actor_fwd`, `[total] float32`, of a role that writes it."""
-    correction: Literal["none", "importance", "tis", "icepop"] = "none"
-    """Off-policy weight of each token's loss, from w = proximal / rollout probability: 1; w; w truncated at
-    `correction_high`; or w within `correction_low` and `correction_high`, else 0. Requires `proximal` other than
-    "rollout"."""
-    correction_low: Fraction = 0.5
-    """Lower bound of w for `icepop`."""
-    correction_high: Annotated[float, Field(ge=1)] = 2.0
-    """Upper bound of w; 2 is usual for `tis`, 5 for `icepop`."""
-    reject: Literal["none", "geometric", "max"] = "none"
-    """Rejection of sequences with w outside of `reject_low` and `reject_high`: by the geometric mean over tokens,
-    or at any token. With `proximal = "rollout"` w is the trainer's probability over the rollout's."""
-    reject_low: Fraction = 0.5
-    """Lower bound of w for `reject`."""
-    reject_high: Annotated[float, Field(ge=1)] = 2.0
-    """Upper bound of w for `reject`."""
-
     @model_validator(mode="after")
-    def _length_is_of_a_constant(self) -> AlgorithmSection:
-        if self.loss_length is not None and self.loss != "constant":
+    def _minibatches_are_equal(self) -> TrainerSection:
+        if self.prompts_per_step % self.minibatches:
             msg = (
-                f'algorithm.loss_length = {self.loss_length} has no effect with algorithm.loss = "{self.loss}"; set '
-                'algorithm.loss = "constant", or remove it'
+                f"trainer.minibatches = {self.minibatches} does not divide trainer.prompts_per_step = "
+                f"{self.prompts_per_step}; choose a divisor, so that all updates of a batch have as many rows"
             )
             raise ValueError(msg)
         return self
 
-    @model_validator(mode="after")
-    def _correction_has_a_ratio(self) -> AlgorithmSection:
-        if self.correction != "none" and self.proximal == "rollout":
-            msg = (
-                f"algorithm.correction = {self.correction!r} weighs by the proximal policy over the rollout policy, "
-                'which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
-            )
-            raise ValueError(msg)
-        return self
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of a batch."""
+        return self.minibatches * self.epochs
+
+
+class CriticSection(PoolSection):
+    """[critic]: the value model of PPO, trained by a role of its own with torch in one process.
+
+    It follows the trainer's batches with the same rows, order, minibatches and epochs, and shares the trainer's
+    `schedule`, `betas`, `epsilon`, `max_tokens_per_microbatch`, `precision` and settings of checkpoints.
+    """
+
+    path: Path | None = None
+    """Folder of a token-classification model with one label, such as a run exports to `critic`: a critic to start from.
+    By default the critic starts from version 0 of the policy, with a value head of zeros."""
+    learning_rate: PositiveFloat = 1e-5
+    """Peak learning rate of AdamW for the critic."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay of AdamW for the critic."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Norm that gradients of the critic are clipped to."""
+    value_clip: NonNegative = 0.2
+    """Clip range of a value around the value before the batch, as in PPO2; 0 for no clipping."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps at the start of the run that train the critic only: the weights of the policy stay those of version 0."""
+    device: str = "auto"
+    """Torch device; "auto" is CUDA if available, else the CPU."""
+    replicas: Literal[1] = 1
+    """One actor owns the critic's weights."""
+    deadline: PositiveFloat = 300.0
+    """Seconds without progress after which the critic counts as hung, is killed and replaced."""
 
 
 class StalenessSection(Section):

@@ -78,12 +78,13 @@ def prepare(config: Config, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(body, indent=1, sort_keys=True))
 
 
-def measure(folder: Path, where: str = "") -> ModelFacts:
+def measure(folder: Path, where: str = "", setting: str = "model.path") -> ModelFacts:
     """Read the facts of a model folder.
 
     Args:
         folder: the model folder.
         where: origin of config.json, for errors; its path by default.
+        setting: key that names the folder, for errors.
 
     Raises:
         ConfigError: it is not a model folder, its config.json lacks a field that every decoder has, or a file of its
@@ -107,7 +108,7 @@ def measure(folder: Path, where: str = "") -> ModelFacts:
             cached=_cached(body),
         )
     except FileNotFoundError as error:
-        msg = f"model.path {folder} is not a model folder: it has no config.json"
+        msg = f"{setting} {folder} is not a model folder: it has no config.json"
         raise ConfigError(msg) from error
     except KeyError as error:
         name = str(error.args[0])
@@ -170,13 +171,18 @@ def _cached(body: dict[str, Any]) -> int:
 
 
 def _stored_parameters(folder: Path) -> int:
-    """Number of elements of all tensors in the folder's shards, from their headers.
+    """Number of elements of all tensors in the folder's shards; errors as `stored_shapes`."""
+    return sum(math.prod(shape) for shape in stored_shapes(folder).values())
+
+
+def stored_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shapes of all tensors in a folder's shards by name, from their headers.
 
     Raises:
         ConfigError: a shard that the index names is missing, or is no safetensors file.
     """
     _check_index(folder / "model.safetensors.index.json")
-    total = 0
+    shapes: dict[str, list[int]] = {}
     for shard in folder.glob("*.safetensors"):
         try:
             with shard.open("rb") as file:
@@ -185,12 +191,11 @@ def _stored_parameters(folder: Path) -> int:
                     msg = f"a header of {length} bytes"
                     raise ValueError(msg)  # noqa: TRY301 reported like any other malformed header
                 header = json.loads(file.read(length))
-            shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+            shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
         except (struct.error, ValueError, KeyError, AttributeError, TypeError, OverflowError, MemoryError) as error:
             msg = f"{shard} is no safetensors file ({type(error).__name__}); download it again"
             raise ConfigError(msg) from error
-        total += sum(math.prod(shape) for shape in shapes)
-    return total
+    return shapes
 
 
 def _check_index(index: Path) -> None:

@@ -59,6 +59,15 @@ class Tokenizer:
         """Size of the vocabulary."""
         return int(self._inner.get_vocab_size())
 
+    def difference(self, other: Tokenizer) -> str:
+        """Describe the first difference between the token ids of two vocabularies; empty if they are the same."""
+        own, theirs = (t._inner.get_vocab() for t in (self, other))  # noqa: SLF001
+        if own == theirs:
+            return ""
+        token = min(own.keys() ^ theirs.keys() or (t for t in own if own[t] != theirs[t]))
+        ids = [f"id {found[token]}" if token in found else "missing" for found in (own, theirs)]
+        return f"token {token!r} is {ids[0]} here, {ids[1]} there"
+
     def token_id(self, text: str) -> int | None:
         """Id of a text that is a single token; else None."""
         whole = self._inner.token_to_id(text)

@@ -4,6 +4,7 @@ from relax_actors.messages.cells import (
     Advantage,
     Batch,
     Checkpoint,
+    CriticVersion,
     Dropped,
     DropReason,
     Evaluation,
@@ -17,6 +18,7 @@ from relax_actors.messages.cells import (
     Weights,
 )
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
+from relax_actors.messages.teacher import TeacherScores
 from relax_actors.messages.trajectory import Trajectory
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Advantage",
     "Batch",
     "Checkpoint",
+    "CriticVersion",
     "DropReason",
     "Dropped",
     "Evaluation",
@@ -36,6 +39,7 @@ __all__ = [
     "RowCounts",
     "Sample",
     "Shard",
+    "TeacherScores",
     "TokenSequence",
     "Trajectory",
     "Weights",

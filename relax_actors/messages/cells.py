@@ -128,12 +128,16 @@ class Advantage:
 
     Attributes:
         values: `[n] float32`, one for each sample, or `[total] float32`, one for each token in the layout of the
-            trajectory's tokens.
+            trajectory's tokens; 0 for a greedy baseline sample.
         reward: mean reward of the samples.
         returns: `[total] float32`, targets of a critic; None without a critic.
         lengths: `[n] int32`, tokens of each sample that token rewards were given for; compared with the trajectory
             before the row is trained.
         components: name -> mean of a reward component over the samples, for the metrics of the step.
+        rewards: `[n] float64`, shaped rewards of the samples; None unless statistics of the step need them. `values`
+            are then float64, and rounded after these statistics.
+        kl: mean KL of a sample, summed over its trained tokens, before the coefficient; None if the reward has no KL.
+        role: role that the samples play (`metadata["role"]` of the prompt), for `algorithm.advantage = "ema"`.
 
     Raises:
         ValueError: a number is not finite, or an array has more than one dimension.
@@ -144,6 +148,9 @@ class Advantage:
     returns: Array | None = None
     lengths: Array | None = None
     components: dict[str, float] = field(default_factory=dict)
+    rewards: Array | None = None
+    kl: float | None = None
+    role: str = ""
 
     def __post_init__(self) -> None:
         _check_numbers(self.values, "a row's advantage")
@@ -156,6 +163,11 @@ class Advantage:
                 raise ValueError(msg)
         if self.returns is not None:
             _check_numbers(self.returns, "returns of a row")
+        if self.rewards is not None:
+            _check_numbers(self.rewards, "rewards of an advantage")
+        if self.kl is not None and not np.isfinite(self.kl):
+            msg = f"KL of a row is {self.kl}"
+            raise ValueError(msg)
         if self.lengths is not None and (self.lengths.ndim != 1 or self.lengths.dtype != np.int32):
             msg = f"lengths of an advantage are {self.lengths.dtype}{list(self.lengths.shape)}, not [n] int32"
             raise ValueError(msg)
@@ -229,7 +241,8 @@ class Shard:
 class Weights:
     """Cell `weights.<version>`: a weight version, published when all of its files are in the store.
 
-    `base_version` is the version that the files are a delta to; None for a full set.
+    `base_version` is the version that the files are a delta to; None for a full set. `kl_coefficient` is that of the KL
+    in the reward of rows whose newest token this version sampled; None where it does not adapt.
     """
 
     version: int
@@ -237,6 +250,7 @@ class Weights:
     shards: list[Shard]
     incarnation: int
     base_version: int | None = None
+    kl_coefficient: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +265,10 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Cell `checkpoint.<version>`: a durable checkpoint; `totals` counts the deleted rows of steps below `floor`."""
+    """Cell `checkpoint.<version>`: a durable checkpoint; `totals` counts the deleted rows of steps below `floor`.
+
+    Cell `critic_checkpoint.<version>` is one of the critic: its `floor` is the version, and it deletes no rows.
+    """
 
     version: int
     path: str
@@ -259,6 +276,15 @@ class Checkpoint:
     floor: int
     totals: RowCounts = field(default_factory=RowCounts)
     incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CriticVersion:
+    """Cell `critic.<version>`: fingerprint of the critic's weights before the batch of step `version`."""
+
+    version: int
+    fingerprint: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class Trajectory:
         spans: `[spans, 2] int32`, begin and end of each generation among the `total` tokens; None if each run of
             sampled tokens is one generation.
         metrics: name -> `[n]`, measurements of the samples.
+        greedy_samples: how many of the samples, the last ones, are greedy baselines of the others; none of their
+            tokens are trained.
         prompt_experts: `[1 or sequences, prompt_len - 1, moe_layers, experts_per_token]` uint8 or int16 as
             `messages.experts.compact` gives them, for the prompt's tokens but the last; only with
             trainer.router_replay.
@@ -73,6 +75,7 @@ class Trajectory:
     shared_lengths: Array | None = None
     spans: Array | None = None
     metrics: dict[str, list[float]] = field(default_factory=dict)
+    greedy_samples: int = 0
     prompt_experts: Array | None = None
     routed_experts: Array | None = None
 
@@ -293,6 +296,9 @@ class Trajectory:
         if int(counts.sum(dtype=np.int64)) != len(lengths) or (lengths < 0).any():
             msg = f"{n} samples have {int(counts.sum(dtype=np.int64))} sequences, but there are {len(lengths)} lengths"
             raise ValueError(msg)
+        if not 0 <= self.greedy_samples < n:
+            msg = f"greedy_samples is {self.greedy_samples}; of {n} samples, at least one must be no baseline"
+            raise ValueError(msg)
         shared = self.shared
         if len(shared) != len(lengths) or (shared < 0).any() or (shared > len(self.prompt_tokens)).any():
             msg = f"shared_lengths {shared[:8].tolist()} must give each sequence from 0 to all prompt tokens"
@@ -310,6 +316,9 @@ class Trajectory:
             raise ValueError(msg)
         if not total or (mask is not None and not mask.any()):
             msg = "no token of the trajectory is trained; set loss_mask where the policy sampled"
+            raise ValueError(msg)
+        if self.greedy_samples and self.trained_lengths[-self.greedy_samples :].any():
+            msg = "a token of a greedy baseline sample is trained; set its loss_mask to False"
             raise ValueError(msg)
         foreign = self.versions < 0
         if (foreign if mask is None else foreign & mask).any():

@@ -208,11 +208,12 @@ class _Check(threading.Thread):
 
 
 def _is_finished(table: Table, config: Config) -> bool:
-    """Whether the last checkpoint is published and the last version evaluated."""
+    """Whether the last checkpoints are published and the last version is evaluated."""
     steps = config.run.steps
-    last = table.fetch_last("checkpoint", Checkpoint)
-    if last is None or last.version < steps:
-        return False
+    for kind in ("checkpoint",) if config.critic is None else ("checkpoint", "critic_checkpoint"):
+        last = table.fetch_last(kind, Checkpoint)
+        if last is None or last.version < steps:
+            return False
     if config.eval is None:
         return True
     with contextlib.suppress(CodecError):

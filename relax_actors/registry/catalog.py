@@ -22,18 +22,53 @@ ROLES: Registry[type] = Registry(
         "reward": "relax_actors.roles.reward:RewardRole",
         "advantages": "relax_actors.roles.advantages:Advantages",
         "trainer": "relax_actors.roles.trainer:Trainer",
+        "critic": "relax_actors.roles.critic:Critic",
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
         "reference": "relax_actors.roles.reference:Reference",
         "actor_fwd": "relax_actors.roles.actor_fwd:ActorFwd",
+        "squares": "relax_actors.roles.squares:Squares",
+        "teacher": "relax_actors.roles.teacher:Teacher",
     },
 )
-ESTIMATORS: Registry[Callable[..., Any]] = Registry(
+ADVANTAGES: Registry[Callable[..., Any]] = Registry(
     "advantage estimator",
     "relax_actors.advantage_estimators",
     {
-        "grpo": "relax_actors.algorithms.advantages:group_advantages",
-        "rloo": "relax_actors.algorithms.advantages:leave_one_out",
+        "group": "relax_actors.algorithms.advantages.baselines:group",
+        "rloo": "relax_actors.algorithms.advantages.baselines:rloo",
+        "passk": "relax_actors.algorithms.advantages.baselines:passk",
+        "mean_ratio": "relax_actors.algorithms.advantages.baselines:mean_ratio",
+        "length_weighted": "relax_actors.algorithms.advantages.baselines:length_weighted",
+        "greedy": "relax_actors.algorithms.advantages.baselines:greedy",
+        "ema": "relax_actors.algorithms.advantages.baselines:ema",
+        "reward": "relax_actors.algorithms.advantages.baselines:reward",
+        "none": "relax_actors.algorithms.advantages.baselines:none",
+        "returns": "relax_actors.algorithms.advantages.returns:returns",
+        "gae": "relax_actors.algorithms.advantages.returns:gae",
+        "optimal_token": "relax_actors.algorithms.advantages.token_baseline:optimal_token",
+        "optimal_turn": "relax_actors.algorithms.advantages.token_baseline:optimal_turn",
     },
+)
+POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
+    "policy loss",
+    "relax_actors.policy_losses",
+    {
+        "clip": "relax_actors.algorithms.surrogates.clipped:clip",
+        "clip_weight": "relax_actors.algorithms.surrogates.clipped:clip_weight",
+        "gate": "relax_actors.algorithms.surrogates.smooth:gate",
+        "gamma": "relax_actors.algorithms.surrogates.smooth:gamma",
+        "geometric": "relax_actors.algorithms.surrogates.smooth:geometric",
+        "divergence_mask": "relax_actors.algorithms.surrogates.weighted:divergence_mask",
+        "score": "relax_actors.algorithms.surrogates.weighted:score",
+        "p3o": "relax_actors.algorithms.surrogates.weighted:p3o",
+        "clip_cov": "relax_actors.algorithms.surrogates.covariance:clip_cov",
+        "kl_cov": "relax_actors.algorithms.surrogates.covariance:kl_cov",
+    },
+)
+CORRECTIONS: Registry[Callable[..., Any]] = Registry(
+    "off-policy correction",
+    "relax_actors.corrections",
+    dict.fromkeys(("none", "importance", "tis", "icepop"), "relax_actors.algorithms.corrections:correction_weights"),
 )
 REWARDS: Registry[Callable[..., Any]] = Registry(
     "reward function",
@@ -97,7 +132,9 @@ WEIGHT_TRANSPORTS: Registry[Any] = Registry(
 
 ALL: tuple[Registry[Any], ...] = (
     ROLES,
-    ESTIMATORS,
+    ADVANTAGES,
+    POLICY_LOSSES,
+    CORRECTIONS,
     REWARDS,
     DATA_SOURCES,
     INFERENCE_ENGINES,

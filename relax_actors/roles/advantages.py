@@ -7,21 +7,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relax_actors.algorithms.advantages import has_signal
-from relax_actors.algorithms.estimators import Estimator, load_estimator, token_form
+from relax_actors.algorithms.advantages.estimation import REFERENCE, SQUARES, VALUES, RowEstimation
 from relax_actors.config import Config
-from relax_actors.config.pools import AdvantagesSection
 from relax_actors.errors import RowError
-from relax_actors.messages import Advantage, DropReason, Reward
+from relax_actors.messages import Advantage, DropReason, Reward, Trajectory, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Drop, Role, Row
 
+_PER_TOKEN = ("actor_fwd", REFERENCE, VALUES, SQUARES)
+
 
 class Advantages(Role):
-    """Computes advantages within a row's group of samples with `advantages.estimator`.
+    """Computes advantages within a row's group of samples with `algorithm.advantage`.
 
-    Built-in estimators: `grpo` (arXiv 2402.03300, section 4.1; without normalisation Dr. GRPO, arXiv 2503.20783), and
-    `rloo` (leave-one-out). Rows with token rewards need an estimator with a token form: `grpo`.
+    It reads the rewards and the columns that the algorithm needs: the trajectory, log-probs of the reference for a KL
+    in the reward, values of a critic. Statistics of the whole step are added by the trainer.
     """
 
     reads: ClassVar = ("reward",)
@@ -30,27 +30,59 @@ class Advantages(Role):
     spec: ClassVar = RoleSpec(section="advantages", start_order=30)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        """Return the column with the rewards: `reward`, or the column of a reward-shaping role."""
-        return (config.advantages.reads,)
+        """Return the column with the rewards, and the columns that the estimator needs."""
+        return (config.advantages.reads, *RowEstimation(config).columns)
 
     @cached_property
-    def _estimate(self) -> Estimator:
-        return load_estimator(self.context.config.advantages.estimator)
+    def _coefficients(self) -> dict[int, float | None]:
+        """Coefficients of the KL in the reward by version of the weights."""
+        return {}
+
+    @cached_property
+    def _estimation(self) -> RowEstimation:
+        return RowEstimation(self.context.config)
 
     def handle(self, row: Row) -> Advantage | Drop:
-        """Return the advantages, or a `Drop` if algorithm.filter_zero_variance excludes the row.
+        """Return the advantages, or a `Drop` if the row has nothing to train.
 
         Raises:
-            RowError: the column does not hold finite rewards with the components of the run, or it has token_values and
-                the estimator has no token form.
+            RowError: the column does not hold finite rewards with the components of the run, another column does not
+                fit it, or the estimator refuses the row.
         """
-        settings, name = self.context.config.advantages, self.context.config.advantages.reads
+        name, estimation = self.context.config.advantages.reads, self._estimation
         reward = self._reward(row, row.column(name))
-        values, tokens = np.asarray(reward.values, np.float32), reward.token_values
-        filters = self.context.config.algorithm.filter_zero_variance
-        if filters and not has_signal(values) and (tokens is None or not tokens.any()):
-            return Drop(DropReason.NO_SIGNAL, f"all {len(values)} samples scored {values[0]:g}")
-        return estimate_advantage(reward, self._estimate, settings, f"column {name} of {row.id}")
+        columns = {column: self._column(row, column) for column in estimation.columns}
+        if why := estimation.without_signal(reward, columns):
+            return Drop(DropReason.NO_SIGNAL, why)
+        coefficient = self._kl_coefficient(columns["trajectory"], row) if estimation.adapts_kl else None
+        return estimation.estimate(reward, columns, f"column {name} of {row.id}", coefficient)
+
+    def _kl_coefficient(self, trajectory: Trajectory, row: Row) -> float | None:
+        """Return the coefficient that was published with the weights that sampled the row's newest token.
+
+        Raises:
+            RowError: these weights are not published.
+        """
+        version = int(trajectory.versions.max())
+        if version not in self._coefficients:
+            table = self.context.table
+            cell = table.fetch(table.subjects.numbered("weights", version), Weights)
+            if cell is None:
+                msg = f"the trajectory of {row.id} has a token of weights {version}, which are not published"
+                raise RowError(msg)
+            self._coefficients[version] = cell.kl_coefficient
+        return self._coefficients[version]
+
+    def _column(self, row: Row, name: str) -> Any:
+        """Return a column; numbers of tokens as an array."""
+        value = row.column(name)
+        if name not in _PER_TOKEN:
+            return value
+        try:
+            return np.asarray(value, np.float64)
+        except (ValueError, TypeError, OverflowError) as error:
+            msg = f"column {name} of {row.id} is not one number per token: {error}"
+            raise RowError(msg) from error
 
     def _reward(self, row: Row, column: Any) -> Reward:
         """Return a column as a checked reward; a plain list holds one number per sample."""
@@ -68,31 +100,3 @@ class Advantages(Role):
             )
             raise RowError(msg)
         return reward
-
-
-def estimate_advantage(reward: Reward, estimator: Estimator, settings: AdvantagesSection, source: str) -> Advantage:
-    """Compute the advantages of a row: of its tokens if the reward has `token_values`, else of its samples.
-
-    Args:
-        reward: reward of the row.
-        estimator: estimator named by `advantages.estimator`.
-        settings: section [advantages] of the run.
-        source: origin of the reward, for errors.
-
-    Raises:
-        RowError: the reward has token_values, and the estimator has no token form.
-    """
-    values = np.asarray(reward.values, np.float32)
-    mean = float(values.astype(np.float64).mean())
-    components = {name: float(part.astype(np.float64).mean()) for name, part in reward.components.items()}
-    if reward.token_values is None or reward.lengths is None:
-        return Advantage(estimator(values, normalise=settings.normalise), mean, components=components)
-    estimate_tokens = token_form(estimator)
-    if estimate_tokens is None:
-        msg = (
-            f"{source} has token_values, but advantages.estimator = {settings.estimator!r} has no token form; "
-            'set advantages.estimator = "grpo", or write rewards of samples only'
-        )
-        raise RowError(msg)
-    found = estimate_tokens(values, reward.token_values, reward.lengths, normalise=settings.normalise)
-    return Advantage(found, mean, lengths=reward.lengths, components=components)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from relax_actors.data.prompt_maker import room
 from relax_actors.engines.protocols import Generation
-from relax_actors.errors import RelaxError, RowError, StoreError
+from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import More, Results, Row
@@ -48,6 +48,12 @@ class EpisodeRollout(Rollout):
         """Build the engine."""
         super().setup()
         # What the trainer takes at once, so that no episode is generated that it would refuse.
+        if self._baselines:
+            msg = (
+                f'algorithm.advantage = "{self.context.config.algorithm.advantage}" needs a greedy sample of each '
+                f"prompt, which {type(self).__name__} does not generate; use the built-in rollout, or another advantage"
+            )
+            raise ConfigError(msg)
         self._room = min(self._engine.context_length, room(self.context.config))
 
     def group_size(self, row: Row) -> int:

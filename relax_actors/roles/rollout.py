@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
@@ -35,7 +36,9 @@ Pending: TypeAlias = defaultdict[BatchKey, list[Row]]
 class Rollout(Role):
     """Generates the samples of rows.
 
-    A row gets rollout.group_size samples, or one if its prompt asks for greedy decoding, as held-out rows do.
+    A row gets rollout.group_size samples, or one if its prompt asks for greedy decoding, as held-out rows do. Where the
+    advantages are relative to a greedy sample (ReMax), a training row gets it as one sample more, the last one, none of
+    whose tokens are trained.
 
     Invariant: no sample is generated before the weights are verified. Staged weights are swapped in between batches,
     and within a batch if rollout.in_flight_updates is set.
@@ -63,6 +66,7 @@ class Rollout(Role):
         self._stager.start()
         self._validator = RowValidator(config)
         self._in_flight_updates = config.updates_in_flight
+        self._baselines = 1 if needs_greedy(config.algorithm) else 0
         self._generated_tokens = 0
         self._model_seconds = 0.0
         self._last_report = 0.0
@@ -169,12 +173,12 @@ class Rollout(Role):
         return GenerationRequest(
             tokens=prompt.tokens,
             seed=prompt.seed,
-            samples=1 if greedy else settings.group_size,
+            samples=1 if greedy else settings.group_size + self._baselines,
             temperature=settings.temperature,
             top_p=settings.top_p,
             max_tokens=settings.max_tokens,
             stop_ids=self._stop_ids,
-            greedy=greedy,
+            greedy_samples=1 if greedy else self._baselines,
             min_tokens=settings.min_tokens,
             stop_strings=self._stop_strings,
         )
@@ -184,7 +188,11 @@ class Rollout(Role):
         self._generated_tokens += sum(len(s.tokens) for s in samples)
         routed = [s.routed_experts for s in samples if s.routed_experts is not None] if is_trained else []
         experts = split_prompt_experts(routed, len(prompt.tokens)) if routed else (None, None)
-        versions = np.concatenate([s.versions for s in samples])
+        versions, mask = np.concatenate([s.versions for s in samples]), None
+        baselines = 0 if prompt.greedy else self._baselines
+        if baselines:
+            mask = np.ones(len(versions), np.bool_)
+            mask[len(versions) - sum(len(s.tokens) for s in samples[-baselines:]) :] = False
         return Trajectory(
             prompt_tokens=prompt.tokens,
             lengths=np.array([len(s.tokens) for s in samples], np.int32),
@@ -194,6 +202,8 @@ class Rollout(Role):
             texts=[self._tokenizer.decode(s.tokens) for s in samples],
             finish_reasons=[s.finish_reason.value for s in samples],
             fingerprints=fingerprints_of(versions, self._stager.served),
+            loss_mask=mask,
+            greedy_samples=baselines,
             prompt_experts=experts[0],
             routed_experts=experts[1],
         )

@@ -6,20 +6,19 @@ Such roles are optional. In a run without [roles.reference] or [roles.actor_fwd]
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from broker.codec import Array
 from relax_actors.config.sections import Named
 from relax_actors.engines.backends import scoring_backend
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.catalog import SCORING_ENGINES
 from relax_actors.runtime import Role, Row
-from relax_actors.training.samples import samples_of
+from relax_actors.training.samples import in_layout, samples_of
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
 
@@ -59,13 +58,17 @@ class Scorer(Role):
 
     def setup(self) -> None:
         """Build the engine, and start to stage published weights in the background."""
+        self._validator = RowValidator(self.context.config)
+        self._scored_tokens = 0
+        self._model_seconds = 0.0
+        self.start_engine()
+
+    def start_engine(self) -> None:
+        """Build the engine of published weights and its stager."""
         backend = scoring_backend(self.backend, f"roles.{self.context.role}.backend")
         self._engine = backend.build(self.context, self.device, follows=self.follows_weights)
         self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
         self._stager.start()
-        self._validator = RowValidator(self.context.config)
-        self._scored_tokens = 0
-        self._model_seconds = 0.0
 
     def use_weights(self, newest_sampled: int) -> None:
         """Load the weights to score with into the engine.
@@ -75,13 +78,13 @@ class Scorer(Role):
         """
         raise NotImplementedError
 
-    def handle_many(self, rows: Sequence[Row]) -> list[Array | RelaxError]:
+    def handle_many(self, rows: Sequence[Row]) -> list[Any]:
         """Score rows together; a malformed row gets its error, and the others are scored."""
-        found: list[Array | RelaxError | None] = [self._problem_of(row) for row in rows]
+        found: list[Any] = [self._problem_of(row) for row in rows]
         good = [n for n, problem in enumerate(found) if problem is None]
-        for n, logprobs in zip(good, self._score([rows[n] for n in good]) if good else [], strict=True):
-            found[n] = logprobs
-        return [value for value in found if value is not None]
+        for n, value in zip(good, self._score([rows[n] for n in good]) if good else [], strict=True):
+            found[n] = value
+        return found
 
     def _problem_of(self, row: Row) -> RelaxError | None:
         try:
@@ -90,16 +93,34 @@ class Scorer(Role):
             return error
         return RowError(why) if why else None
 
-    def _score(self, rows: list[Row]) -> list[Array]:
-        trajectories: list[Trajectory] = [row.trajectory for row in rows]
+    def _score(self, rows: list[Row]) -> list[Any]:
+        trajectories = [self.trajectory(row) for row in rows]
         self.use_weights(max(int(t.versions.max()) for t in trajectories))
         cpu_start = time.thread_time()
-        replays = self.replays and self.context.config.trainer.router_replay
-        samples = [s for i, t in enumerate(trajectories) for s in samples_of(i, t, replays=replays)]
-        scored = iter(self._engine.score(samples, self.progress))
+        samples = self.samples(rows)
+        scored = self.score(samples)
         self._model_seconds += time.thread_time() - cpu_start
         self._scored_tokens += sum(sample.trained for sample in samples)
-        return [_in_layout(trajectory, scored) for trajectory in trajectories]
+        return self.values(trajectories, scored)
+
+    def samples(self, rows: Sequence[Row]) -> list[TrainSample]:
+        """Return the sequences to score, of all rows in order."""
+        replays = self.replays and self.context.config.trainer.router_replay
+        return [s for i, row in enumerate(rows) for s in samples_of(i, self.trajectory(row), replays=replays)]
+
+    def trajectory(self, row: Row) -> Trajectory:
+        """Return the trajectory of a row whose trained tokens are scored."""
+        found: Trajectory = row.trajectory
+        return found
+
+    def score(self, samples: list[TrainSample]) -> Sequence[Any]:
+        """Score sequences with the weights in use."""
+        return self._engine.score(samples, self.progress)
+
+    def values(self, trajectories: Sequence[Trajectory], scored: Sequence[Any]) -> list[Any]:
+        """Return the value of each row's column from the scores of its sequences."""
+        rest = iter(scored)
+        return [in_layout(trajectory, rest) for trajectory in trajectories]
 
     def metrics(self) -> dict[str, float]:
         """Return the tokens scored by this incarnation, and the version in use."""
@@ -114,22 +135,3 @@ class Scorer(Role):
         """Close the stager and the engine."""
         self._stager.close()
         self._engine.close()
-
-
-def _in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
-    """Return log-probs in the layout of a trajectory, `[total] float32`.
-
-    Sequences without trained tokens get 0.
-
-    Args:
-        trajectory: samples of the row.
-        scored: log-probs of each sequence with trained tokens, prompt included.
-    """
-    found, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
-    start = 0
-    for own in trajectory.lengths.tolist():
-        part = slice(start, start + own)
-        if trained[part].any():
-            found[part] = next(scored)[-own:]
-        start += own
-    return found

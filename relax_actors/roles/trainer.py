@@ -18,19 +18,21 @@ import numpy as np
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.config import Config
 from relax_actors.engines.backends import training_backend
-from relax_actors.errors import ConfigError, FencedError, RelaxError, RowError
-from relax_actors.messages import Batch, Checkpoint, Dropped, Quarantined, Weights
+from relax_actors.engines.protocols.training import Score, SupportsScore
+from relax_actors.errors import ConfigError, FencedError, RelaxError
+from relax_actors.messages import Batch, Checkpoint, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.registry import role_names
-from relax_actors.runtime import StatefulRole, durable_folder
-from relax_actors.runtime.cells import KINDS, Numbered, is_oversized, observe, put_own
-from relax_actors.runtime.first_rows import FLUSH_SECONDS, FirstRows, all_rows_failed, first_rows
+from relax_actors.runtime import StatefulRole
+from relax_actors.runtime.cells import Numbered, is_oversized, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
+from relax_actors.training.collection import TrainedRows
 from relax_actors.training.collector import Collector
 from relax_actors.training.ledger import Ledger
+from relax_actors.training.row_endings import RowEndings
 from relax_actors.training.step_feed import StepFeed
-from relax_actors.training.step_rows import StepReader, StepRows, logprob_columns
+from relax_actors.training.step_rows import StepReader, StepRows, columns_to_train
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.transports.base import ADDRESS_KEY
@@ -62,7 +64,8 @@ class Trainer(StatefulRole):
         config = self.context.config
         self._settings = config.trainer
         self._engine = training_backend(config).build(self.context)
-        self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
+        lead, has_critic = config.staleness.max, config.critic is not None
+        self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, lead, has_critic=has_critic)
         self._collector = Collector(self.context, role_names(config))
         # Before the history is read, so that a flood of strays does not fill the memory.
         self._collector.sweep()
@@ -72,26 +75,44 @@ class Trainer(StatefulRole):
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
         reader = StepReader(self.context.table, config, self._published)
-        self._feed = StepFeed(self.context, self._engine, reader)
+        self._feed = StepFeed(self.context, self._engine, reader, self._proximal_score())
         self._required_columns = ("advantage", *reader.columns)
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        self._checkpoints = Checkpointer(
-            self.context, self._engine, self._publisher, self._ledger, self._collector.sweep
-        )
+        coverage = TrainedRows(self._publisher, self._ledger, self._collector.sweep)
+        folder, own = self.context.folder.checkpoints, self._feed.statistics
+        self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder, own)
         self._metrics: dict[str, float] = {}
-        self._first_rows = FirstRows(first_rows(config.trainer.prompts_per_step))
+        self._endings = RowEndings(self.context)
         self._idle_since = time.monotonic()
         # Unix time when the last required column of a step was stored.
         self._last_arrival: dict[int, float] = {}
 
+    def _proximal_score(self) -> Score | None:
+        """Return how to compute the proximal log-probs before several updates; None if they are not needed.
+
+        Raises:
+            ConfigError: the engine cannot compute them.
+        """
+        if self._settings.updates == 1 or self.context.config.algorithm.proximal != "trainer":
+            return None
+        if not isinstance(self._engine, SupportsScore):
+            msg = (
+                f"trainer.backend = {self._settings.backend!r} cannot compute the log-probs before the first of "
+                f'{self._settings.updates} updates of a batch, which algorithm.proximal = "trainer" needs; set '
+                'algorithm.proximal = "rollout" or "actor_fwd", or trainer.minibatches = 1 and trainer.epochs = 1'
+            )
+            raise ConfigError(msg)
+        return self._engine.score
+
     @classmethod
     def follows(cls, config: Config) -> list[str]:
         """Return the columns that make a row ready or end it, and the trainer's numbered cells."""
-        subjects, required = Subjects(config.run.name), ("advantage", *logprob_columns(config))
+        subjects, required = Subjects(config.run.name), ("advantage", *columns_to_train(config))
         columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *required)]
-        return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
+        critic = ("critic_checkpoint",) if config.critic is not None else ()
+        return columns + [subjects.numbered(kind, "*") for kind in (*cls.spec.numbered, *critic)]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Load the last checkpoint, replay the batches after it, and train the ready steps.
@@ -102,14 +123,15 @@ class Trainer(StatefulRole):
         last: Checkpoint | None = None
         for cell_id, cell in cells:
             found = self._observe(cell_id, cell)
-            if isinstance(found, Checkpoint):
+            if isinstance(found, Checkpoint) and cell_id.kind == "checkpoint":
                 last = found if last is None or found.version > last.version else last
                 self._checkpoints.published[found.version] = found.path
         self._remove_malformed()
         if last is None:
             self._initialise()
         else:
-            self._load(last)
+            self._checkpoints.load(last)
+            self._version = last.version
             # With more steps than before, steps are due that earlier incarnations did not expect.
             lead = self.context.config.staleness.max
             for version in range(max(1, self._version - lead + 1), self._version + 1):
@@ -118,7 +140,7 @@ class Trainer(StatefulRole):
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])
             replayed += 1
-        self._publisher.restore(self._version)
+        self._publisher.restore(self._version, self._feed.statistics.kl_coefficient)
         if self._version >= self.context.config.run.steps:
             self._publisher.export()
             self._checkpoints.write(self._version)
@@ -129,13 +151,7 @@ class Trainer(StatefulRole):
     def _initialise(self) -> None:
         """Initialise and warm-start the model of a new run; publish version 0 and its checkpoint."""
         config = self.context.config
-        folder = self.context.folder.checkpoints
-        if older := [p.name for p in folder.glob("[1-9]*")] if folder.is_dir() else []:
-            msg = (
-                f"{folder} holds checkpoints {sorted(older)} that the table does not know: the broker's store was lost "
-                "or replaced. Restore the store, or move the folder away to start from the beginning"
-            )
-            raise ConfigError(msg)
+        self._checkpoints.raise_if_unknown()
         self._engine.initialise(config.run.seed)
         if config.trainer.warm_start is not None:
             with self.context.device_lock():
@@ -143,26 +159,8 @@ class Trainer(StatefulRole):
             self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
         self._engine.finish_warm_start()
         self._version = 0
-        self._publisher.publish(0)
+        self._publisher.publish(0, self._feed.statistics.kl_coefficient)
         self._checkpoints.write(0)
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        """Load a published checkpoint into the engine and check its fingerprint."""
-        folder = self.context.folder.root / checkpoint.path
-        remedy = "restore it, or start a run with another name"
-        if not folder.is_dir():
-            msg = f"checkpoint {folder} is published but missing; {remedy}"
-            raise ConfigError(msg)
-        try:
-            durable_folder.verify(folder)
-            self._engine.load(folder)
-        except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
-            msg = f"checkpoint {folder} cannot be read: {error}; {remedy}"
-            raise ConfigError(msg) from error
-        self._version = checkpoint.version
-        if (found := self._engine.fingerprint()) != checkpoint.fingerprint:
-            msg = f"checkpoint {folder} has fingerprint {found}, published was {checkpoint.fingerprint}; {remedy}"
-            raise ConfigError(msg)
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Record new cells, compute on the rows that have arrived, and train complete steps."""
@@ -179,7 +177,7 @@ class Trainer(StatefulRole):
     def _observe(self, cell_id: CellId, cell: Cell) -> Numbered | None:
         """Record a cell; return the value of a well-formed numbered cell."""
         value = observe(self._ledger, self.context, cell_id, cell)
-        if is_oversized(cell_id, cell) or (value is None and cell_id.kind in KINDS):
+        if is_oversized(cell_id, cell) or (value is None and cell_id.kind in self.spec.numbered):
             self._malformed.append(cell)
         if isinstance(value, Weights):
             self._published[value.version] = value.fingerprint
@@ -219,42 +217,14 @@ class Trainer(StatefulRole):
         candidates = self._ledger.candidates(step)
         unusable = self._feed.take(step, candidates, ready.__contains__, self._settings.prompts_per_step)
         if self._feed.has_read_usable:
-            self._first_rows.succeeded()
+            self._endings.succeeded()
         if unusable:
             # A later incarnation may have trained and removed these rows: then they are not lost.
             self.context.raise_if_fenced()
         for index, ending in unusable.items():
-            self._end_row(RowId(step, index), ending)
+            field = self._endings.end(RowId(step, index), ending)
+            self._ledger.observe(CellId("group", step, index, field))
         return self._feed.complete(self._settings.prompts_per_step)
-
-    def _end_row(self, row: RowId, ending: Dropped | Quarantined) -> None:
-        """Drop or quarantine a row; PromptSource replaces it."""
-        table, journal = self.context.table, self.context.journal
-        field = "dropped" if isinstance(ending, Dropped) else "quarantined"
-        subject = table.subject(row, field)
-        while not table.put(subject, ending):
-            existing = table.get(subject, direct=False)
-            if existing is not None and not is_oversized(table.subjects.parse(subject), existing):
-                break
-            table.remove([existing] if existing is not None else [])
-        if isinstance(ending, Dropped):
-            journal.event("row_dropped", row=str(row), reason=ending.reason, detail=ending.detail)
-        else:
-            journal.event("row_quarantined", row=str(row), deliveries=ending.deliveries, error=ending.error)
-        self._ledger.observe(CellId("group", row.step, row.index, field))
-        if isinstance(ending, Quarantined):
-            self._stop_if_all_failed(row, RowError(f"{row}: {ending.error}"))
-
-    def _stop_if_all_failed(self, row: RowId, error: RowError) -> None:
-        """Stop the run if all rows since the start of this incarnation were malformed.
-
-        Raises:
-            AllRowsFailedError: they were.
-        """
-        if self._first_rows.failed(row, error, final=True):
-            stop = all_rows_failed(self.context, len(self._first_rows.rows), error)
-            self.context.journal.flush(FLUSH_SECONDS)
-            raise stop
 
     def _train(self, step: int, rows: StepRows) -> None:
         """Write the step's batch cell, then step on its rows; an existing batch takes precedence."""
@@ -275,7 +245,7 @@ class Trainer(StatefulRole):
             self._train_existing(step, existing)
             return
         self._ledger.observe(CellId("batch", step), batch)
-        result = self._feed.finish(self._publisher.flush)
+        result = self._feed.finish_policy(self._publisher.flush)
         self._publish(step)
         self._idle_since = time.monotonic()
         times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": self._feed.seconds}
@@ -298,7 +268,7 @@ class Trainer(StatefulRole):
     def _replay(self, step: int, batch: Batch) -> None:
         """Step on the rows of an existing batch, in its order."""
         rows = self._feed.replay(step, batch.rows)
-        result = self._feed.finish(self._publisher.flush)
+        result = self._feed.finish_policy(self._publisher.flush)
         self._publish(step)
         self._report(step, batch, rows, result.metrics)
 
@@ -307,7 +277,7 @@ class Trainer(StatefulRole):
         self._version = step + 1
         self._arrived.pop(step, None)
         self._last_arrival.pop(step, None)
-        self._publisher.publish(self._version)
+        self._publisher.publish(self._version, self._feed.statistics.kl_coefficient)
         self.progress()
         self._checkpoints.finish()
         if self._version == self.context.config.run.steps:
@@ -325,10 +295,12 @@ class Trainer(StatefulRole):
             "staleness": batch.staleness,
             "staleness_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
             "span": rows.span,
+            **({} if (gap := rows.teacher_gap) is None else {"teacher_kl": round(gap, 6)}),
             "stale_rows": rows.older_than(step, self.context.config.staleness.max),
             "waited_seconds": 0.0,
             "train_seconds": 0.0,
             **{name: round(float(value), 6) for name, value in measured.items()},
+            **({} if rows.reward_kl is None else {"reward_kl": round(rows.reward_kl, 6)}),
         }
         self.context.journal.metric({"kind": "step", **self._metrics})
 

@@ -1,6 +1,6 @@
 """Access to the table's cells for stateful roles: read columns, and read and write numbered cells.
 
-A numbered cell (`batch`, `weights`, `checkpoint`, `evaluation`) has one owner and a checksum of its subject and
+A numbered cell (`batch`, `weights`, `checkpoint`, ...) has one owner and a checksum of its subject and
 content.
 """
 
@@ -15,20 +15,22 @@ import numpy as np
 from broker.codec import Array, plain_value
 from broker.subjects import CellId, RowId
 from relax_actors.errors import BrokerError, CodecError, RelaxError, StoreError
-from relax_actors.messages import Batch, Checkpoint, Evaluation, Trajectory, Weights
+from relax_actors.messages import Batch, Checkpoint, CriticVersion, Evaluation, Trajectory, Weights
 from relax_actors.runtime.context import Context
 
 if TYPE_CHECKING:
     from broker.table import Cell, Table
 
-Numbered = Batch | Checkpoint | Weights | Evaluation
+Numbered = Batch | Checkpoint | CriticVersion | Weights | Evaluation
 T = TypeVar("T")
-N = TypeVar("N", Batch, Checkpoint, Weights, Evaluation)
+N = TypeVar("N", Batch, Checkpoint, CriticVersion, Weights, Evaluation)
 KINDS: dict[str, type[Numbered]] = {
     "batch": Batch,
     "checkpoint": Checkpoint,
     "weights": Weights,
     "evaluation": Evaluation,
+    "critic": CriticVersion,
+    "critic_checkpoint": Checkpoint,
 }
 ATTEMPTS = 100
 REMOVAL_SECONDS = 0.5
@@ -83,12 +85,17 @@ def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
         return table.read(cell.data, expected, subject=subject)
     except CodecError as error:
         context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
-        if context.role == "trainer":
-            table.remove([cell])
-        else:
-            time.sleep(REMOVAL_SECONDS)
-            context.progress()
+        remove_own(context, cell)
         return None
+
+
+def remove_own(context: Context, cell: Cell) -> None:
+    """Remove a malformed cell as the trainer; any other role waits a moment, because the trainer removes it."""
+    if context.role == "trainer":
+        context.table.remove([cell])
+    else:
+        time.sleep(REMOVAL_SECONDS)
+        context.progress()
 
 
 def put_own(context: Context, subject: str, value: N) -> N | None:
@@ -116,7 +123,7 @@ def read_column(table: Table, rows: Sequence[RowId], name: str, expected: type[T
 def read_logprobs(
     table: Table, rows: Sequence[RowId], name: str, trajectories: Sequence[Trajectory | RelaxError]
 ) -> list[Array | RelaxError]:
-    """Read a column of log-probs, `[total] float32` as laid out in its trajectory; errors as in `read_column`."""
+    """Read a column of log-probs or values, `[total] float32` in the layout of its trajectory; see `read_column`."""
 
     def read(n: int, data: bytes) -> Array:
         trajectory = trajectories[n]

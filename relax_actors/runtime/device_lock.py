@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from broker.files import open_lock
 from relax_actors.errors import ActorError
 from relax_actors.runtime.context import Context
 
@@ -33,8 +34,7 @@ class DeviceLock:
         self._context, self._patience = context, patience
         path.parent.mkdir(parents=True, exist_ok=True)
         self._name = path.stem
-        self._device = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._next = os.open(path.with_suffix(".next"), os.O_RDWR | os.O_CREAT, 0o600)
+        self._device, self._next = open_lock(path), open_lock(path.with_suffix(".next"))
         self.waited_seconds = 0.0
 
     @contextmanager

@@ -17,7 +17,7 @@ from relax_actors.runtime.context import Context
 from relax_actors.runtime.role import Role
 from relax_actors.runtime.row import Row
 
-LOGPROBS = ("reference", "actor_fwd")
+PER_TOKEN = ("reference", "actor_fwd", "squares")
 
 
 class ResultCheck:
@@ -48,10 +48,10 @@ class ResultCheck:
                 self._refuse(row, f"{len(value.values)} advantages", f"{samples}, one per sample, or one per token")
         elif self._column == "trajectory":
             self._check_type(row, value, Trajectory)
-        elif self._column in LOGPROBS and (tokens := self._tokens(row)) is not None:
-            found = self._numbers(row, value, f"{tokens} log-probs, one per token")
+        elif self._column in PER_TOKEN and (tokens := self._tokens(row)) is not None:
+            found = self._numbers(row, value, f"{tokens} numbers, one per token")
             if len(found) != tokens:
-                self._refuse(row, f"{len(found)} log-probs", f"{tokens}, one per token")
+                self._refuse(row, f"{len(found)} numbers", f"{tokens}, one per token")
 
     def _check_rewards(self, row: Row, value: Any) -> None:
         if self._column == "reward":

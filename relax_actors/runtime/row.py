@@ -13,6 +13,7 @@ COLUMNS: dict[str, type] = {
     "prompt": messages.Prompt,
     "trajectory": messages.Trajectory,
     "reward": messages.Reward,
+    "teacher": messages.TeacherScores,
     "advantage": messages.Advantage,
     "dropped": messages.Dropped,
     "quarantined": messages.Quarantined,

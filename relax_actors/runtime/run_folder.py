@@ -9,17 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from broker.files import remove_unfinished, write_private
+from broker.files import make_private_folder, open_lock, remove_unfinished, write_private
 from broker.schema import SCHEMA
 from relax_actors.config import Config, make_importable, validate
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, UnsafePathError
 
 
 class RunFolder:
-    """Paths of a run. Folders are created when they are first needed."""
+    """Paths of a run. Folders are created when they are first needed; only the run's user may use the top one."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.resolve()
+        # A link in place of the folder stays a link, so that `lock` can refuse it.
+        path = Path(os.path.abspath(root))  # noqa: PTH100 `..` must not be the last part
+        self.root = path.parent.resolve() / path.name
 
     @property
     def address(self) -> Path:
@@ -72,6 +74,16 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
+    def critic_checkpoints(self) -> Path:
+        """Folder of the checkpoints of the critic."""
+        return self.root / "critic-checkpoints"
+
+    @property
+    def critic(self) -> Path:
+        """Trained critic, written at the end of the run."""
+        return self.root / "critic"
+
+    @property
     def reference(self) -> Path:
         """Copy of weights version 0, for actors that compute reference log-probs."""
         return self.root / "reference"
@@ -81,7 +93,8 @@ class RunFolder:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
         files = [self.address, self.node, self.report, self.summary, self.reward_plot]
         names = ("actors", "devices", "logs", "model-config", "servers", "simulated", "store")
-        return [*files, self.broker, self.checkpoints, self.reference, self.model, *(self.root / n for n in names)]
+        models = [self.checkpoints, self.reference, self.model, self.critic_checkpoints, self.critic]
+        return [*files, self.broker, *models, *(self.root / n for n in names)]
 
     @property
     def last_checkpoint(self) -> int | None:
@@ -110,11 +123,14 @@ class RunFolder:
         """Lock the folder for this process, until the returned file is closed or the process ends.
 
         Raises:
-            ConfigError: another process holds the lock, or the folder cannot be written.
+            ConfigError: another process holds the lock, or the folder cannot be written or is not safe.
         """
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            file = (self.root / "lock").open("a+")
+            make_private_folder(self.root)
+            file = os.fdopen(open_lock(self.root / "lock"), "r+")
+        except UnsafePathError as error:
+            msg = f"run folder cannot be used: {error}"
+            raise ConfigError(msg) from error
         except OSError as error:
             msg = (
                 f"run folder {self.root} cannot be written by user {os.getuid()}: {error}; give that user the folder, "

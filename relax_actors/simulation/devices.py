@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import mmap
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from broker.files import open_lock
 from relax_actors.config.simulate import Distribution, SimulateSection
 from relax_actors.simulation.durations import draw, random_generator
 
@@ -87,7 +89,7 @@ class Devices:
 @contextmanager
 def _locked(path: Path, mode: int, progress: Callable[[], None]) -> Iterator[None]:
     """Hold a lock; the kernel frees it when the file is closed or the process ends."""
-    with path.open("ab") as file:
+    with os.fdopen(open_lock(path), "rb") as file:
         while True:
             try:
                 fcntl.flock(file, mode | fcntl.LOCK_NB)

@@ -22,6 +22,7 @@ import structlog
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.orphans import ZombieReaper
 from broker.store import Store
 from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
@@ -49,6 +50,9 @@ from relax_actors.runtime.watchdog import DiskSpaceWait, Watchdog, limit_memory
 from relax_actors.supervision.outcome import StatusPipe
 
 BEAT_SECONDS = 1.0
+REAP_SECONDS = 60.0
+OUTER_PID = "RELAX_OUTER_PID"
+"""Environment variable with the process id by which the supervisor knows an actor in a sandbox."""
 log = structlog.get_logger()
 
 
@@ -145,8 +149,12 @@ class ActorProcess:
     async def _beat(self, watch: Watchdog) -> None:
         """Record signs of life for the supervisor."""
         seconds = min(BEAT_SECONDS, self.config.supervision.heartbeat / 4)
+        zombies, reaped = ZombieReaper(), time.monotonic()
         while True:
             watch.check()
+            if time.monotonic() - reaped > REAP_SECONDS:
+                reaped = time.monotonic()
+                zombies.reap()
             await asyncio.sleep(seconds)
 
     async def _publish_status(self, role: Role, watch: Watchdog, pump: FollowerPump | PoolPump) -> None:
@@ -172,7 +180,7 @@ class ActorProcess:
                 }
             )
             lease = {
-                "pid": os.getpid(),
+                "pid": int(os.environ.get(OUTER_PID, os.getpid())),
                 "incarnation": role.context.incarnation,
                 "since": round(started, 3),
                 "rows": list(reading.rows),

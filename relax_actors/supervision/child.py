@@ -13,6 +13,7 @@ from broker.process import kill_group, spawn
 from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.logs import rotate
 from relax_actors.runtime.watchdog import enumerate_rows
+from relax_actors.supervision.environment import without_secrets
 from relax_actors.supervision.launch import Launch, Process
 from relax_actors.supervision.outcome import STATUS_FD, ReportedStatus, Verdict, is_stopped, memory_kills, outcome_of
 from relax_actors.supervision.spec import Blame, Exit
@@ -109,7 +110,7 @@ def launch_child(launch: Launch) -> ChildProcess:
         box.reset()
     read, write = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(read, False)
-    environment = os.environ | launch.environment | {STATUS_FD: str(write)}
+    environment = without_secrets(os.environ, launch.secrets) | launch.environment | {STATUS_FD: str(write)}
     try:
         with launch.log.open("ab") as log:
             process: Process

@@ -64,7 +64,8 @@ class InferenceServerProcess:
     def _start_janitor(self, scratch: str) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         command = [sys.executable, "-I", "-S", janitor.__file__, str(read), str(os.getpid()), scratch]
-        subprocess.Popen(command, pass_fds=(read,), stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+        # Without the environment it has no mark of the process tree, whose janitor would kill this one.
+        subprocess.Popen(command, pass_fds=(read,), stdin=subprocess.DEVNULL, start_new_session=True, env={})  # noqa: S603
         os.close(read)
         self._alive = write  # closed by the kernel when this process ends
 

@@ -34,6 +34,15 @@ def members(group: int) -> list[int]:
     return found
 
 
+def is_janitor(pid: int) -> bool:
+    """Whether a process is a janitor, which outlives the process that started it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().split(b"\0")[1:4] == [b"-I", b"-S", __file__.encode()]
+    except OSError:
+        return False
+
+
 def segments(group: int) -> set[str]:
     """Find the shared-memory segments, of the kinds that inference servers create, that a group's processes use."""
     kept = {entry.inode(): entry.path for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(SEGMENT_PREFIXES)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -49,6 +49,7 @@ class Launch:
         log: file for its output.
         box: its black box, if it has one.
         environment: variables added to the supervisor's environment.
+        secrets: names of the secrets in the supervisor's environment that the child gets; no others.
         probe: for a child without a status pipe: polled during the start until the child is ready.
         health_check: for a child without a black box: called once a second while it is ready; a verdict kills it.
         fork: starts the process in place of `command`, given descriptors for its output and its status pipe.
@@ -59,6 +60,7 @@ class Launch:
     log: Path
     box: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    secrets: Collection[str] = ()
     probe: Callable[[], bool] | None = None
     health_check: Callable[[], Verdict | None] | None = None
     fork: Callable[[int, int], Process] | None = None

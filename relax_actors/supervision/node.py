@@ -24,6 +24,7 @@ import nats.errors
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.orphans import kill_orphans
 from broker.permissions import NODE
 from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
@@ -44,12 +45,15 @@ from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.config_watcher import ConfigWatcher
+from relax_actors.supervision.environment import without_secrets
+from relax_actors.supervision.janitor import is_janitor
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases
-from relax_actors.supervision.pools import SERVER, pools_of, server_launch
+from relax_actors.supervision.pools import SERVER, pools_of, secrets_of, server_launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter, split_child_id, supervision_metric
+from relax_actors.supervision.sandbox import KEEPER_MODULE, is_sandboxed
 from relax_actors.supervision.spec import Failure
 from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import ACTOR_MODULE, PRELOADED, PRELOADED_SIMULATED
@@ -70,6 +74,8 @@ def actor_environment(config: Config) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        # setproctitle would overwrite the environment in /proc, by which the tree's janitor knows its processes.
+        "SPT_NOENV": "1",
         # By default glibc gives threads heaps of their own, and what is free in one serves no other: hundreds of MiB
         # with a model of 135 M parameters.
         "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1"),
@@ -123,7 +129,7 @@ class Node:
         self._environment = actor_environment(config)
         # Simulated engines import nothing slow, but there may be thousands of actors.
         self._forked = [role for role in node.roles if config.simulate is not None or _imports_slowly(role)]
-        self._zygote = _zygote(config, folder, self._environment, self._on_importing)
+        self._zygote = _zygote(config, folder, self._environment, self._forked, self._on_importing)
         if self._forked:
             # Its import takes longest of all at a start, so it begins before the broker is there.
             self._zygote.start()
@@ -155,11 +161,13 @@ class Node:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._status.ready()
+        self._tree.is_spared = lambda pid: pid in self._zygote.pids() or is_janitor(pid)
         report = self._tree.run()
         self._heartbeat.renew_leases = lambda: None
         with suppress(RelaxError, nats.errors.Error):
             self._leases.drop()
         self._zygote.close()
+        kill_orphans((), is_janitor)
         self._connection.close()
         return 0 if report is None else self._gave_up(report)
 
@@ -172,9 +180,11 @@ class Node:
         if role == SERVER:
             return server_launch(self._folder, n, self._environment)
         arguments = [str(self._folder.root), role, str(n)]
-        command = [sys.executable, "-m", ACTOR_MODULE, *arguments]
-        launch = Launch(command, self._folder.log(child), self._folder.black_box(child), self._environment)
-        if role not in self._forked:
+        is_isolated = is_sandboxed(self._config, role)
+        command = [sys.executable, "-m", KEEPER_MODULE if is_isolated else ACTOR_MODULE, *arguments]
+        log, box = self._folder.log(child), self._folder.black_box(child)
+        launch = Launch(command, log, box, self._environment, secrets_of(self._config, [role]))
+        if is_isolated or role not in self._forked:
             return launch
         return replace(launch, fork=partial(self._zygote.fork, arguments), can_start=self._zygote.ready)
 
@@ -209,13 +219,17 @@ class Node:
 
 
 def _zygote(
-    config: Config, folder: RunFolder, environment: dict[str, str], on_importing: Callable[[float], None]
+    config: Config,
+    folder: RunFolder,
+    environment: dict[str, str],
+    forked: list[str],
+    on_importing: Callable[[float], None],
 ) -> Zygote:
-    """Create the client of the zygote, without starting it."""
+    """Create the client of the zygote, without starting it; its forks share its environment."""
     return Zygote(
         folder.log("zygote"),
         folder.black_box("zygote"),
-        os.environ | environment,
+        without_secrets(os.environ, secrets_of(config, forked)) | environment,
         start_deadline=config.supervision.start_deadline,
         heartbeat=config.supervision.heartbeat,
         modules=PRELOADED if config.simulate is None else PRELOADED_SIMULATED,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterable
 
 from relax_actors.config import Config
 from relax_actors.engines.backends import inference_backend
@@ -56,6 +57,11 @@ def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[st
         )
         for pool in pool_names(config, node)
     }
+
+
+def secrets_of(config: Config, roles: Iterable[str]) -> set[str]:
+    """Names of the environment variables with secrets that the actors of some roles get."""
+    return {name for role in roles for name in section_of(config, role).secrets or ()}
 
 
 def server_launch(folder: RunFolder, n: int, environment: dict[str, str]) -> Launch:

@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import structlog
+
+from broker.orphans import kill_orphans
 from broker.process import kill_group
 from relax_actors.errors import RelaxError
 from relax_actors.runtime.blackbox import Snapshot
@@ -29,6 +32,7 @@ from relax_actors.supervision.spec import ChildSpec, Exit
 from relax_actors.supervision.supervisor import Action, ChildState, GiveUp, Phase, Start, Stop, Supervisor
 
 TICK = 0.25
+log = structlog.get_logger()
 
 
 class ProcessTree:
@@ -64,6 +68,9 @@ class ProcessTree:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, ("wake", ""))
+        self.is_spared: Callable[[int], bool] = lambda _pid: True
+        """Whether a process that leads or joined another session, and is no child, survives the end of a child."""
+        self._orphans_due, self._swept_at = False, 0.0
         self.last_loop = time.monotonic()
         """Time of the loop's last iteration, in seconds on the monotonic clock."""
         self._stop_requested = False
@@ -126,6 +133,8 @@ class ProcessTree:
                 if self._stop_requested or self.report is not None:
                     self._shutdown(now)
                 self._check_children(now)
+                if self._orphans_due and now - self._swept_at > TICK:
+                    self._kill_orphans(now)
                 self._start_waiting()
                 for pool in self.pools.values():
                     self._carry_out(pool.tick(now))
@@ -138,11 +147,20 @@ class ProcessTree:
             for running in self._running.values():
                 kill_group(running.process.pid)
                 running.process.wait()
+            self._running.clear()
+            self._kill_orphans(time.monotonic())
             self._closed = True
             self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
         return self.report
+
+    def _kill_orphans(self, now: float) -> None:
+        """Kill what ended children have left: processes that they started, whatever sessions these have made."""
+        self._orphans_due, self._swept_at = False, now
+        known = {running.process.pid for running in self._running.values()}
+        if killed := kill_orphans(known, self.is_spared):
+            log.warning("orphans_killed", pids=killed)
 
     def _allow_for_pause(self, pause: float, now: float) -> None:
         """Extend all deadlines by a pause, since no child could give a sign of life."""
@@ -220,6 +238,7 @@ class ProcessTree:
             if fd is not None:
                 with suppress(KeyError):
                     self._selector.unregister(fd)
+        self._orphans_due = True
         outcome, last = running.close(code)
         pool = self._pool_of[child]
         expected = pool.children[child].phase is Phase.STOPPING

@@ -34,12 +34,14 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment, parse, where
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
+from relax_actors.supervision.pools import secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.root import SupervisionLog
 from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
 from relax_actors.supervision.streams import RunRecord, fetch_run_record, store_mark
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
+from relax_actors.supervision.tree_janitor import TreeJanitor
 
 log = structlog.get_logger()
 MOST_NODES = 10_000
@@ -92,6 +94,7 @@ class RemoteNode:
         self._halt = threading.Event()
         self._tree: ProcessTree | None = None
         self._has_joined = False
+        self._janitor: TreeJanitor
         self._connection = Connection(address.for_user(NODE), f"node {wanted.name}", deadline=30.0)
 
     def stop(self) -> None:
@@ -106,6 +109,7 @@ class RemoteNode:
         Raises:
             ConfigError: the run has no such role, or the store is not the run's.
         """
+        self._janitor = TreeJanitor()
         try:
             while (found := self._await_run()) is not None:
                 report = self._run_node(found)
@@ -114,6 +118,7 @@ class RemoteNode:
                     return report
             return None
         finally:
+            self._janitor.close()
             self._connection.close()
             self._lock.close()
 
@@ -164,7 +169,9 @@ class RemoteNode:
         node = self._join(state, config, found)
         observer, periodic = SupervisionLog(), partial(maintain_root_files, self.folder)
         pools = {"node": _supervisor(config, node)}
-        self._tree = tree = ProcessTree(pools, self._launch, observer, config.supervision.heartbeat, periodic)
+        launch = partial(self._launch, config, node)
+        self._tree = tree = ProcessTree(pools, launch, observer, config.supervision.heartbeat, periodic)
+        tree.is_spared = self._janitor.is_foreign
         if self._halt.is_set():
             return None
         address = self.address.for_user(NODE)
@@ -216,9 +223,10 @@ class RemoteNode:
             # On a network file system a new file may be visible only after a while.
             self._halt.wait(POLL_SECONDS)
 
-    def _launch(self, _child: str) -> Launch:
+    def _launch(self, config: Config, node: Assignment, _child: str) -> Launch:
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"), self.folder.black_box("node"))
+        log, box = self.folder.log("node"), self.folder.black_box("node")
+        return Launch(command, log, box, self._janitor.environment, secrets_of(config, node.roles))
 
     def _config(self, found: RunRecord) -> Config:
         """Return the run's settings, with those that differ on this machine."""

@@ -15,6 +15,7 @@ from typing import Any
 from relax_actors.config import Config
 from relax_actors.config.masking import masked
 from relax_actors.roles import role_class
+from relax_actors.runtime.run_folder import RunFolder
 
 OPERATIONAL = (
     "run.folder",
@@ -25,6 +26,10 @@ OPERATIONAL = (
     "*.replicas",
     "*.deadline",
     "*.memory_limit_mib",
+    "*.secrets",
+    "*.isolation",
+    "*.readable",
+    "*.max_processes",
     "placement.patience",
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
@@ -81,7 +86,7 @@ class Change:
 
 def absolute(config: Config) -> Config:
     """Return a configuration whose run folder is absolute, as it is saved: other processes have other directories."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"folder": config.folder.resolve()})})
+    return config.model_copy(update={"run": config.run.model_copy(update={"folder": RunFolder(config.folder).root})})
 
 
 def compare(old: Config, new: Config) -> list[Change]:
@@ -145,7 +150,11 @@ def _bound_to_steps(old: Config, new: Config) -> str:
 
 def _needs_old_weights(role: str) -> str:
     """Why a role cannot be added to a run that has trained, which keeps its last weights only; empty if it can."""
-    return {"reference": "it needs weights 0", "actor_fwd": "it needs old weights"}.get(role, "")
+    return {
+        "reference": "it needs weights 0",
+        "actor_fwd": "it needs old weights",
+        "squares": "it needs old weights",
+    }.get(role, "")
 
 
 def _differences(old: Any, new: Any, at: str = "") -> list[Change]:

@@ -25,13 +25,14 @@ from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.discard import discard, finish_discarding, has_trained
 from relax_actors.supervision.launch import Launch
-from relax_actors.supervision.pools import children_of
+from relax_actors.supervision.pools import children_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
 from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
+from relax_actors.supervision.tree_janitor import TreeJanitor
 
 log = structlog.get_logger()
 REACH_SECONDS = 5.0
@@ -98,12 +99,13 @@ class Root:
     ) -> None:
         self.config = config = absolute(config)
         self.import_path = import_path
-        node = whole(config, roles)
+        self._node = node = whole(config, roles)
         self.actors = children_of(config, node)
         self.folder = RunFolder(config.folder)
         self.notes: list[str] = []
         self._lock = self.folder.lock()
         self._server: Server | None = None
+        self._janitor: TreeJanitor
         self._refused: Failure | None = None
         self._waiting = ""
         self._stopping = False
@@ -226,9 +228,11 @@ class Root:
                 self._notice,
             )
             probe = partial(is_listening, self.address)
-            return Launch(self._server.command, self._server.log, probe=probe, health_check=health)
+            environment = self._janitor.environment
+            return Launch(self._server.command, self._server.log, None, environment, probe=probe, health_check=health)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
-        return Launch(command, self.folder.log("node"), self.folder.black_box("node"))
+        log, box = self.folder.log("node"), self.folder.black_box("node")
+        return Launch(command, log, box, self._janitor.environment, secrets_of(self.config, self._node.roles))
 
     def _notice(self, text: str) -> None:
         if text and not self._waiting:
@@ -253,9 +257,12 @@ class Root:
             self.address.for_user(OPERATOR), self.config, self.tree.states, prepare=prepare
         )
         status_publisher.start()
+        self._janitor = janitor = TreeJanitor()
+        self.tree.is_spared = janitor.is_foreign
         try:
             report = self.tree.run()
         finally:
+            janitor.close()
             status_publisher.close()
             self._lock.close()
         if self._refused is not None:

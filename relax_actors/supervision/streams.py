@@ -12,12 +12,13 @@ from typing import Any
 from nats.js.api import ConsumerConfig
 
 from broker.connection import Connection
+from broker.files import check_private_folder, make_private_folder
 from broker.leases import RunState
 from broker.permissions import follow_names
 from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, follow_spec, log_spec, pool_spec, table_spec
 from broker.subjects import Subjects
 from relax_actors.config import Config
-from relax_actors.errors import BrokerError
+from relax_actors.errors import BrokerError, ConfigError, UnsafePathError
 from relax_actors.roles import make_role, role_names
 from relax_actors.runtime import Role, StatefulRole
 from relax_actors.runtime.join import trigger_columns
@@ -89,14 +90,21 @@ def store_mark(store: Path, *, make: bool = True) -> str:
     Args:
         store: folder of the store.
         make: whether to create the file if it is missing; otherwise the result is then empty.
+
+    Raises:
+        ConfigError: another user could write to the store, see `broker.files`.
     """
     path = store / MARK
     with suppress(FileNotFoundError):
+        try:
+            (make_private_folder if make else check_private_folder)(store)
+        except UnsafePathError as error:
+            msg = f"the store cannot be used: {error}; or set store.path to a folder that does not exist"
+            raise ConfigError(msg) from error
         if mark := path.read_text():
             return mark
     if not make:
         return ""
-    store.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(8)
     unfinished = path.with_name(f".{MARK}.{mark}.tmp")
     unfinished.write_text(mark)

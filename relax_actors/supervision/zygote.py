@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import setproctitle
 
+from broker.orphans import become_subreaper, kill_orphans
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.supervision.outcome import STATUS_FD
 
@@ -47,6 +48,7 @@ BEAT_SECONDS = 0.5
 def _serve(connection: socket.socket, box: BlackBox) -> None:
     """Fork on request, reap and report the forks' ends, and record signs of life."""
     own = os.getpid()
+    forks: set[int] = set()
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
@@ -56,7 +58,8 @@ def _serve(connection: socket.socket, box: BlackBox) -> None:
         if wake_read in readable:
             with suppress(BlockingIOError):
                 os.read(wake_read, 4096)
-            _reap(connection)
+            if _reap(connection, forks):
+                kill_orphans(forks)
         if connection.fileno() in readable:
             data, fds = _receive_fds(connection)
             if not data:
@@ -66,6 +69,7 @@ def _serve(connection: socket.socket, box: BlackBox) -> None:
                 signal.set_wakeup_fd(-1)
                 connection.close()
                 _become_actor(own, json.loads(data), *fds)
+            forks.add(pid)
             for fd in fds:
                 os.close(fd)
             connection.send(json.dumps({"forked": pid}).encode())
@@ -80,14 +84,19 @@ def _receive_fds(connection: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def _reap(connection: socket.socket) -> None:
+def _reap(connection: socket.socket, forks: set[int]) -> bool:
+    """Collect all ended children, and report the forks among them; return whether there were any."""
+    before = len(forks)
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                return
-            code = os.waitstatus_to_exitcode(status)
-            connection.send(json.dumps({"ended": pid, "code": code}).encode())
+                break
+            if pid in forks:
+                forks.remove(pid)
+                code = os.waitstatus_to_exitcode(status)
+                connection.send(json.dumps({"ended": pid, "code": code}).encode())
+    return len(forks) < before
 
 
 def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> NoReturn:
@@ -99,6 +108,7 @@ def _become_actor(parent: int, arguments: list[str], log: int, status: int) -> N
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        become_subreaper()
         if os.getppid() != parent:
             os._exit(1)
         os.dup2(log, 1)

@@ -253,6 +253,10 @@ class Zygote:
         log.warning("zygote_killed", zygote=process.name, reason=why)
         process.end()
 
+    def pids(self) -> list[int]:
+        """Return the id of the zygote's process, if there is one."""
+        return [self._current.pid] if self._current is not None else []
+
     def state(self) -> dict[str, Any]:
         """Return the zygote's `phase`, `pid`, `since` (seconds since 1970) and `restarts`; callable from any thread."""
         process = self._current

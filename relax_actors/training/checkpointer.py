@@ -1,9 +1,9 @@
-"""Checkpoints of the trainer.
+"""Checkpoints of the trainer and of the critic.
 
 Invariant: the rows that a checkpoint covers are removed only after it is durable and published.
 
-With `trainer.async_checkpoints` the files are written in the background. The checkpoint is published when the trainer
-is idle, or after the next step at the latest. If the trainer ends before, it leaves an unpublished folder, and the next
+With `trainer.async_checkpoints` the files are written in the background. The checkpoint is published when the role is
+idle, or after the next step at the latest. If its process ends before, it leaves an unpublished folder, and the next
 incarnation resumes from the previous checkpoint.
 """
 
@@ -14,16 +14,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from broker.subjects import CellId
-from relax_actors.engines.protocols import TrainingEngine
-from relax_actors.engines.protocols.training import SupportsAsyncSave
-from relax_actors.errors import FencedError
-from relax_actors.messages import Checkpoint
+from relax_actors.engines.protocols.training import SavesState, SupportsAsyncSave
+from relax_actors.errors import ConfigError, FencedError, RelaxError
+from relax_actors.messages import Checkpoint, RowCounts
 from relax_actors.runtime import Context, durable_folder
 from relax_actors.runtime.cells import put_own
-from relax_actors.training.ledger import Ledger
-from relax_actors.weights.publisher import Publisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +34,41 @@ class _PendingCheckpoint:
     finish: Callable[[], None]
 
 
-class Checkpointer:
-    """Writes and publishes the checkpoints of one incarnation of the trainer.
+class Coverage(Protocol):
+    """Rows that a checkpoint makes superfluous."""
 
-    Call all methods in the trainer's thread.
+    def before_save(self) -> None:
+        """Called before the state of a version is saved: its numbered cell must be published by then."""
+
+    def floor(self, version: int) -> tuple[int, RowCounts]:
+        """Return the floor of a checkpoint of `version`, and the counts of the rows of the steps below it."""
+
+    def after_publish(self, cell: Checkpoint) -> None:
+        """Called when a checkpoint is published: the rows that it covers may be removed."""
+
+
+class RoleState(Protocol):
+    """State of a role beside that of its engine."""
+
+    def save(self, folder: Path) -> None:
+        """Write the state into the folder of a checkpoint, which has the files of the engine, too."""
+
+    def load(self, folder: Path) -> None:
+        """Read the state of a checkpoint."""
+
+
+class Checkpointer:
+    """Writes and publishes the checkpoints of one incarnation of the trainer or critic.
+
+    Call all methods in the role's thread.
 
     Args:
-        context: context of the trainer.
+        context: context of the role.
         engine: engine whose state is saved.
-        publisher: publishes the version before its checkpoint is written.
-        ledger: gives the floor, below which rows are covered.
-        sweep: removes covered rows.
+        coverage: rows that its checkpoints cover.
+        kind: kind of the numbered cells.
+        folder: folder of the checkpoints.
+        state: state of the role beside that of the engine; None if it has none.
 
     Attributes:
         published: paths of the published checkpoints, relative to the run's folder, by version.
@@ -56,17 +77,54 @@ class Checkpointer:
     def __init__(
         self,
         context: Context,
-        engine: TrainingEngine,
-        publisher: Publisher,
-        ledger: Ledger,
-        sweep: Callable[[], object],
+        engine: SavesState,
+        coverage: Coverage,
+        kind: str,
+        folder: Path,
+        state: RoleState | None = None,
     ) -> None:
-        self._sweep = sweep
-        self._context, self._engine, self._publisher, self._ledger = context, engine, publisher, ledger
+        self._context, self._engine, self._coverage, self._state = context, engine, coverage, state
+        self._kind, self._folder = kind, folder
         self._pending: _PendingCheckpoint | None = None
         self._is_async = context.config.trainer.async_checkpoints
         self._disk_was_full = False
         self.published: dict[int, str] = {}
+
+    def raise_if_unknown(self) -> None:
+        """Check that the folder holds no checkpoints, at the start of a run.
+
+        Raises:
+            ConfigError: it does.
+        """
+        if older := [p.name for p in self._folder.glob("[1-9]*")] if self._folder.is_dir() else []:
+            msg = (
+                f"{self._folder} holds checkpoints {sorted(older)} that the table does not know: the broker's store "
+                "was lost or replaced. Restore the store, or move the folder away to start from the beginning"
+            )
+            raise ConfigError(msg)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Load a published checkpoint into the engine, and check its fingerprint.
+
+        Raises:
+            ConfigError: it is missing or damaged.
+        """
+        folder = self._context.folder.root / checkpoint.path
+        remedy = "restore it, or start a run with another name"
+        if not folder.is_dir():
+            msg = f"checkpoint {folder} is published but missing; {remedy}"
+            raise ConfigError(msg)
+        try:
+            durable_folder.verify(folder)
+            self._engine.load(folder)
+            if self._state is not None:
+                self._state.load(folder)
+        except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
+            msg = f"checkpoint {folder} cannot be read: {error}; {remedy}"
+            raise ConfigError(msg) from error
+        if (found := self._engine.fingerprint()) != checkpoint.fingerprint:
+            msg = f"checkpoint {folder} has fingerprint {found}, published was {checkpoint.fingerprint}; {remedy}"
+            raise ConfigError(msg)
 
     def write(self, version: int) -> None:
         """Write and publish a checkpoint of the current state; wait for room on a full disk.
@@ -78,11 +136,13 @@ class Checkpointer:
         self.finish()
         if version in self.published:
             return
-        self._publisher.flush()
+        self._coverage.before_save()
         path = self._path(version)
 
         def save(folder: Path) -> None:
             self._engine.save(folder)
+            if self._state is not None:
+                self._state.save(folder)
             durable_folder.seal(folder)
 
         durable_folder.write(path, save, self._context.wait_for_room)
@@ -101,11 +161,13 @@ class Checkpointer:
             return
         if version in self.published:
             return
-        self._publisher.flush()
+        self._coverage.before_save()
         path = self._path(version)
         unfinished = durable_folder.temporary_path(path)
         try:
             durable_folder.create_temporary(path)
+            if self._state is not None:
+                self._state.save(unfinished)
             finish = self._engine.begin_save(unfinished)
         except OSError as error:
             self._give_up(version, unfinished, error)
@@ -143,37 +205,36 @@ class Checkpointer:
         self._context.journal.event("checkpoint_given_up", version=version, error=str(error))
 
     def _path(self, version: int) -> Path:
-        return self._context.folder.checkpoints / f"{version}.{self._context.incarnation}"
+        return self._folder / f"{version}.{self._context.incarnation}"
 
     def _publish(self, version: int, path: Path, fingerprint: str) -> None:
         context = self._context
         context.progress()
         # A later incarnation may still need the rows that this checkpoint would remove.
         context.raise_if_fenced()
-        floor = self._ledger.next_floor(version)
+        floor, totals = self._coverage.floor(version)
         cell = Checkpoint(
             version=version,
             path=str(path.relative_to(context.folder.root)),
             fingerprint=fingerprint,
             floor=floor,
-            totals=self._ledger.totals_below(floor),
+            totals=totals,
             incarnation=context.incarnation,
         )
-        existing = put_own(context, context.table.subjects.numbered("checkpoint", version), cell)
+        existing = put_own(context, context.table.subjects.numbered(self._kind, version), cell)
         if existing is not None:
             if existing.incarnation > context.incarnation:
-                msg = f"checkpoint {version} was written by a later incarnation; this incarnation exits"
+                msg = f"{self._kind} {version} was written by a later incarnation; this incarnation exits"
                 raise FencedError(msg)
             cell = existing
-        self._ledger.observe(CellId("checkpoint", version), cell)
         self.published[version] = cell.path
         context.journal.event("checkpoint", version=version, floor=cell.floor, path=cell.path)
-        self._sweep()
+        self._coverage.after_publish(cell)
         self._remove_old()
         context.progress()
 
     def _remove_old(self) -> None:
         """Remove all checkpoints but the newest trainer.keep_checkpoints."""
-        folder, newest = self._context.folder, sorted(self.published)[-self._context.config.trainer.keep_checkpoints :]
+        newest = sorted(self.published)[-self._context.config.trainer.keep_checkpoints :]
         kept = {Path(self.published[version]).name for version in newest}
-        durable_folder.remove_stale(folder.checkpoints, kept, newest[-1], self._context.incarnation)
+        durable_folder.remove_stale(self._folder, kept, newest[-1], self._context.incarnation)

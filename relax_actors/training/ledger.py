@@ -56,6 +56,7 @@ class Ledger:
         rows: rows per step (trainer.prompts_per_step).
         steps: steps of the run.
         lead: how many steps ahead of the trained version rows may be admitted (staleness.max).
+        has_critic: whether a critic reads the rows, too, so that the floor waits for its checkpoints.
 
     Attributes:
         version: newest published weight version; None before the first.
@@ -64,8 +65,10 @@ class Ledger:
         batches: batch of each trained step.
     """
 
-    def __init__(self, rows: int, steps: int, lead: int) -> None:
+    def __init__(self, rows: int, steps: int, lead: int, *, has_critic: bool = False) -> None:
         self.rows, self.steps, self.lead = rows, steps, lead
+        # Version of the critic's newest checkpoint, which covers the rows of the steps below it.
+        self._critic_checkpoint = 0 if has_critic else steps
         self.version: int | None = None
         self.floor = 0
         self.totals = RowCounts()
@@ -88,7 +91,7 @@ class Ledger:
 
         Args:
             cell: subject of the cell.
-            value: content of a `batch` or `checkpoint` cell.
+            value: content of a `batch`, `checkpoint` or `critic_checkpoint` cell.
 
         Returns:
             False if the cell is a stray.
@@ -100,6 +103,8 @@ class Ledger:
             self._observe_batch(cell.step, value)
         elif cell.kind == "checkpoint" and isinstance(value, Checkpoint):
             self._observe_floor(value)
+        elif cell.kind == "critic_checkpoint" and isinstance(value, Checkpoint):
+            self._critic_checkpoint = max(self._critic_checkpoint, value.version)
         elif cell.kind == "group" and cell.step >= self.floor and cell.field in _BITS:
             if not self._due(cell.row):
                 self._store_stray(cell)
@@ -227,13 +232,14 @@ class Ledger:
     def next_floor(self, version: int) -> int:
         """Return the highest floor that a checkpoint of `version` may have.
 
-        All rows of the steps below the floor must have ended. PromptSource may have admitted a successor that this
-        ledger has not observed. It admits a step only after it has read all cells that the step `lead + 1` before left
-        behind. A step is therefore closed once a row `lead + 1` steps ahead of it has been admitted.
+        All rows of the steps below the floor must have ended, and a checkpoint of the critic, if the run has one, must
+        cover them. PromptSource may have admitted a successor that this ledger has not observed. It admits a step only
+        after it has read all cells that the step `lead + 1` before left behind. A step is therefore closed once a row
+        `lead + 1` steps ahead of it has been admitted.
         """
         floor = self.floor
         open_steps = {row.step for row in self._in_flight()} | {row.step for row in self._owed}
-        closed = min(version, self._furthest - self.lead)
+        closed = min(version, self._furthest - self.lead, self._critic_checkpoint)
         while floor < closed and floor in self.batches and floor not in open_steps:
             floor += 1
         return floor

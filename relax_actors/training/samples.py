@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from broker.codec import Array
+from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.messages import NOT_SAMPLED, Advantage, Trajectory
+from relax_actors.errors import CodecError, RelaxError
+from relax_actors.messages import NOT_SAMPLED, Advantage, FinishReason, TeacherScores, Trajectory
 from relax_actors.messages.experts import join_experts
 
-PROXIMAL, REFERENCE = "actor_fwd", "reference"
-"""Columns of log-probs, `[total] float32`: of the proximal policy, and of the reference model of the KL."""
-_FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs"}
+PROXIMAL, REFERENCE, VALUES, TEACHER = "actor_fwd", "reference", "values", "teacher"
+"""Columns `[total] float32`: log-probs of the proximal policy, of the reference model of the KL, values; and
+`TeacherScores`."""
+_FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs", VALUES: "values"}
 
 
 def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
@@ -22,13 +27,30 @@ def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
     return values if len(values) == len(trajectory.token_ids) else np.repeat(values, trajectory.sample_lengths)
 
 
+def teacher_fields(teacher: TeacherScores, trajectory: Trajectory) -> dict[str, Array]:
+    """Return the fields of a `TrainSample` that hold a teacher's log-probs, over all own tokens of a row."""
+    found = {"teacher_logprobs": teacher.logprobs}
+    top = teacher.expanded(trajectory.trained)
+    return found if top is None else found | {"teacher_top_ids": top[0], "teacher_top_logprobs": top[1]}
+
+
+def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
+    """Return a trajectory whose samples that were cut off are not trained; an error if all samples were."""
+    cut = np.array([reason == FinishReason.LENGTH for reason in trajectory.finish_reasons])
+    mask = trajectory.trained & ~np.repeat(cut, trajectory.sample_lengths)
+    if not mask.any():
+        return CodecError("all trained samples were cut off; algorithm.shaping.mask_truncated leaves nothing to train")
+    return replace(trajectory, loss_mask=mask) if cut.any() else trajectory
+
+
 def samples_of(
     row: int,
     trajectory: Trajectory,
     advantage: Advantage | None = None,
-    scores: Mapping[str, Array] | None = None,
+    scores: Mapping[str, Any] | None = None,
     *,
     replays: bool = False,
+    distil: DistilSection | None = None,
 ) -> list[TrainSample]:
     """Convert a row to samples: one for each sequence with trained tokens.
 
@@ -36,16 +58,24 @@ def samples_of(
         row: index of the row within its step.
         trajectory: samples of the row.
         advantage: advantages and returns of the row; None if the row is only scored.
-        scores: log-probs of the row, `[total] float32`, by column.
+        scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
+        distil: section [algorithm.distil] of a run with a teacher.
     """
-    flat = {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in (scores or {}).items()}
+    scores = dict(scores or {})
+    teacher: TeacherScores | None = scores.pop(TEACHER, None)
+    flat = {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in scores.items()}
     if advantage is not None:
         flat["advantages"] = token_advantages(advantage, trajectory)
+        if teacher is not None and distil is not None and distil.place == "advantage":
+            flat["advantages"] = flat["advantages"] + distil.coefficient * (teacher.logprobs - trajectory.logprobs)
         if advantage.returns is not None:
             flat["returns"] = advantage.returns
+    if teacher is not None and distil is not None and distil.place == "loss":
+        flat |= teacher_fields(teacher, trajectory)
     mask, recorded = trajectory.trained, trajectory.expanded_experts() if replays else None
     sample_tokens = np.repeat(trajectory.trained_lengths, trajectory.counts).tolist()
+    numbers = np.repeat(np.arange(len(trajectory.counts)), trajectory.counts).tolist()
     found, start = [], 0
     for i, (own, shared) in enumerate(zip(trajectory.lengths.tolist(), trajectory.shared.tolist(), strict=True)):
         part = slice(start, start + own)
@@ -60,15 +90,35 @@ def samples_of(
                 **{name: _after_prompt(shared, array[part]) for name, array in flat.items()},
                 routed_experts=None if recorded is None else join_experts(recorded, i, shared, part),
                 row=row,
+                sample=numbers[i],
                 sample_tokens=sample_tokens[i],
             )
         )
     return found
 
 
+def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
+    """Return log-probs or values in the layout of a trajectory, `[total] float32`.
+
+    Sequences without trained tokens get 0.
+
+    Args:
+        trajectory: samples of the row.
+        scored: an array for each sequence with trained tokens, prompt included.
+    """
+    found, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
+    start = 0
+    for own in trajectory.lengths.tolist():
+        part = slice(start, start + own)
+        if trained[part].any():
+            found[part] = next(scored)[-own:]
+        start += own
+    return found
+
+
 def _after_prompt(prompt_tokens: int, own: Array, fill: int = 0) -> Array:
     """Extend an array over a sequence's own tokens to its whole length, with `fill` for the prompt."""
-    whole = np.empty(prompt_tokens + len(own), own.dtype)
+    whole = np.empty((prompt_tokens + len(own), *own.shape[1:]), own.dtype)
     whole[:prompt_tokens] = fill
     whole[prompt_tokens:] = own
     return whole

@@ -1,8 +1,9 @@
-"""Streaming of a step: passes rows to the engine before the last row of the step has arrived.
+"""Feed of a step: passes its rows to an engine, before the last row has arrived where possible, and updates the model.
 
 Invariant: rows are cut into parts, one micro-batch each, by the rows and their order alone (`split_rows`). The batch
 cell stores the order, so that a replay adds up the same gradients in the same order. With run.deterministic the order
-is that of the slots, otherwise the order of arrival.
+is that of the slots, otherwise the order of arrival. Which rows form a minibatch follows from the run's seed, the step
+and the epoch (`training/updates.py`).
 """
 
 from __future__ import annotations
@@ -11,28 +12,41 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
-from relax_actors.engines.protocols import StepResult, TrainingEngine
+from relax_actors.engines.protocols import StepResult
+from relax_actors.engines.protocols.training import AccumulatesSteps, Score
+from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
+from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
+from relax_actors.training.updates import combine_updates, minibatches
 
 
 class StepFeed:
     """Collects the rows of one step at a time and feeds them to an engine in parts.
 
     Args:
-        context: context of the trainer.
+        context: context of the trainer or critic.
         engine: engine to feed; nothing else may pass rows to it.
         reader: reader of the step's rows.
+        score: computes the log-probs of the proximal policy before the first of several updates, with the weights of
+            the engine; None if no loss reads them.
     """
 
-    def __init__(self, context: Context, engine: TrainingEngine, reader: StepReader) -> None:
+    def __init__(
+        self, context: Context, engine: AccumulatesSteps, reader: StepReader, score: Score | None = None
+    ) -> None:
         config = context.config
-        self._context, self._engine, self._reader = context, engine, reader
+        self._context, self._engine, self._reader, self._score = context, engine, reader, score
         self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
-        self._normalisation = config.algorithm.step_normalisation
-        # Statistics over a whole step are known only when its last row has arrived.
-        self._streams = config.trainer.stream and self._normalisation == "none"
+        # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
+        whole = config.algorithm.needs_whole_step or config.trainer.updates > 1
+        self._streams = config.trainer.stream and not whole
+        # Steps in which the policy waits for its critic.
+        self._skipped = 0 if config.critic is None else config.critic.warmup_steps
+        self.statistics = StepAdvantages(config.algorithm)
+        """The part of the advantages that needs the whole step, and its state."""
         self._step, self._rows, self._fed = -1, reader.empty(), 0
         self.seconds = self.cpu_seconds = 0.0
         """Wall time in the engine for the current step, and CPU time in the engine for this incarnation."""
@@ -66,7 +80,7 @@ class StepFeed:
             # Rows after an unusable one must wait for its successor, which takes its place in the order.
             found = found.part(range(next(i for i, index in enumerate(new) if index in unusable)))
         self._rows.extend(found)
-        if self._streams and len(self._rows) < rows:
+        if self._streams and step >= self._skipped and len(self._rows) < rows:
             # Later rows may still join the last part.
             self._compute(self._parts()[:-1])
         return unusable
@@ -105,20 +119,51 @@ class StepFeed:
         self._rows = self._reader.read_again(step, list(indices))
         return self._rows
 
+    def finish_policy(self, before_step: Callable[[], None]) -> StepResult:
+        """Do as `finish`; in the warm-up steps of a critic leave the weights as they are."""
+        if self._step >= self._skipped:
+            return self.finish(before_step)
+        self._fed, self._rows = 0, self._reader.empty()
+        return StepResult({"updates": 0.0})
+
     def finish(self, before_step: Callable[[], None]) -> StepResult:
-        """Compute on the remaining rows, call `before_step`, and do the optimizer's step.
+        """Compute on the remaining rows, call `before_step`, and do the optimizer's updates.
 
         Args:
             before_step: returns when the current weights are no longer being read, e.g. by the publisher.
         """
         self.early_seconds = self.seconds
-        self._rows = self._rows.normalised(self._normalisation)
-        self._compute(self._parts())
-        before_step()
-        with self._context.device_lock(), self._measured():
-            result = self._engine.step(self._step, self._context.progress)
+        self._rows = self.statistics.apply(self._rows)
+        trainer, run = self._context.config.trainer, self._context.config.run
+        if trainer.updates == 1:
+            self._compute(self._parts())
+            before_step()
+            result = self._update()
+        else:
+            whole = self._with_proximal(self._rows)
+            before_step()
+            results = []
+            for rows in minibatches(len(whole), trainer.minibatches, trainer.epochs, run.seed, self._step):
+                self._rows, self._fed = whole.part(rows), 0
+                self._compute(self._parts())
+                results.append(self._update())
+            result = combine_updates(results)
         self._fed, self._rows = 0, self._reader.empty()
         return result
+
+    def _update(self) -> StepResult:
+        with self._context.device_lock(), self._measured():
+            return self._engine.step(self._step, self._context.progress)
+
+    def _with_proximal(self, rows: StepRows) -> StepRows:
+        """Add the log-probs of the trainer before the first update, where the ratio is taken against them."""
+        if self._score is None:
+            return rows
+        scored: list[Array] = []
+        for part in self._parts():
+            with self._context.device_lock(), self._measured():
+                scored += self._score(rows.part(part).samples(), self._context.progress)
+        return rows.with_proximal(iter(scored))
 
     def _compute(self, parts: list[range]) -> None:
         """Accumulate gradients of the parts that have not been fed yet."""
@@ -132,6 +177,10 @@ class StepFeed:
     @contextmanager
     def _measured(self) -> Iterator[None]:
         wall_start, cpu_start = time.monotonic(), time.thread_time()
-        yield
+        try:
+            yield
+        except ConfigError as error:
+            msg = f"step {self._step}: {error}"
+            raise ConfigError(msg) from error
         self.seconds += time.monotonic() - wall_start
         self.cpu_seconds += time.thread_time() - cpu_start

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from broker.codec import Array
 from broker.subjects import RowId
-from relax_actors.algorithms.step_statistics import StepNormalisation, normalise_step
 from relax_actors.config import Config
+from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.errors import ConfigError, RelaxError, StoreError
-from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, Trajectory
+from relax_actors.errors import ConfigError, RelaxError
+from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, TeacherScores, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
-from relax_actors.training.samples import PROXIMAL, REFERENCE, samples_of, token_advantages
+from relax_actors.training.row_endings import ending_of_unreadable
+from relax_actors.training.samples import (
+    PROXIMAL,
+    REFERENCE,
+    TEACHER,
+    VALUES,
+    in_layout,
+    samples_of,
+    without_truncated,
+)
 from relax_actors.training.validation import RowValidator, mismatched_version
 
 if TYPE_CHECKING:
     from broker.table import Table
 
+T = TypeVar("T")
 Columns = dict[str, Any]
 """Values of a row by column; a `RelaxError` in place of a value that cannot be read."""
 UnusableRows = dict[int, Dropped | Quarantined]
@@ -36,15 +46,17 @@ class StepRows:
         ids: indices of the rows within the step.
         trajectories: samples of each row.
         advantages: advantages of each row.
-        scores: log-probs of each row, `[total] float32`, by column.
+        scores: log-probs and values of each row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
+        distil: section [algorithm.distil]; None without a teacher.
     """
 
     ids: list[int]
     trajectories: list[Trajectory]
     advantages: list[Advantage]
-    scores: dict[str, list[Array]] = field(default_factory=dict)
+    scores: dict[str, list[Any]] = field(default_factory=dict)
     replays: bool = False
+    distil: DistilSection | None = None
 
     def add(self, index: int, columns: Columns) -> None:
         """Append a row."""
@@ -65,11 +77,24 @@ class StepRows:
         for name, arrays in more.scores.items():
             self.scores.setdefault(name, []).extend(arrays)
 
-    def part(self, rows: range) -> StepRows:
+    def part(self, rows: Sequence[int]) -> StepRows:
         """Return a copy with the rows at these positions."""
-        cut = slice(rows.start, rows.stop)
-        scores = {name: arrays[cut] for name, arrays in self.scores.items()}
-        return StepRows(self.ids[cut], self.trajectories[cut], self.advantages[cut], scores, self.replays)
+
+        def at(items: list[T]) -> list[T]:
+            return [items[row] for row in rows]
+
+        scores = {name: at(arrays) for name, arrays in self.scores.items()}
+        ids, trajectories, advantages = at(self.ids), at(self.trajectories), at(self.advantages)
+        return replace(self, ids=ids, trajectories=trajectories, advantages=advantages, scores=scores)
+
+    def with_proximal(self, scored: Iterator[Array]) -> StepRows:
+        """Return a copy with log-probs of the proximal policy.
+
+        Args:
+            scored: `[len] float32` of each sequence with trained tokens, in the order of `samples`.
+        """
+        found = [in_layout(trajectory, scored) for trajectory in self.trajectories]
+        return replace(self, scores=self.scores | {PROXIMAL: found})
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -86,34 +111,34 @@ class StepRows:
         found: list[TrainSample] = []
         for i, (index, trajectory) in enumerate(zip(self.ids, self.trajectories, strict=True)):
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
-            found += samples_of(index, trajectory, self.advantages[i], scores, replays=self.replays)
+            advantage = self.advantages[i]
+            found += samples_of(index, trajectory, advantage, scores, replays=self.replays, distil=self.distil)
         return found
-
-    def normalised(self, kind: StepNormalisation) -> StepRows:
-        """Return a copy with advantages normalised over all rows; see `normalise_step`.
-
-        Statistics cover samples with a trained token, or trained tokens if any row has advantages of tokens.
-        """
-        if kind == "none":
-            return self
-        pairs = list(zip(self.advantages, self.trajectories, strict=True))
-        if all(len(a.values) == len(t.texts) for a, t in pairs):
-            values = [a.values.astype(np.float32) for a in self.advantages]
-            masks = [t.trained_lengths > 0 for t in self.trajectories]
-        else:
-            values = [token_advantages(a, t).copy() for a, t in pairs]
-            masks = [t.trained for t in self.trajectories]
-        trained = normalise_step([v[mask] for v, mask in zip(values, masks, strict=True)], kind=kind)
-        for row, mask, new in zip(values, masks, trained, strict=True):
-            row[mask] = new
-        advantages = [replace(a, values=v) for a, v in zip(self.advantages, values, strict=True)]
-        return replace(self, advantages=advantages)
 
     @property
     def reward_components(self) -> dict[str, float]:
         """Mean of each reward component over the rows that have it."""
         names = sorted({name for advantage in self.advantages for name in advantage.components})
         return {n: float(np.mean([a.components[n] for a in self.advantages if n in a.components])) for n in names}
+
+    @property
+    def teacher_gap(self) -> float | None:
+        """Mean of rollout - teacher log-prob over the trained tokens; None without a teacher.
+
+        It estimates KL(rollout || teacher).
+        """
+        scores: list[TeacherScores] = self.scores.get(TEACHER, [])
+        gaps = [
+            (trajectory.logprobs - teacher.logprobs)[trajectory.trained].astype(np.float64)
+            for trajectory, teacher in zip(self.trajectories, scores, strict=bool(scores))
+        ]
+        return float(np.concatenate(gaps).mean()) if scores else None
+
+    @property
+    def reward_kl(self) -> float | None:
+        """Mean KL of a sample that the rewards contain, before its coefficient; None without a KL in the reward."""
+        found = [advantage.kl for advantage in self.advantages if advantage.kl is not None]
+        return float(np.mean(found)) if found else None
 
     @property
     def oldest(self) -> int:
@@ -135,11 +160,13 @@ class StepRows:
         return sum(step - oldest > max_staleness for oldest in self.oldest_of_rows)
 
 
-def logprob_columns(config: Config) -> tuple[str, ...]:
-    """Return the columns of log-probs that the algorithm reads."""
+def columns_to_train(config: Config) -> tuple[str, ...]:
+    """Return the columns that a step needs besides trajectories and advantages."""
     needed = {
         PROXIMAL: config.algorithm.proximal == PROXIMAL,
-        REFERENCE: config.algorithm.kl_coefficient > 0 and not config.computes_reference,
+        REFERENCE: config.algorithm.kl.place == "loss" and not config.computes_reference,
+        TEACHER: config.algorithm.distil.place != "none",
+        VALUES: config.critic is not None,
     }
     return tuple(name for name, is_needed in needed.items() if is_needed)
 
@@ -153,18 +180,21 @@ class StepReader:
         published: fingerprints of the published weights by version; the caller adds later ones.
 
     Attributes:
-        columns: columns of log-probs that the algorithm reads.
+        columns: columns of log-probs and values that the algorithm reads.
     """
 
     def __init__(self, table: Table, config: Config, published: Mapping[int, str]) -> None:
         self._published = published
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays = config.trainer.router_replay
-        self.columns = logprob_columns(config)
+        self._masks_truncated = config.algorithm.shaping.mask_truncated
+        self._distil = config.algorithm.distil if config.algorithm.distil.place != "none" else None
+        self._top_k = config.algorithm.distil.top_k or 0
+        self.columns = columns_to_train(config)
 
     def empty(self) -> StepRows:
         """Return a `StepRows` without rows."""
-        return StepRows([], [], [], {name: [] for name in self.columns}, self._replays)
+        return StepRows([], [], [], {name: [] for name in self.columns}, self._replays, self._distil)
 
     def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, UnusableRows]:
         """Read rows; return the rows that can be trained and the rows that cannot."""
@@ -194,9 +224,11 @@ class StepReader:
     def _ending(self, columns: Columns, row: RowId) -> Dropped | Quarantined | None:
         """Return the cell that ends a row which cannot be trained; None if it can be trained."""
         if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
-            return _ending_of_unreadable(error)
+            return ending_of_unreadable("trainer", error)
         trajectory: Trajectory = columns["trajectory"]
         if why := self._validator.of_row(trajectory, columns["advantage"], row.step):
+            return Quarantined("trainer", 1, why, "")
+        if TEACHER in columns and (why := self._validator.of_teacher(columns[TEACHER], trajectory, self._top_k)):
             return Quarantined("trainer", 1, why, "")
         if (version := mismatched_version(trajectory, self._published)) is not None:
             return Quarantined("trainer", 1, self._mismatch(row, trajectory, version), "")
@@ -222,15 +254,17 @@ class StepReader:
         for name, expected in (("trajectory", Trajectory), ("advantage", Advantage)):
             for columns, found in zip(rows_read, read_column(self._table, rows, name, expected), strict=True):
                 columns[name] = found
+        if self._masks_truncated:
+            for columns in rows_read:
+                if isinstance(trajectory := columns["trajectory"], Trajectory):
+                    columns["trajectory"] = without_truncated(trajectory)
+        trajectories = [columns["trajectory"] for columns in rows_read]
         for name in self.columns:
-            trajectories = [columns["trajectory"] for columns in rows_read]
-            for columns, found in zip(rows_read, read_logprobs(self._table, rows, name, trajectories), strict=True):
-                columns[name] = found
+            values: list[Any] = (
+                read_column(self._table, rows, name, TeacherScores)
+                if name == TEACHER
+                else read_logprobs(self._table, rows, name, trajectories)
+            )
+            for columns, value in zip(rows_read, values, strict=True):
+                columns[name] = value
         return rows_read
-
-
-def _ending_of_unreadable(error: RelaxError) -> Dropped | Quarantined:
-    """Drop a row whose data was lost; quarantine a row whose data is malformed."""
-    if isinstance(error, StoreError):
-        return Dropped(DropReason.LOST_SEGMENT, str(error)[:2000])
-    return Quarantined("trainer", 1, f"{type(error).__name__}: {error}"[:2000], "")

@@ -9,7 +9,7 @@ import numpy as np
 from broker.codec import Array
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
-from relax_actors.messages import Advantage, Prompt, Trajectory
+from relax_actors.messages import Advantage, Prompt, TeacherScores, Trajectory
 from relax_actors.messages.experts import expand, invalid_reason
 
 MAX_ADVANTAGE = 1e6
@@ -45,6 +45,7 @@ class RowValidator:
         self._context, self._budget = facts.context_length, config.trainer.max_tokens_per_microbatch
         self._max_tokens, self._steps = config.rollout.max_tokens, config.run.steps
         self._moe = facts.moe if config.trainer.router_replay else None
+        self._needs_returns = config.critic is not None
 
     def of_prompt(self, prompt: Prompt) -> str:
         """Return why samples cannot be generated from a prompt."""
@@ -62,11 +63,17 @@ class RowValidator:
             return f"there are {len(advantage.values)} advantages for {n} samples with {total} tokens"
         if advantage.lengths is not None and not np.array_equal(advantage.lengths, trajectory.sample_lengths):
             return f"token rewards are for samples of {advantage.lengths[:8].tolist()} tokens, the samples have others"
+        if advantage.returns is None and self._needs_returns:
+            return "the advantages have no returns, which the critic is trained on; the role advantages must write them"
         if advantage.returns is not None and len(advantage.returns) != total:
             return f"there are {len(advantage.returns)} returns for {total} tokens"
         if np.abs(advantage.values.astype(np.float64)).max(initial=0) > MAX_ADVANTAGE:
             return f"an advantage is over {MAX_ADVANTAGE:g}; scale the rewards"
         return self.of_trajectory(trajectory, step)
+
+    def of_teacher(self, teacher: TeacherScores, trajectory: Trajectory, top_k: int) -> str:
+        """Return why a teacher's scores do not fit the trained tokens of a row."""
+        return teacher.problem(trajectory.trained, top_k, self._vocabulary)
 
     def of_trajectory(self, trajectory: Trajectory, step: int) -> str:
         """Return why a row of a step cannot be passed through the model."""

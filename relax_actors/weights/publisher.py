@@ -49,14 +49,14 @@ class Publisher:
         self._sender = make_transport(context).make_sender(engine)
         self._initial = InitialWeights(context) if "reference" in context.config.roles else None
 
-    def publish(self, version: int) -> None:
-        """Start to write and publish the current weights; returns at once.
+    def publish(self, version: int, kl_coefficient: float | None = None) -> None:
+        """Start to write and publish the current weights, and the coefficient of the KL in the reward; returns at once.
 
         A version published by an earlier incarnation is not republished: the replayed weights must equal it bit for
         bit.
         """
         self.flush()
-        self._pending = self._thread.submit(self._publish, version)
+        self._pending = self._thread.submit(self._publish, version, kl_coefficient)
 
     def flush(self) -> None:
         """Wait until the pending version is published.
@@ -75,12 +75,12 @@ class Publisher:
         self._sender.close()
         self._context.table.store.close()
 
-    def _publish(self, version: int) -> None:
+    def _publish(self, version: int, kl_coefficient: float | None) -> None:
         context, table = self._context, self._context.table
         subject = table.subjects.numbered("weights", version)
         known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
-            cell = self._write(version)
+            cell = replace(self._write(version), kl_coefficient=kl_coefficient)
             # Receivers ask for the weights as soon as they see the cell, so the sender must hold them before.
             self._sender.offer(cell)
             self._before_publication(version)
@@ -146,13 +146,13 @@ class Publisher:
         self._sender.offer(cell)
         self._engine.remember()
 
-    def restore(self, version: int) -> None:
-        """Publish a version, or rewrite its files, which the store may have lost."""
+    def restore(self, version: int, kl_coefficient: float | None = None) -> None:
+        """Publish a version, or rewrite its files, which the store may have lost; arguments as `publish`."""
         self.flush()
         table = self._context.table
         known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
         if known is None:
-            self._publish(version)
+            self._publish(version, kl_coefficient)
         elif known.fingerprint == self._engine.fingerprint():
             self._set_base(known)
             self._write_full(known)

@@ -2,7 +2,8 @@
 
 `python -m tests.chaos.equivalence --kills 100` prints what was killed, what it cost, and both fingerprints, and exits
 with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
-run that is killed, so that each kill meets it in the middle of something.
+run that is killed, so that each kill meets it in the middle of something. `--algorithm updates` makes several optimizer
+updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relax_actors.runtime import logs
+from relax_actors.weights import files as weights
 from tests.support.faults import Story, aimed, box, hit, is_over, process, story_of, wait_for_path
 from tests.support.running import Run, wait_until
 
@@ -47,6 +50,14 @@ POINTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "zygote": (1, ("weights.{k}",)),
     "broker": (1, ("batch.{k}", "group.{k}.0.prompt")),
 }
+CRITIC_POINTS = ("group.{k}.1.trajectory", "batch.{k}", "batch.{k}", "critic.{k}", "critic checkpoint")
+UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer")
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    "grpo": (),
+    "updates": UPDATES,
+    "ppo": (*UPDATES, "algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3"),
+}
+"""Settings by name of the algorithm."""
 AGAIN = 0.2  # share of kills whose next incarnation is killed too, as soon as it has a process
 WHILE = "in the middle of"
 
@@ -75,20 +86,26 @@ class Tally:
         return self.by_victim.total()
 
 
-def plan(kills: int, seed: int) -> list[Kill]:
+def points_of(algorithm: str) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """Victims and moments of the runs of an algorithm."""
+    return POINTS | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
+
+
+def plan(kills: int, seed: int, algorithm: str = "grpo") -> list[Kill]:
     """Draw kills from a seed, each in a later step than the one before."""
     source = random.Random(seed)
-    names = list(POINTS)
-    weights = [POINTS[name][0] for name in names]
+    points = points_of(algorithm)
+    names = list(points)
+    chances = [points[name][0] for name in names]
     found: list[Kill] = []
     step = FIRST
     done = 0
     while done < kills:
-        victim = source.choices(names, weights)[0]
+        victim = source.choices(names, chances)[0]
         again = source.random() < AGAIN and done + 1 < kills
         at = step
-        point = source.choice(POINTS[victim][1])
-        if point == "checkpoint":
+        point = source.choice(points[victim][1])
+        if point.endswith("checkpoint"):
             step = at = -(-step // CHECKPOINT_EVERY) * CHECKPOINT_EVERY
         found.append(Kill(victim, point.format(k=at), at, source.uniform(0.0, 0.06), again))
         done += 1 + again
@@ -103,8 +120,8 @@ def steps_for(kills: list[Kill]) -> int:
 
 def strike(run: Run, kill: Kill, tally: Tally) -> None:
     """Wait for the moment, kill, and record what the victim was doing."""
-    if kill.point == "checkpoint":
-        folder = run.folder.checkpoints
+    if kill.point.endswith("checkpoint"):
+        folder = _checkpoints(run, kill)
         wait_until(lambda: run.table.get(f"relax.{run.name}.batch.{kill.step - 1}"), f"batch.{kill.step - 1}", 180)
         with aimed(run, kill.victim) as strike_now:
             # A checkpoint is written within milliseconds, so its writer is looked up beforehand.
@@ -134,19 +151,25 @@ def strike(run: Run, kill: Kill, tally: Tally) -> None:
         tally.met[f"{kill.victim} while it recovered"] += 1
 
 
+def _checkpoints(run: Run, kill: Kill) -> Path:
+    return run.folder.critic_checkpoints if kill.victim == "critic.0" else run.folder.checkpoints
+
+
 def _passed(run: Run, step: int) -> bool:
     return run.table.get(f"relax.{run.name}.weights.{step + 1}") is not None
 
 
 def _at(run: Run, kill: Kill) -> str | None:
     """What a dead actor left unfinished; None if nothing."""
-    if kill.victim == "trainer.0":
+    if kill.victim in ("trainer.0", "critic.0"):
         # Only if this kill aimed at a checkpoint: an earlier kill may have left temporary files.
-        if kill.point == "checkpoint" and list(run.folder.checkpoints.glob(".*.tmp")):
+        if kill.point.endswith("checkpoint") and list(_checkpoints(run, kill).glob(".*.tmp")):
             return "a checkpoint"
         last = run.table.list_subjects(f"relax.{run.name}.batch.*")
         step = max(int(subject.rsplit(".", 1)[1]) for subject in last) if last else -1
-        return None if step < 0 or _passed(run, step) else "a step"
+        kind = "critic" if kill.victim == "critic.0" else "weights"
+        done = run.table.get(f"relax.{run.name}.{kind}.{step + 1}") is not None
+        return None if step < 0 or done else "a step"
     if kill.victim in ("rollout.0", "reward.0", "advantages.0") and box(run, kill.victim).rows:
         return {"rollout.0": "a generation"}.get(kill.victim, "a row")
     return None
@@ -184,14 +207,37 @@ def table(tally: Tally, result: dict[str, Any], story: Story, prints: tuple[str,
     return "\n".join(lines)
 
 
-def compare(folder: Path, kills: int, seed: int, say: Any = lambda _: None) -> tuple[str, Tally, dict[str, Any], Story]:
+def final_weights(run: Run, result: dict[str, Any]) -> str:
+    """Fingerprint of the policy at the end of a run, and of the critic if there is one."""
+    critic = sorted(run.folder.critic.glob("*.safetensors"))
+    own = [weights.fingerprint(weights.load(critic).items())] if critic else []
+    return " ".join([result["weights_fingerprint"], *own])
+
+
+def compare(
+    folder: Path,
+    kills: int,
+    seed: int,
+    say: Any = lambda _: None,
+    algorithm: str = "grpo",
+    *,
+    settings: Sequence[str] = (),
+) -> tuple[str, Tally, dict[str, Any], Story]:
     """Run both; return the report, the tally, and the result and story of the killed run.
+
+    Args:
+        folder: holds both runs.
+        kills: number of kills.
+        seed: of the kills.
+        say: called with a line for each kill.
+        algorithm: key of `ALGORITHMS`.
+        settings: settings of both runs besides `SETTINGS`.
 
     Raises:
         AssertionError: a run failed, or a moment did not come in time.
     """
-    plans = plan(kills, seed)
-    settings = [*SETTINGS, f"run.steps={steps_for(plans)}"]
+    plans = plan(kills, seed, algorithm)
+    settings = [*SETTINGS, *ALGORITHMS[algorithm], *settings, f"run.steps={steps_for(plans)}"]
     say(f"an undisturbed run of {steps_for(plans)} steps")
     calm = Run(folder, "calm", settings)
     alone = calm.complete(900)
@@ -208,8 +254,9 @@ def compare(folder: Path, kills: int, seed: int, say: Any = lambda _: None) -> t
     different = [version for version, print_ in sorted(story.fingerprints().items()) if expected.get(version) != print_]
     if different:
         say(f"versions that differ: {different}")
-    prints = alone["weights_fingerprint"], result["weights_fingerprint"]
-    return table(tally, result, story, prints, time.monotonic() - began), tally, result | {"alone": prints[0]}, story
+    prints = final_weights(calm, alone), final_weights(run, result)
+    result |= {"alone": prints[0], "weights_fingerprint": prints[1]}
+    return table(tally, result, story, prints, time.monotonic() - began), tally, result, story
 
 
 def main() -> int:
@@ -217,6 +264,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="grpo")
     arguments = parser.parse_args()
 
     logs.configure(logging.ERROR)
@@ -225,7 +273,7 @@ def main() -> int:
         sys.stderr.write(line + "\n")
 
     with tempfile.TemporaryDirectory(prefix="relax-equivalence-") as folder:
-        text, _, result, _ = compare(Path(folder), arguments.kills, arguments.seed, say)
+        text, _, result, _ = compare(Path(folder), arguments.kills, arguments.seed, say, algorithm=arguments.algorithm)
     sys.stdout.write(text + "\n")
     return 0 if result["alone"] == result["weights_fingerprint"] else 1
 

@@ -15,8 +15,9 @@ EPISODES = (
     "rollout.actor=tiny_episodes.Branches",
     "roles.token_reward.actor=tiny_episodes.TokenReward",
     "advantages.reads=token_reward",
-    "algorithm.loss=sequence",
-    "algorithm.step_normalisation=whiten",
+    "algorithm.aggregate=sample_mean_of_means",
+    "algorithm.scale=none",
+    "algorithm.whiten=samples",
     "rollout.stop=['12', '77', '90']",
 )
 

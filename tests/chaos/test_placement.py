@@ -11,12 +11,12 @@ from tests.support.faults import Story, story_of
 from tests.support.running import ON_POLICY, Run
 
 MakeRun = Callable[..., Run]
-KL = ("algorithm.kl_coefficient=0.2", *ON_POLICY)
+KL = ("algorithm.kl.place=loss", "algorithm.kl.coefficient=0.2", *ON_POLICY)
 REFERENCE = ("roles.reference.replicas=1", *KL)
 BOTH = (
     "roles.actor_fwd.replicas=1",
     "algorithm.proximal=actor_fwd",
-    "algorithm.correction=tis",
+    "algorithm.correction.kind=tis",
     *REFERENCE,
 )
 COLOCATED = "placement.colocate=[['rollout', 'reference', 'trainer']]"
@@ -79,9 +79,10 @@ def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up
         "run.steps=24",
         "roles.actor_fwd.replicas=2",
         "algorithm.proximal=actor_fwd",
-        "algorithm.correction=tis",
+        "algorithm.correction.kind=tis",
         "roles.reference.replicas=1",
-        "algorithm.kl_coefficient=0.1",
+        "algorithm.kl.place=loss",
+        "algorithm.kl.coefficient=0.1",
         "rollout.max_tokens=24",
     ).start()
     kill_at(run, "actor_fwd.1", "batch.3")

@@ -21,7 +21,7 @@ class TestMegatronEngine(GradientConformance):
     @pytest.fixture(params=[DENSE, MOE], ids=["qwen3", "qwen3_moe"])
     def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> MakeEngine:
         def make(algorithm: dict[str, Any] | None = None, **trainer: Any) -> MegatronEngine:
-            section = {"kl_coefficient": 0.1} | (algorithm or {})
+            section = {"kl": {"place": "loss", "coefficient": 0.1}} | (algorithm or {})
             return MegatronEngine(config_of(tmp_path / "run", request.param, trainer=trainer, algorithm=section))
 
         return make

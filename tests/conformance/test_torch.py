@@ -16,8 +16,8 @@ from tests.support.models import QWEN3, config_of, qwen3_moe
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "default": {},
-    "kl": {"kl_coefficient": 0.1},
-    "sequence": {"kl_coefficient": 0.1, "loss": "sequence"},
+    "kl": {"kl": {"place": "loss", "coefficient": 0.1}},
+    "sequence": {"kl": {"place": "loss", "coefficient": 0.1}, "aggregate": "sample_mean_of_means"},
 }
 
 

@@ -124,7 +124,7 @@ def test_second_installation_waits_for_an_orphaned_pip(checkout: Checkout) -> No
     killed.kill()
     second = checkout.start()
     assert second.stdout is not None
-    assert second.stdout.readline() == f"waiting for another installation in {checkout.folder}\n"
+    assert second.stdout.readline() == f"waiting for another installation into {checkout.folder}/.venv\n"
     (checkout.folder / "hang").unlink()
     said, _ = second.communicate(timeout=120)
     killed.communicate()

@@ -17,7 +17,7 @@ from tests.support.running import Run, wait_until
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo" / "moe.toml"
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 REPLAYED = (*(f"model.architecture.{name}={value}" for name, value in EXPERTS.items()), "trainer.router_replay=true")
-ALGORITHM = ("algorithm.proximal=actor_fwd", "algorithm.kl_coefficient=0.01")
+ALGORITHM = ("algorithm.proximal=actor_fwd", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.01")
 
 
 def skip_without(backend: str) -> None:

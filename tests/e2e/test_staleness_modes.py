@@ -13,7 +13,7 @@ MakeRun = Callable[..., Run]
 STEPS, ROWS = 16, 4
 SETTINGS = (
     f"run.steps={STEPS}",
-    "algorithm.filter_zero_variance=true",
+    "algorithm.shaping.filter_zero_variance=true",
     "reward.function=tiny_tasks.share_of_sevens_or_nothing",
 )
 COLOCATED = 'placement.colocate=[["rollout","trainer"]]'

@@ -21,7 +21,11 @@ from tests.support.trained_engines import max_difference, started, weights_of
 skip_if_missing()
 
 STEPS = 3
-ALGORITHM = {"kl_coefficient": 0.1, "loss": "sequence", "reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
+ALGORITHM = {
+    "kl": {"place": "loss", "coefficient": 0.1},
+    "aggregate": "sample_mean_of_means",
+    "reject": {"kind": "geometric", "low": 0.9, "high": 1.1},
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel": 2},
     "tp2_sp": {"tensor_parallel": 2, "sequence_parallel": True},

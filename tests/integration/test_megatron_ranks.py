@@ -7,7 +7,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 import torch
 
 from relax_actors.config import Config
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.megatron.rpc import RankError
 from relax_actors.engines.protocols import TrainingEngine, TrainSample, train
@@ -30,7 +33,11 @@ skip_if_missing()
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
 
 STEPS = 5
-ALGORITHM = {"kl_coefficient": 0.1, "loss": "sequence", "reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
+ALGORITHM = {
+    "kl": {"place": "loss", "coefficient": 0.1},
+    "aggregate": "sample_mean_of_means",
+    "reject": {"kind": "geometric", "low": 0.9, "high": 1.1},
+}
 # An odd number of tokens: two ranks hold unequal parts of the vocabulary.
 ODD = {"vocab_size": 13}
 SHARED: dict[str, Any] = {"tensor_parallel": 2, "sequence_parallel": True}
@@ -172,6 +179,55 @@ def check_same_training(group: TrainingEngine, alone: TrainingEngine, tmp_path: 
         assert ours["tokens"] == theirs["tokens"]
         assert ours["rejected"] == theirs["rejected"]
     assert progress
+    assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "sample ratio, entropy and KL": {
+        "ratio": "sequence_mean",
+        "aggregate": "sample_mean_of_means",
+        "entropy": {"coefficient": 0.05, "quantile": 0.5, "target": 2.0},
+        "kl": {"place": "loss", "coefficient": 0.1, "target": 0.01, "horizon": 100},
+    },
+    "choice over the step": {"surrogate": "kl_cov", "covariance_share": 0.1, "covariance_coefficient": 1.0},
+    "sums over the step": {
+        "surrogate": "p3o",
+        "correction": {"kind": "tis", "normalise": "tokens"},
+        "proximal": "trainer",
+    },
+}
+"""Losses that need numbers of whole samples and of the step."""
+
+
+def in_pairs(batch: Sequence[TrainSample]) -> list[TrainSample]:
+    """Make two sequences each one sample."""
+    found = []
+    for i in range(0, len(batch), 2):
+        tokens = sum(sample.trained for sample in batch[i : i + 2])
+        found += [replace(sample, row=0, sample=i, sample_tokens=tokens) for sample in batch[i : i + 2]]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [(layout, "sample ratio, entropy and KL") for layout in ("tp2", "pp2_vpp2", "dp2", "cp2")]
+    + [("dp2", "choice over the step"), ("dp2", "sums over the step")],
+)
+def test_two_ranks_know_whole_samples_and_steps(
+    tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str, loss: str
+) -> None:
+    model, section = LAYOUTS[name]
+    config = configured(tmp_path, model, {}, ranks=1)
+    algorithm = AlgorithmSection.model_validate(WHOLE[loss])
+    alone = begun(MegatronEngine(config.model_copy(update={"algorithm": algorithm})))
+    ranks = config.trainer.model_copy(update={"megatron": MegatronSection(ranks=2, **section)})
+    group = begun(group_of(config.model_copy(update={"algorithm": algorithm, "trainer": ranks})))
+    for step in range(STEPS):
+        batch = in_pairs(batch_of(step))
+        ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
+        for metric in theirs.keys() - {"micro_batches"}:
+            assert ours[metric] == pytest.approx(theirs[metric], abs=5e-5, rel=1e-3), metric
     assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
 
 

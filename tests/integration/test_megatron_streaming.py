@@ -41,11 +41,11 @@ def trainer_of(make_trainer: MakeTrainer) -> Iterator[Callable[..., Trainer]]:
             trainer._engine.close()
 
 
-@pytest.mark.parametrize("loss", ["token", "constant"])
+@pytest.mark.parametrize("aggregate", ["token_mean", "constant"])
 def test_one_rank_starts_before_the_last_row_arrives(
-    trainer_of: Callable[..., Trainer], table: Table, loss: str
+    trainer_of: Callable[..., Trainer], table: Table, aggregate: str
 ) -> None:
-    settings = (*ONE_ROW, f"algorithm.loss={loss}", "algorithm.kl_coefficient=0.1")
+    settings = (*ONE_ROW, f"algorithm.aggregate={aggregate}", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
     trainer, computed = trainer_of(*settings), []
     for index in range(ROWS):
         put_rows(table, 0, [index])
@@ -67,7 +67,7 @@ def test_two_ranks_start_before_the_last_row_arrives(
     settings = (
         *ONE_ROW,
         "model.architecture.num_key_value_heads=2",
-        "algorithm.loss=constant",
+        "algorithm.aggregate=constant",
         *(f"trainer.megatron.{setting}" for setting in ("ranks=2", *section)),
     )
     trainer, kept = trainer_of(*settings), []

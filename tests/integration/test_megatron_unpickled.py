@@ -50,7 +50,12 @@ def test_two_ranks_train_and_save_without_pickle(
     monkeypatch.setattr(group, "MODULE", "tests.support.unpickled_rank")
     section = {"ranks": 2} | ({"expert_parallel": 2} if experts else {})
     trainer = {"megatron": section, "max_tokens_per_microbatch": 20}
-    config = config_of(tmp_path / "run", MOE if experts else DENSE, trainer=trainer, algorithm={"kl_coefficient": 0.1})
+    config = config_of(
+        tmp_path / "run",
+        MOE if experts else DENSE,
+        trainer=trainer,
+        algorithm={"kl": {"place": "loss", "coefficient": 0.1}},
+    )
     folders = tmp_path / "now", tmp_path / "later"
     for folder in folders:
         folder.mkdir()

@@ -23,9 +23,10 @@ from tests.support.contexts import MakeContext, MakeTrainer
 BOTH = (
     "roles.reference.replicas=1",
     "roles.actor_fwd.replicas=1",
-    "algorithm.kl_coefficient=0.1",
+    "algorithm.kl.place=loss",
+    "algorithm.kl.coefficient=0.1",
     "algorithm.proximal=actor_fwd",
-    "algorithm.correction=importance",
+    "algorithm.correction.kind=importance",
     "trainer.learning_rate=1e-2",
 )
 
@@ -125,7 +126,7 @@ def shard_of(table: Table, version: int) -> Path:
     return table.store.path(known.shards[0].path)
 
 
-KL = ("roles.reference.replicas=1", "algorithm.kl_coefficient=0.1")
+KL = ("roles.reference.replicas=1", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
 
 
 @pytest.mark.parametrize("damage", ["gone", "flipped", "short"])
@@ -176,7 +177,7 @@ def test_version_0_lost_in_both_places_is_an_error_that_names_them(make_trainer:
 
 
 def test_version_0_is_collected_without_a_reference_role(make_trainer: MakeTrainer, table: Table) -> None:
-    trainer = make_trainer("algorithm.kl_coefficient=0.1")
+    trainer = make_trainer("algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
     train_to(trainer, table, 6)
     assert not shard_of(table, 0).exists()
     assert not trainer.context.folder.reference.exists()
@@ -192,3 +193,21 @@ def test_reference_column_is_plain_data_for_any_role(
     assert cell is not None
     value = plain_value(table.read_envelope(cell.data))
     assert (value.dtype, value.shape) == (np.float32, (20,))
+
+
+def test_squares_are_those_of_the_model_at_the_newest_weights(
+    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
+) -> None:
+    settings = ("roles.squares.replicas=1", "algorithm.advantage=optimal_token", "algorithm.scale=none")
+    trainer = make_trainer(*settings)
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    squares = make_scorer("squares", *settings)
+    rows = rows_of(table, 0)
+    found = squares.handle_many(rows)
+    assert squares.metrics()["version"] == 1
+    for row, one in zip(rows, found, strict=True):
+        assert (one.shape, one.dtype) == (row.trajectory.logprobs.shape, np.float32)
+        # At least that of a uniform distribution, and at least the squared probability of any one token.
+        assert (one > 1 / 14).all()
+        assert (one < 1).all()

@@ -13,14 +13,18 @@ import pytest
 
 from broker.subjects import RowId
 from broker.table import Table
+from relax_actors.engines.torch.backend import TorchTrainingBackend
+from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import AllRowsFailedError, ConfigError
 from relax_actors.messages import Checkpoint, Dropped, Quarantined, Trajectory, Weights
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.roles.trainer import Trainer
-from tests.support.contexts import MakeTrainer
+from relax_actors.training.step_rows import StepReader
+from relax_actors.training.updates import minibatches
+from tests.support.contexts import MakeContext, MakeTrainer
 from tests.support.steps import ROWS, SAMPLES, TOKENS, batches, fingerprint, put_rows, put_step, read_all
 
-CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction=tis")
+CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction.kind=tis")
 
 
 def test_too_old_row_is_dropped_and_its_successor_trained(make_trainer: MakeTrainer, table: Table) -> None:
@@ -53,6 +57,29 @@ def test_policy_correct_trains_too_old_rows_with_the_correction(make_trainer: Ma
     assert metrics["ratio_p1"] <= metrics["ratio_p50"] <= metrics["ratio_p99"] <= metrics["max_ratio"]
 
 
+WRONG = "tests.support.wrong_losses"
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        (
+            f"surrogate={WRONG}.of_samples",
+            r"returned shape \[16\] for tokens of shape \[16, 5\]; return one value for each token",
+        ),
+        (f"correction.kind={WRONG}.infinite_weights", r"returned inf for 80 of 80 tokens of a micro-batch; bound"),
+    ],
+)
+def test_wrong_function_of_the_user_stops_the_run_at_its_step(
+    make_trainer: MakeTrainer, table: Table, setting: str, error: str
+) -> None:
+    name, _, value = setting.partition("=")
+    trainer = make_trainer(f"algorithm.{setting}", "algorithm.proximal=trainer")
+    put_step(table, 0, version=0)
+    with pytest.raises(ConfigError, match=rf"^step 0: algorithm\.{name} = '{value}' {error}"):
+        read_all(table, trainer)
+
+
 def test_mismatch_is_reported_without_a_correction(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer()
     put_step(table, 0, version=0)
@@ -71,7 +98,7 @@ def test_step_reports_the_means_of_reward_components(make_trainer: MakeTrainer, 
 
 
 def test_step_waits_for_the_column_of_the_proximal_policy(make_trainer: MakeTrainer, table: Table) -> None:
-    settings = ("algorithm.proximal=actor_fwd", "algorithm.correction=importance")
+    settings = ("algorithm.proximal=actor_fwd", "algorithm.correction.kind=importance")
     trainer = make_trainer(*settings)
     put_step(table, 0, version=0)
     read_all(table, trainer)
@@ -102,7 +129,7 @@ def test_column_that_does_not_fit_its_trajectory_quarantines_the_row(
 
 
 def test_corrected_step_is_replayed_to_the_same_bits(make_trainer: MakeTrainer, table: Table) -> None:
-    settings = (*CORRECTED, "algorithm.reject=geometric")
+    settings = (*CORRECTED, "algorithm.reject.kind=geometric")
     trainer = make_trainer(*settings)
     for step in (0, 1):
         put_step(table, step, version=0)
@@ -187,13 +214,18 @@ TWO_ROWS = "trainer.max_tokens_per_microbatch=64"
 def test_step_starts_before_its_last_row_arrives(
     make_trainer: MakeTrainer, table: Table, deterministic: str, order: list[int]
 ) -> None:
-    settings = (TWO_ROWS, f"run.deterministic={deterministic}", "algorithm.kl_coefficient=0.1")
+    settings = (
+        TWO_ROWS,
+        f"run.deterministic={deterministic}",
+        "algorithm.kl.place=loss",
+        "algorithm.kl.coefficient=0.1",
+    )
     trainer = make_trainer(*settings)
     computed = []
     for index in (2, 3, 0, 1):
         put_rows(table, 0, [index])
         read_all(table, trainer)
-        computed.append(len(trainer._engine._measured))
+        computed.append(len(trainer._engine._trained.measured))
     assert batches(table) == {0: order}
     assert computed == [0, 0, 0 if deterministic == "true" else 1, 0]
     metrics = trainer._metrics
@@ -207,7 +239,7 @@ def test_step_starts_before_its_last_row_arrives(
 def test_step_without_streaming_computes_the_same_weights(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer(TWO_ROWS, "trainer.stream=false")
     for index in range(ROWS):
-        assert not trainer._engine._measured
+        assert not trainer._engine._trained.measured
         put_rows(table, 0, [index])
         read_all(table, trainer)
     assert trainer._metrics["early_seconds"] == 0
@@ -215,11 +247,80 @@ def test_step_without_streaming_computes_the_same_weights(make_trainer: MakeTrai
     assert other._engine.fingerprint() == fingerprint(table, 1)
 
 
+UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer", "trainer.learning_rate=1e-2")
+
+
+@pytest.mark.parametrize("proximal", ["trainer", "rollout"])
+def test_several_updates_of_a_batch_are_those_of_its_minibatches(
+    make_trainer: MakeTrainer, make_context: MakeContext, table: Table, proximal: str
+) -> None:
+    trainer = make_trainer(*UPDATES, f"algorithm.proximal={proximal}")
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    assert batches(table) == {0: [0, 1, 2, 3]}
+    metrics = trainer._metrics
+    assert (metrics["updates"], metrics["tokens"], metrics["early_seconds"]) == (4, 2 * ROWS * SAMPLES * TOKENS, 0)
+
+    context = make_context("trainer", *UPDATES, f"algorithm.proximal={proximal}")
+    engine = TorchEngine(context.config)
+    engine.initialise(context.config.run.seed)
+    engine.finish_warm_start()
+    whole = StepReader(table, context.config, {}).read_again(0, range(ROWS))
+    if proximal == "trainer":
+        whole = whole.with_proximal(iter(engine.score(whole.samples(), lambda: None)))
+    for rows in minibatches(ROWS, 2, 2, context.config.run.seed, 0):
+        engine.accumulate(whole.part(rows).samples(), lambda: None)
+        result = engine.step(0, lambda: None)
+    if proximal == "trainer":
+        assert result.metrics["clipped"] > 0  # the ratio has left 1
+    assert engine.fingerprint() == fingerprint(table, 1)
+
+
+def test_killed_trainer_replays_all_updates_of_a_batch(make_trainer: MakeTrainer, table: Table) -> None:
+    trainer = make_trainer(*UPDATES)
+    finished = trainer._engine.step
+
+    def die_at_third_update(*arguments: Any) -> Any:
+        if len(updates) == 2:
+            raise KeyboardInterrupt
+        updates.append(finished(*arguments))
+        return updates[-1]
+
+    updates: list[Any] = []
+    trainer._engine.step = die_at_third_update  # type: ignore[method-assign]
+    put_step(table, 0, version=0)
+    with pytest.raises(KeyboardInterrupt):
+        read_all(table, trainer)
+    assert batches(table) == {0: [0, 1, 2, 3]}
+    other = make_trainer(*UPDATES, incarnation=2)
+    assert other._metrics["updates"] == 4
+    third = make_trainer(*UPDATES, incarnation=3)
+    assert third._engine.fingerprint() == other._engine.fingerprint() == fingerprint(table, 1)
+
+
+def test_engine_that_cannot_score_refuses_several_updates_with_its_own_proximal_policy(
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithoutScore(TorchEngine):
+        score = None  # type: ignore[assignment]
+
+    monkeypatch.setattr(TorchTrainingBackend, "build", lambda _, context: WithoutScore(context.config))
+    trainer = Trainer()
+    trainer.context = make_context("trainer", *UPDATES)
+    with pytest.raises(ConfigError) as raised:
+        trainer.setup()
+    assert str(raised.value) == (
+        "trainer.backend = 'torch' cannot compute the log-probs before the first of 4 updates of a batch, which "
+        'algorithm.proximal = "trainer" needs; set algorithm.proximal = "rollout" or "actor_fwd", or '
+        "trainer.minibatches = 1 and trainer.epochs = 1"
+    )
+
+
 def test_row_that_ends_after_it_was_computed_on_is_not_trained(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer(TWO_ROWS)
     put_rows(table, 0, [0, 1, 2])
     read_all(table, trainer)
-    assert len(trainer._engine._measured) == 1
+    assert len(trainer._engine._trained.measured) == 1
     table.put(table.subject(RowId(0, 0), "quarantined"), Quarantined("test", 1, "on purpose", ""))
     put_rows(table, 0, [3, ROWS])
     read_all(table, trainer)
@@ -230,7 +331,7 @@ def test_row_that_ends_after_it_was_computed_on_is_not_trained(make_trainer: Mak
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "reference.safetensors"])
 def test_checkpoint_with_a_flipped_bit_is_not_loaded(make_trainer: MakeTrainer, table: Table, file: str) -> None:
-    settings = ("trainer.checkpoint_every=1", "algorithm.kl_coefficient=0.1")
+    settings = ("trainer.checkpoint_every=1", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
     trainer = make_trainer(*settings)
     put_step(table, 0, version=0)
     read_all(table, trainer)

@@ -27,9 +27,10 @@ def put_rows(
     *,
     version: int = 0,
     change: Callable[[Trajectory], Trajectory] = lambda trajectory: trajectory,
+    returns: Callable[[Trajectory], Any] = lambda _: None,
     **columns: Any,
 ) -> None:
-    """Write rows of a step: prompt, trajectory, advantage and further columns made from the trajectory."""
+    """Write rows of a step: prompt, trajectory, advantage, and what `returns` and `columns` make of the trajectory."""
     for index in indices:
         source = np.random.default_rng((step, index))
         total = SAMPLES * TOKENS
@@ -50,7 +51,7 @@ def put_rows(
         for name, make in columns.items():
             table.put(table.subject(row, name), make(trajectory))
         values = source.normal(size=SAMPLES).astype(np.float32)
-        advantage = Advantage(values, 0.5, components={"style": index / 4, "answer": 1.0})
+        advantage = Advantage(values, 0.5, returns(trajectory), components={"style": index / 4, "answer": 1.0})
         table.put(table.subject(row, "advantage"), advantage)
 
 

@@ -18,6 +18,11 @@ def make(*, size: int | None, seed: int) -> list[Task]:
     return [Task(f"{i % 10}{i // 10 % 10}>", str(i), {"i": i}) for i in range(size or 100)]
 
 
+def with_roles(*, size: int | None, seed: int) -> list[Task]:
+    """Tasks of two players."""
+    return [Task(f"{i % 10}>", str(i), {"role": "white" if i % 3 else "black"}) for i in range(size or 100)]
+
+
 def with_long_prompts(*, size: int | None, seed: int) -> list[Task]:
     """Every fifth prompt does not fit the context."""
     return [Task("1" * 100 if i % 5 == 0 else f"{i % 10}>", "1") for i in range(size or 100)]

@@ -135,7 +135,7 @@ def cuda_reason() -> str:
     [
         ("trainer.device", []),
         ("rollout.device", []),
-        ("roles.reference.device", ["algorithm.kl_coefficient=0.1"]),
+        ("roles.reference.device", ["algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1"]),
         ("roles.actor_fwd.device", ["algorithm.proximal=actor_fwd"]),
     ],
 )
@@ -263,7 +263,7 @@ def test_findings_come_without_the_resolved_configuration_unless_asked_for() -> 
     done = check("eval.rows=300")
     assert (done.returncode, done.stdout) == (0, "")
     *found, verdict = done.stderr.splitlines()
-    assert all(line.startswith("note: ") for line in found)
+    assert all(line.startswith(("note: ", "algorithm: ", "  ")) for line in found)
     assert verdict == "ok: this configuration can be run"
     resolved = check("--resolved", "rollout.device=gpu")
     assert resolved.returncode == 2

@@ -115,7 +115,7 @@ def test_an_unknown_key_suggests_a_close_one(write: Write, more: str, key: str, 
         ("run.name=a b", "run.name", "use 1 to 64 letters, digits, '-' or '_'"),
         ("run.deterministic=[]", "run.deterministic", "boolean"),
         ("run=3", None, "section.key=value"),
-        ("rollout.group_size=1", "rollout.group_size", "samples of a prompt with each other; set 2 or more, got 1"),
+        ("rollout.group_size=0", "rollout.group_size", "greater than 0"),
         ("rollout.top_p=1.5", "rollout.top_p", "less than or equal to 1"),
         ("rollout.temperature=0", "rollout.temperature", "greater than 0"),
         ("rollout.temperature=nan", "rollout.temperature", "finite"),
@@ -133,11 +133,10 @@ def test_an_unknown_key_suggests_a_close_one(write: Write, more: str, key: str, 
         ("broker.replicas=2", "broker.replicas", "1, 3 or 5"),
         ("staleness.max=-1", "staleness.max", "greater than or equal to 0"),
         ("supervision.heartbeat=0.5", "supervision.heartbeat", "greater than or equal to 1"),
-        ("algorithm.clip_ratio_c=1", "algorithm.clip_ratio_c", "greater than 1"),
-        ("algorithm.correction_high=0.9", "algorithm.correction_high", "greater than or equal to 1"),
-        ("algorithm.reject_low=1.1", "algorithm.reject_low", "less than or equal to 1"),
-        ("algorithm.correction=tis", "algorithm", 'set algorithm.proximal to "trainer" or "actor_fwd"'),
-        ("staleness.policy=correct", None, "set algorithm.correction (with algorithm.proximal) or algorithm.reject"),
+        ("algorithm.dual_clip=1", "algorithm.dual_clip", "greater than 1"),
+        ("algorithm.correction.high=0.9", "algorithm.correction.high", "greater than or equal to 1"),
+        ("algorithm.reject.low=1.1", "algorithm.reject.low", "less than or equal to 1"),
+        ("staleness.policy=correct", None, "set algorithm.correction.kind (with algorithm.proximal)"),
         ("weights.patience=1", "weights", 'has no effect without weights.transport = "torch"'),
         ("weights.listen=0.0.0.0", "weights", "has no effect without"),
         ("weights.patience=21", "weights.patience", "less than or equal to 20"),
@@ -203,8 +202,8 @@ def test_every_example_is_toml(example: str) -> None:
     ("override", "message"),
     [
         (
-            "rollout.group_size=1",
-            "rollout.group_size: advantages compare the samples of a prompt with each other; set 2 or more, got 1",
+            "rollout.group_size=0",
+            "rollout.group_size: Input should be greater than 0, got 0",
         ),
         (
             "broker.sync_interval=ten",
@@ -441,6 +440,9 @@ def test_a_proximal_policy_needs_a_role_that_computes_it() -> None:
     assert "needs a role that writes column actor_fwd: add [roles.actor_fwd]" in error
 
 
+KL = "algorithm.kl.place=loss"
+
+
 def with_roles(*names: str, **algorithm: object) -> list[str]:
     """Overrides that add roles of ours and set the algorithm."""
     return [f"roles.{name}.replicas=1" for name in names] + [f"algorithm.{k}={v}" for k, v in algorithm.items()]
@@ -465,7 +467,7 @@ def test_an_unregistered_role_needs_an_actor(write: Write) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (with_roles("reference"), "roles.reference would compute log-probs that no role reads: algorithm.kl_coef"),
+        (with_roles("reference"), "roles.reference would compute log-probs that no role reads: algorithm.kl.place"),
         (with_roles("actor_fwd"), 'no role reads: algorithm.proximal is "rollout"; set it to "actor_fwd"'),
         (with_roles("actor_fwd", proximal="trainer"), "roles.actor_fwd would compute log-probs that no role reads"),
         (with_roles(proximal="actor_fwd"), 'add [roles.actor_fwd], or set algorithm.proximal = "trainer"'),
@@ -483,9 +485,9 @@ def test_a_placement_that_contradicts_the_algorithm_is_refused(overrides: list[s
 @pytest.mark.parametrize(
     ("overrides", "note"),
     [
-        ([], "log-probs of a reference are not needed: algorithm.kl_coefficient = 0"),
-        (with_roles(kl_coefficient=0.1), "(algorithm.kl_coefficient > 0): computed inside the trainer"),
-        (with_roles("reference", kl_coefficient=0.1), "computed by the role reference, from version 0"),
+        ([], 'log-probs of a reference are not needed: algorithm.kl.place = "none"'),
+        ([KL], '(algorithm.kl.place = "loss"): computed inside the trainer'),
+        ([*with_roles("reference"), KL], "computed by the role reference, from version 0"),
         (with_roles(proximal="trainer"), "those of the trainer's own forward pass, at no further cost"),
         (with_roles("actor_fwd", proximal="actor_fwd"), "computed by the role actor_fwd, from the newest weights"),
         (["placement.colocate=[['rollout','trainer']]"], "one actor at a time: rollout (1), trainer (1)"),
@@ -498,26 +500,32 @@ def test_the_check_notes_which_role_computes_log_probs(overrides: list[str], not
 
 
 NOTES = {
-    "rloo": 'advantages.estimator = "rloo" with advantages.normalise = "std" divides by the standard deviation of the '
-    'group, which RLOO (arXiv 2402.14740) does not; set advantages.normalise = "none" for RLOO',
-    "length": "the loss of a step is the sum over its tokens, divided by its samples x algorithm.loss_length = 48",
-    "half": 'algorithm.loss = "constant" with advantages.normalise = "std" is half of Dr. GRPO (arXiv 2503.20783), '
-    'whose advantages are not divided by the standard deviation; set advantages.normalise = "none" for it',
-    "twice": 'algorithm.step_normalisation = "std" with advantages.normalise = "std" normalises twice, over the group '
-    'and over the step; set advantages.normalise = "none" for the step alone',
+    "rloo": 'algorithm.advantage = "rloo" with algorithm.scale = "group_std" divides by a standard deviation, which '
+    'RLOO (arXiv 2402.14740) does not; set algorithm.scale = "none" for RLOO',
+    "length": "the loss of a step is the sum over its tokens, divided by its samples x algorithm.length = 48",
+    "half": 'algorithm.aggregate = "constant" with algorithm.scale = "group_std" is half of Dr. GRPO (arXiv '
+    '2503.20783), whose advantages are not divided by the standard deviation; set algorithm.scale = "none" for it',
+    "clip": "algorithm.clip_high = 0.1 is below algorithm.clip_low = 0.2: tokens may lose more probability than they "
+    "may gain",
+    "opo": 'algorithm.advantage = "length_weighted" is meant for the plain policy gradient, without a KL (arXiv '
+    "2505.23585, 2310.10505)",
+    "summed": 'algorithm.kl.place = "reward" with algorithm.advantage = "group" subtracts the sum of a sample\'s KL '
+    "from its reward, before the group is compared",
 }
-CONSTANT = ("algorithm.loss=constant", "rollout.max_tokens=48")
+CONSTANT = ("algorithm.aggregate=constant", "rollout.max_tokens=48")
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ((), []),
-        (("advantages.estimator=rloo",), ["rloo"]),
-        (("advantages.estimator=rloo", "advantages.normalise=none"), []),
+        (("algorithm.advantage=rloo",), ["rloo"]),
+        (("algorithm.advantage=rloo", "algorithm.scale=none"), []),
         (CONSTANT, ["length", "half"]),
-        ((*CONSTANT, "advantages.normalise=none"), ["length"]),
-        (("algorithm.step_normalisation=std",), ["twice"]),
+        (("algorithm.clip_high=0.1",), ["clip"]),
+        (("algorithm.advantage=length_weighted", KL), ["opo"]),
+        (("algorithm.kl.place=reward",), ["summed"]),
+        ((*CONSTANT, "algorithm.scale=none"), ["length"]),
     ],
 )
 def test_unusual_algorithm_settings_are_noted(overrides: tuple[str, ...], expected: list[str]) -> None:
@@ -525,16 +533,12 @@ def test_unusual_algorithm_settings_are_noted(overrides: tuple[str, ...], expect
 
 
 def test_the_length_of_the_constant_loss_is_that_of_a_completion_by_default() -> None:
-    assert load_config(DEMO, list(CONSTANT)).algorithm.loss_length == 48
-    assert load_config(DEMO, [*CONSTANT, "algorithm.loss_length=100"]).algorithm.loss_length == 100
-    with pytest.raises(
-        ConfigError, match=r'algorithm\.loss_length = 9 has no effect with algorithm\.loss = "token"; set'
-    ):
-        load_config(DEMO, ["algorithm.loss_length=9"])
+    assert load_config(DEMO, list(CONSTANT)).algorithm.length == 48
+    assert load_config(DEMO, [*CONSTANT, "algorithm.length=100"]).algorithm.length == 100
 
 
 def test_a_scoring_role_with_megatron_needs_it_installed() -> None:
-    overrides = ["roles.reference.backend=megatron", "algorithm.kl_coefficient=0.1"]
+    overrides = ["roles.reference.backend=megatron", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1"]
     errors = examine(load_config(DEMO, overrides)).errors
     try:
         installation.require()
@@ -622,6 +626,6 @@ def test_colocated_groups_name_roles_of_the_run_once(write: Write, groups: str, 
 
 
 def test_the_trainer_keeps_a_reference_only_without_the_role() -> None:
-    assert load_config(DEMO, with_roles(kl_coefficient=0.1)).computes_reference
-    assert not load_config(DEMO, with_roles("reference", kl_coefficient=0.1)).computes_reference
+    assert load_config(DEMO, [KL]).computes_reference
+    assert not load_config(DEMO, [*with_roles("reference"), KL]).computes_reference
     assert not load_config(DEMO).computes_reference

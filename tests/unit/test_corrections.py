@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,26 +15,34 @@ from torch import Tensor
 from relax_actors.algorithms.corrections import (
     CorrectionKind,
     RejectKind,
+    TokenWeights,
+    correction_weights,
     kept_sequences,
     mismatch_metrics,
     ratio_quantiles,
-    token_weights,
 )
-from relax_actors.algorithms.losses import LossMode, add_metrics, policy_loss, reduce_loss
+from relax_actors.algorithms.losses import LossMode, add_metrics, reduce_loss
 from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.config.training import AlgorithmSection
+from relax_actors.algorithms.policy import PolicyInputs
+from relax_actors.algorithms.surrogates.clipped import clip
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.objective import LossInputs, StepObjective
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(["none", "importance", "tis", "icepop"])
-REJECTS = st.sampled_from(["none", "geometric", "max"])
-MODES = st.sampled_from(["token", "sequence", "constant"])
+REJECTS = st.sampled_from(["none", "geometric", "max", "product"])
+AGGREGATES = st.sampled_from(list(get_args(LossMode)))
 LENGTH = 9
-"""`algorithm.loss_length` of the constant loss."""
+"""`algorithm.length` of the constant loss."""
 
 
 def logs(*ratios: float) -> Tensor:
     return torch.tensor([ratios]).log()
+
+
+def weights_of(proximal: Tensor, rollout: Tensor, **settings: Any) -> TokenWeights:
+    """Compute the weights of sequences without padding."""
+    return correction_weights(proximal, rollout, torch.ones(proximal.shape, dtype=torch.bool), **settings)
 
 
 def random_step(seed: int, batch: int = 6, seq: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -60,7 +69,7 @@ def test_token_weights_match_hand_computed_values(
 ) -> None:
     rollout = logs(0.01, 0.02, 0.03, 0.04, 0.05)
     proximal = rollout + logs(0.1, 0.5 + 1e-6, 1, 2 - 1e-6, 7)
-    found = token_weights(proximal, rollout, kind=kind, low=0.5, high=2.0)
+    found = weights_of(proximal, rollout, kind=kind, low=0.5, high=2.0)
     torch.testing.assert_close(found.weight, torch.tensor([expected], dtype=torch.float32), rtol=1e-5, atol=1e-5)
     assert found.bounded.int().tolist() == [bounded]
 
@@ -81,7 +90,7 @@ def test_equal_policies_need_no_correction(
     seed: int, kind: CorrectionKind, reject: RejectKind, low: float, high: float
 ) -> None:
     new, _, _, mask = random_step(seed)
-    found = token_weights(new, new, kind=kind, low=low, high=high)
+    found = weights_of(new, new, kind=kind, low=low, high=high)
     assert (found.weight == 1).all()
     assert not found.bounded.any()
     assert kept_sequences(new, new, mask, kind=reject, low=low, high=high).all()
@@ -93,7 +102,7 @@ def test_bounded_weights_equal_the_plain_ones_within_the_bounds_and_are_never_ab
 ) -> None:
     new, rollout, _, _ = random_step(seed)
     plain, tis, icepop = (
-        token_weights(new, rollout, kind=kind, low=low, high=high) for kind in ("importance", "tis", "icepop")
+        weights_of(new, rollout, kind=kind, low=low, high=high) for kind in ("importance", "tis", "icepop")
     )
     for found in (tis, icepop):
         assert torch.equal(found.weight[~found.bounded], plain.weight[~found.bounded])
@@ -114,9 +123,9 @@ def test_masked_tokens_reject_no_sequence(seed: int, kind: RejectKind) -> None:
 @given(SEEDS, KINDS)
 def test_no_gradient_flows_through_a_weight(seed: int, kind: CorrectionKind) -> None:
     new, rollout, advantages, _ = random_step(seed)
-    weights = token_weights(new, rollout.requires_grad_(), kind=kind, low=0.5, high=2.0)
+    weights = weights_of(new, rollout.requires_grad_(), kind=kind, low=0.5, high=2.0)
     assert not weights.weight.requires_grad
-    policy = policy_loss(new, new.detach(), advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
+    policy = clip(PolicyInputs.of(new, new.detach(), advantages, torch.ones_like(new, dtype=torch.bool)))
     gradient, through = torch.autograd.grad((policy.loss * weights.weight).sum(), [new, rollout], allow_unused=True)
     # At ratio 1 this is REINFORCE with a weight for each token: decoupled PPO at the first step.
     torch.testing.assert_close(gradient, -advantages.unsqueeze(-1) * weights.weight)
@@ -127,7 +136,7 @@ def test_huge_ratios_stay_finite() -> None:
     proximal, rollout = torch.tensor([[-1.0, -1e6]]), torch.tensor([[-1e6, -1.0]])
     mask = torch.ones(1, 2, dtype=torch.bool)
     for kind in ("importance", "tis", "icepop"):
-        assert token_weights(proximal, rollout, kind=kind, low=0.5, high=2).weight.isfinite().all()
+        assert weights_of(proximal, rollout, kind=kind, low=0.5, high=2).weight.isfinite().all()
     assert kept_sequences(proximal, rollout, mask, kind="geometric", low=0.5, high=2).all()
     assert not kept_sequences(proximal, rollout, mask, kind="max", low=0.5, high=2).any()
 
@@ -138,17 +147,23 @@ def inputs(new: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, **oth
 
 
 def objective_of(**settings: object) -> StepObjective:
-    length = {"loss_length": LENGTH} if settings.get("loss") == "constant" else {}
+    length = {"length": LENGTH} if settings.get("aggregate") == "constant" else {}
     return StepObjective(AlgorithmSection.model_validate(settings | length))
 
 
-@given(SEEDS, st.sampled_from(["trainer", "actor_fwd"]), KINDS, REJECTS, MODES, st.integers(7, 40))
+@given(SEEDS, st.sampled_from(["trainer", "actor_fwd"]), KINDS, REJECTS, AGGREGATES, st.integers(7, 40))
 def test_corrected_step_does_not_depend_on_its_micro_batches(
-    seed: int, proximal: str, kind: CorrectionKind, reject: RejectKind, mode: LossMode, budget: int
+    seed: int, proximal: str, kind: CorrectionKind, reject: RejectKind, aggregate: str, budget: int
 ) -> None:
     new, rollout, advantages, mask = random_step(seed)
     near = new.detach() + 0.3 * torch.randn(new.shape, generator=torch.Generator().manual_seed(seed))
-    settings = {"proximal": proximal, "correction": kind, "reject": reject, "loss": mode, "kl_coefficient": 0.1}
+    settings = {
+        "proximal": proximal,
+        "correction": {"kind": kind},
+        "reject": {"kind": reject},
+        "aggregate": aggregate,
+        "kl": {"place": "loss", "coefficient": 0.1},
+    }
 
     def run(parts: list[list[int]]) -> tuple[Tensor, dict[str, float]]:
         objective = objective_of(**settings)
@@ -157,7 +172,7 @@ def test_corrected_step_does_not_depend_on_its_micro_batches(
         for rows in parts:
             width = int(mask[rows].sum(-1).max())  # each micro-batch is padded to its own longest sequence
             cut = [tensor[rows, :width] for tensor in (leaf, rollout, mask, near)]
-            given = inputs(cut[0], cut[1], advantages[rows], cut[2], actor_fwd=cut[3], reference=cut[1])
+            given = inputs(cut[0], cut[1], advantages[rows], cut[2], proximal=cut[3], reference=cut[1])
             loss, found = objective.loss(given)
             loss.backward()
             measured.append(found)
@@ -171,10 +186,10 @@ def test_corrected_step_does_not_depend_on_its_micro_batches(
     assert same == pytest.approx(figures, rel=1e-4, abs=1e-5)
 
 
-@given(SEEDS, MODES)
-def test_rejected_sequence_does_not_count(seed: int, mode: LossMode) -> None:
+@given(SEEDS, AGGREGATES)
+def test_rejected_sequence_does_not_count(seed: int, aggregate: str) -> None:
     new, rollout, advantages, mask = random_step(seed)
-    settings = {"reject": "geometric", "reject_low": 0.6, "reject_high": 1.6, "loss": mode}
+    settings = {"reject": {"kind": "geometric", "low": 0.6, "high": 1.6}, "aggregate": aggregate}
     kept = kept_sequences(new, rollout, mask, kind="geometric", low=0.6, high=1.6)
     objective = objective_of(**settings)
     loss, measured = objective.loss(inputs(new, rollout, advantages, mask))
@@ -185,7 +200,7 @@ def test_rejected_sequence_does_not_count(seed: int, mode: LossMode) -> None:
         assert objective.gradient_scale(measured) == 1.0
         return
     few = new[kept].detach().requires_grad_()
-    without = objective_of(loss=mode)
+    without = objective_of(aggregate=aggregate)
     alone, found = without.loss(inputs(few, rollout[kept], advantages[kept], mask[kept]))
     (expected,) = torch.autograd.grad(alone, few)
     by = without.gradient_scale(found)
@@ -193,14 +208,14 @@ def test_rejected_sequence_does_not_count(seed: int, mode: LossMode) -> None:
     assert objective.metrics(measured)["loss"] == pytest.approx(alone.item() * by, rel=1e-4, abs=1e-6)
 
 
-@given(SEEDS, MODES)
-def test_default_objective_is_the_clipped_loss_against_the_rollout(seed: int, mode: LossMode) -> None:
+@given(SEEDS, AGGREGATES)
+def test_default_objective_is_the_clipped_loss_against_the_rollout(seed: int, aggregate: LossMode) -> None:
     new, rollout, advantages, mask = random_step(seed)
-    objective = objective_of(loss=mode)
+    objective = objective_of(aggregate=aggregate)
     found, measured = objective.loss(inputs(new, rollout, advantages, mask))
-    policy = policy_loss(new, rollout, advantages, clip_low=0.2, clip_high=0.2, clip_ratio_c=None)
-    normaliser = {"token": float(mask.sum()), "sequence": float(len(mask)), "constant": float(len(mask) * LENGTH)}[mode]
-    expected = reduce_loss(policy.loss, mask, mode=mode, normaliser=normaliser)
+    policy = clip(PolicyInputs.of(new, rollout, advantages, mask))
+    normaliser = {"token_mean": float(mask.sum()), "constant": float(len(mask) * LENGTH)}.get(aggregate, len(mask))
+    expected = reduce_loss(policy.loss, mask, mode=aggregate, normaliser=normaliser)
     torch.testing.assert_close(found * objective.gradient_scale(measured), expected)
     assert {"abs_delta", "k3", "ratio", "max_ratio"} <= measured.keys()
     assert not {"weight", "bounded", "rejected", "trained"} & measured.keys()
@@ -212,12 +227,13 @@ def test_clipping_is_relative_to_the_proximal_policy() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
 
     def clipped(**settings: object) -> float:
-        _, measured = objective_of(**settings).loss(inputs(new, rollout, torch.ones(1), mask, actor_fwd=near))
+        given = {"proximal": near} if settings["proximal"] == "actor_fwd" else {}
+        _, measured = objective_of(**settings).loss(inputs(new, rollout, torch.ones(1), mask, **given))
         return measured["clipped"]
 
     assert [clipped(proximal=p) for p in ("rollout", "trainer", "actor_fwd")] == [1, 0, 1]
-    objective = objective_of(proximal="actor_fwd", correction="importance")
-    loss, measured = objective.loss(inputs(new, rollout, torch.ones(1), mask, actor_fwd=near))
+    objective = objective_of(proximal="actor_fwd", correction={"kind": "importance"})
+    loss, measured = objective.loss(inputs(new, rollout, torch.ones(1), mask, proximal=near))
     # Token 1: -(0.5/0.25) * (0.5/0.5); token 2: -(0.4/0.5) * min(0.5/0.4, 1.2).
     assert loss.item() * objective.gradient_scale(measured) == pytest.approx(-(2 * 1 + 0.8 * 1.2) / 2)
     assert measured["weight"] == pytest.approx(2.8)
@@ -261,11 +277,11 @@ def test_ratio_quantiles_cover_all_micro_batches() -> None:
 def test_invalid_arguments_are_refused_with_the_remedy() -> None:
     new, old, advantages, mask = random_step(0)
     with pytest.raises(ValueError, match=r"bounds of the ratio are \[1\.5, 2\]; they must enclose 1"):
-        token_weights(new, old, kind="tis", low=1.5, high=2)
+        weights_of(new, old, kind="tis", low=1.5, high=2)
     with pytest.raises(ValueError, match=r"bounds of the ratio are \[0\.5, 0\.9\]"):
         kept_sequences(new, old, mask, kind="max", low=0.5, high=0.9)
     with pytest.raises(ValueError, match=r"shapes .* differ"):
-        token_weights(new, old[:1], kind="tis", low=0.5, high=2)
+        weights_of(new, old[:1], kind="tis", low=0.5, high=2)
     with pytest.raises(ValueError, match=r"shapes .* differ"):
         kept_sequences(new, old, mask[:1], kind="max", low=0.5, high=2)
     with pytest.raises(ValueError, match=r"shapes .* differ"):

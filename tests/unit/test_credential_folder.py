@@ -75,5 +75,5 @@ def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     make_keys(str(TINY), tmp_path, [], Settings())
     os.chown(tmp_path / "rollout", 1001, 1001)
     assert error_of(tmp_path) == (
-        f"{tmp_path}/rollout belongs to user 1001, and this is user 0; remove it, or give another folder"
+        f"credentials cannot be written: {tmp_path}/rollout belongs to user 1001, and this is user 0; give another path"
     )

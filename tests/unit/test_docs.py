@@ -9,19 +9,22 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from pydantic import BaseModel
+from safetensors.numpy import save_file
 
 import relax_actors
 from relax_actors.cli.check import examine
 from relax_actors.cli.main import build
 from relax_actors.config import Config, load_config
+from relax_actors.data.model_folder import prepare
 from relax_actors.monitoring.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-WRITTEN = [page for page in PAGES if page.name not in ("config.md", "subjects.md")]
+WRITTEN = [page for page in PAGES if page.name not in ("config.md", "subjects.md", "algorithms.md")]
 FILE_TYPES = ("json", "md", "png", "py", "toml")
 
 
@@ -33,6 +36,11 @@ def test_configuration_page_matches_the_schema() -> None:
 def test_subjects_page_matches_the_code() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "make_subjects.py"))["page"]
     assert (ROOT / "docs" / "subjects.md").read_text() == page()
+
+
+def test_algorithms_page_matches_the_presets_and_docstrings() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_algorithms.py"))["page"]
+    assert (ROOT / "docs" / "algorithms.md").read_text() == page()
 
 
 def test_readme_shows_the_example_role() -> None:
@@ -159,7 +167,12 @@ def test_package_and_project_have_the_same_version() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda path: path.stem)
-def test_example_passes_the_check(path: Path) -> None:
+def test_example_passes_the_check(path: Path, tmp_path: Path) -> None:
     config = load_config(path)
+    if "teacher" in config.roles:
+        # The model that another example trains.
+        prepare(load_config(ROOT / "examples" / "demo" / "demo.toml"), tmp_path / "trained")
+        save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "trained" / "model.safetensors")
+        config = load_config(path, [f"roles.teacher.model={tmp_path / 'trained'}"])
     if config.model.path is None:
         assert examine(config).errors == ()

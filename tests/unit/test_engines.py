@@ -114,7 +114,7 @@ def test_third_version_reuses_the_memory_of_the_first(config: Config) -> None:
 
 
 def test_background_checkpoint_equals_a_direct_one(tmp_path: Path) -> None:
-    config = config_of(tmp_path, algorithm={"kl_coefficient": 0.1})
+    config = config_of(tmp_path, algorithm={"kl": {"place": "loss", "coefficient": 0.1}})
     one = TorchEngine(config)
     one.initialise(5)
     one.finish_warm_start()

@@ -8,18 +8,36 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from relax_actors.algorithms.advantages import Group
+from relax_actors.algorithms.refusals import refusals
+from relax_actors.config import load_config
 from relax_actors.messages import Reward, Trajectory
 from relax_actors.monitoring.sinks import LogMessage
+from relax_actors.testing import check_advantage, check_policy_loss
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+LINES = (EXAMPLES / "algorithms" / "presets.txt").read_text().splitlines()
+PRESETS_OF_THE_TASK = {line.split()[0]: line.split()[1:] for line in LINES if not line.startswith("#")}
 
 
 def test_ranked_advantages_depend_on_the_order_of_rewards_only() -> None:
     ranked = runpy.run_path(str(EXAMPLES / "custom_estimator" / "ranked.py"))["ranked"]
-    found = ranked(np.array([0.1, 9.0, 0.2], np.float32), normalise="std")
+    found = ranked(Group(rewards=np.array([0.1, 9.0, 0.2])))
     assert found.tolist() == [-1.0, 1.0, 0.0]
-    assert ranked(np.ones(4, np.float32), normalise="std").tolist() == [0.0] * 4
+    check_advantage(ranked)
+
+
+@pytest.mark.parametrize("name", [*PRESETS_OF_THE_TASK])
+def test_task_can_be_trained_under_the_preset(name: str) -> None:
+    settings = [f"algorithm.name={name}", *PRESETS_OF_THE_TASK[name]]
+    assert list(refusals(load_config(EXAMPLES / "algorithms" / "sort_digits.toml", settings))) == []
+
+
+def test_damped_loss_is_a_policy_loss() -> None:
+    damped = runpy.run_path(str(EXAMPLES / "custom_loss" / "damped.py"))["damped"]
+    check_policy_loss(damped, clip_high=0.3)
 
 
 def test_csv_sink_writes_a_line_for_each_step(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ def nothing() -> None:
 
 def engine_of(backend: str, tmp_path: Path, architecture: dict[str, Any], **trainer: Any) -> Any:
     settings = {"backend": backend, "learning_rate": 1e-3, **trainer}
-    config = config_of(tmp_path, architecture, algorithm={"kl_coefficient": 0.1}, trainer=settings)
+    config = config_of(
+        tmp_path, architecture, algorithm={"kl": {"place": "loss", "coefficient": 0.1}}, trainer=settings
+    )
     if backend == "torch":
         return TorchEngine(config)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -11,21 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from relax_actors.algorithms.losses import (
-    KLKind,
-    LossMode,
-    PolicyLoss,
-    kl_estimate,
-    policy_loss,
-    reduce_loss,
-    sft_loss,
-    token_logprobs,
-)
+from relax_actors.algorithms.kl import KLKind, kl_estimate
+from relax_actors.algorithms.losses import LossMode, reduce_loss, sft_loss, token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
+from relax_actors.algorithms.surrogates.clipped import clip
 
 SEEDS = st.integers(0, 2**31 - 1)
 UNTIMED = settings(deadline=None)  # the first use of an operator in a process takes torch half a second
-MODES = st.sampled_from(["token", "sequence", "constant"])
+MODES = st.sampled_from(list(get_args(LossMode)))
 CLIP_LOW, CLIP_HIGH, DUAL = 0.2, 0.28, 3.0
 
 
@@ -39,31 +34,32 @@ def random_step(seed: int, batch: int = 5, seq: int = 7) -> tuple[Tensor, Tensor
     return new.requires_grad_(), old, advantages, torch.arange(seq) < lengths
 
 
-def clipped_loss(new: Tensor, old: Tensor, advantages: Tensor, clip_ratio_c: float | None = DUAL) -> PolicyLoss:
-    return policy_loss(new, old, advantages, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, clip_ratio_c=clip_ratio_c)
+def clipped_loss(new: Tensor, old: Tensor, advantages: Tensor, dual_clip: float | None = DUAL) -> PolicyLoss:
+    inputs = PolicyInputs.of(new, old, advantages, torch.ones_like(new, dtype=torch.bool))
+    return clip(inputs, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, dual_clip=dual_clip)
 
 
-def loss_of_one_token(new: float, old: float, advantage: float, clip_ratio_c: float | None) -> tuple[float, bool]:
+def loss_of_one_token(new: float, old: float, advantage: float, dual_clip: float | None) -> tuple[float, bool]:
     """Compute the clipped loss of one token case by case, and whether it is clipped."""
     ratio = math.exp(new - old)
     if advantage > 0 and ratio > 1 + CLIP_HIGH:
         return -advantage * (1 + CLIP_HIGH), True
     if advantage < 0 and ratio < 1 - CLIP_LOW:
         return -advantage * (1 - CLIP_LOW), True
-    if advantage < 0 and clip_ratio_c is not None and ratio > clip_ratio_c:
-        return -advantage * clip_ratio_c, True
+    if advantage < 0 and dual_clip is not None and ratio > dual_clip:
+        return -advantage * dual_clip, True
     return -advantage * ratio, False
 
 
 @UNTIMED
 @given(SEEDS, st.sampled_from([None, DUAL]))
-def test_policy_loss_equals_a_loop_over_tokens(seed: int, clip_ratio_c: float | None) -> None:
+def test_policy_loss_equals_a_loop_over_tokens(seed: int, dual_clip: float | None) -> None:
     new, old, advantages, _ = random_step(seed)
-    result = clipped_loss(new, old, advantages, clip_ratio_c)
+    result = clipped_loss(new, old, advantages, dual_clip)
     for row in range(new.shape[0]):
         for column in range(new.shape[1]):
             expected, clipped = loss_of_one_token(
-                new[row, column].item(), old[row, column].item(), advantages[row].item(), clip_ratio_c
+                new[row, column].item(), old[row, column].item(), advantages[row].item(), dual_clip
             )
             assert result.loss[row, column].item() == pytest.approx(expected, rel=1e-5)
             assert result.clipped[row, column].item() == clipped
@@ -78,10 +74,10 @@ def test_advantage_of_a_sequence_applies_to_each_of_its_tokens() -> None:
 @UNTIMED
 @given(SEEDS, st.sampled_from([None, DUAL]))
 def test_gradient_is_zero_for_clipped_tokens_and_minus_advantage_times_ratio_for_others(
-    seed: int, clip_ratio_c: float | None
+    seed: int, dual_clip: float | None
 ) -> None:
     new, old, advantages, _ = random_step(seed)
-    result = clipped_loss(new, old, advantages, clip_ratio_c)
+    result = clipped_loss(new, old, advantages, dual_clip)
     (gradient,) = torch.autograd.grad(result.loss.sum(), new)
     expected = torch.where(result.clipped, 0.0, -advantages.unsqueeze(-1) * result.ratio)
     torch.testing.assert_close(gradient, expected)
@@ -111,7 +107,7 @@ def test_huge_log_ratio_keeps_loss_and_gradient_finite() -> None:
         loss = reduce_loss(
             clipped_loss(new, old, torch.tensor([advantage]), None).loss,
             torch.tensor([[False, True, True]]),
-            mode="token",
+            mode="token_mean",
             normaliser=2,
         )
         (gradient,) = torch.autograd.grad(loss, new)
@@ -126,7 +122,7 @@ def test_micro_batches_add_up_to_the_loss_and_gradient_of_the_whole_batch(
     seed: int, mode: LossMode, budget: int
 ) -> None:
     new, old, advantages, mask = random_step(seed)
-    normaliser = float(mask.sum()) if mode == "token" else float(len(mask))
+    normaliser = float(mask.sum()) if mode == "token_mean" else float(len(mask))
 
     def loss_of(rows: list[int]) -> Tensor:
         width = int(mask[rows].sum(-1).max())  # each micro-batch is padded to its own longest sequence
@@ -156,11 +152,11 @@ def test_masked_tokens_change_neither_loss_nor_gradient(seed: int, mode: LossMod
     assert not gradients[0][~mask].any()
 
 
-def test_token_mode_weights_tokens_and_sequence_mode_samples_equally() -> None:
+def test_token_mean_weights_tokens_and_mean_of_means_samples_equally() -> None:
     per_token = torch.tensor([[1.0, 1.0, 1.0], [5.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
-    assert reduce_loss(per_token, mask, mode="token", normaliser=4) == 2.0
-    assert reduce_loss(per_token, mask, mode="sequence", normaliser=2) == 3.0
+    assert reduce_loss(per_token, mask, mode="token_mean", normaliser=4) == 2.0
+    assert reduce_loss(per_token, mask, mode="sample_mean_of_means", normaliser=2) == 3.0
 
 
 @UNTIMED
@@ -247,11 +243,11 @@ def test_invalid_arguments_are_refused_with_the_remedy() -> None:
         clipped_loss(new, old[:1], advantages)
     with pytest.raises(ValueError, match=r"advantages \[4\] do not match"):
         clipped_loss(new, old, advantages[:4])
-    with pytest.raises(ValueError, match=r"clip_ratio_c is 1\.0; it must be above 1"):
-        clipped_loss(new, old, advantages, clip_ratio_c=1.0)
+    with pytest.raises(ValueError, match=r"dual_clip is 1\.0; it must be above 1"):
+        clipped_loss(new, old, advantages, dual_clip=1.0)
     with pytest.raises(ValueError, match=r"clip_low is 2\.0"):
-        policy_loss(new, old, advantages, clip_low=2.0, clip_high=0.2, clip_ratio_c=None)
+        clip(PolicyInputs.of(new, old, advantages, mask), clip_low=2.0)
     with pytest.raises(ValueError, match="normaliser is 0; pass"):
-        reduce_loss(new, mask, mode="token", normaliser=0)
+        reduce_loss(new, mask, mode="token_mean", normaliser=0)
     with pytest.raises(ValueError, match="temperature is 0; score"):
         token_logprobs(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64), 0)

@@ -100,25 +100,25 @@ def expected_loss(config: Config, samples: list[TrainSample], mode: str) -> torc
         ratio = (new - old).exp()
         terms.append(torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)).sum())
         weights.append(sample.sample_tokens)
-    if mode == "token":
+    if mode == "token_mean":
         return torch.stack(terms).sum() / sum(s.trained for s in samples)
     return torch.stack([term / weight for term, weight in zip(terms, weights, strict=True)]).sum() / 3
 
 
-@pytest.mark.parametrize("mode", ["token", "sequence"])
+@pytest.mark.parametrize("mode", ["token_mean", "sample_mean_of_means"])
 def test_loss_covers_the_tokens_of_the_mask_and_weights_samples_equally(tmp_path: Path, mode: str) -> None:
-    config = config_of(tmp_path, algorithm={"loss": mode})
+    config = config_of(tmp_path, algorithm={"aggregate": mode})
     samples = batch()
     _, metrics = gradients(config, samples)
     assert metrics["tokens"] == sum(s.trained for s in samples)
     assert metrics["loss"] == pytest.approx(expected_loss(config, samples, mode).item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["token", "sequence"])
+@pytest.mark.parametrize("mode", ["token_mean", "sample_mean_of_means"])
 @pytest.mark.parametrize("budget", [14, 25])
 def test_masked_step_does_not_depend_on_its_micro_batches(tmp_path: Path, mode: str, budget: int) -> None:
-    whole, metrics = gradients(config_of(tmp_path, algorithm={"loss": mode}), batch())
-    cut_config = config_of(tmp_path, algorithm={"loss": mode}, trainer={"max_tokens_per_microbatch": budget})
+    whole, metrics = gradients(config_of(tmp_path, algorithm={"aggregate": mode}), batch())
+    cut_config = config_of(tmp_path, algorithm={"aggregate": mode}, trainer={"max_tokens_per_microbatch": budget})
     cut, others = gradients(cut_config, batch())
     assert others["micro_batches"] > metrics["micro_batches"]
     assert others["loss"] == pytest.approx(metrics["loss"], abs=1e-6)

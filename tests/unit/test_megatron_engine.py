@@ -52,7 +52,7 @@ def both(config: Config) -> tuple[MegatronEngine, TorchEngine]:
 
 @pytest.mark.parametrize("architecture", [DENSE, LLAMA, MOE], ids=["qwen3", "llama", "qwen3_moe"])
 def test_five_steps_match_torch_engine(tmp_path: Path, architecture: dict[str, Any]) -> None:
-    algorithm = {"kl_coefficient": 0.1, "reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
+    algorithm = {"kl": {"place": "loss", "coefficient": 0.1}, "reject": {"kind": "geometric", "low": 0.9, "high": 1.1}}
     settings = {"learning_rate": 1e-3, "weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 2}
     config = config_of(tmp_path, architecture, algorithm=algorithm, trainer=settings, rollout={"temperature": 0.7})
     megatron, torch_engine = both(config)
@@ -78,7 +78,7 @@ def started(config: Config) -> MegatronEngine:
 @pytest.mark.parametrize("steps", [0, 2], ids=["at version 0", "after two steps"])
 @pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
 def test_training_resumes_exactly_from_checkpoint(tmp_path: Path, architecture: dict[str, Any], steps: int) -> None:
-    config = config_of(tmp_path, architecture, algorithm={"kl_coefficient": 0.1})
+    config = config_of(tmp_path, architecture, algorithm={"kl": {"place": "loss", "coefficient": 0.1}})
     one = started(config)
     for step in range(steps):
         train(one, batch_of(step), step, nothing)
@@ -102,7 +102,7 @@ def test_training_resumes_exactly_from_checkpoint(tmp_path: Path, architecture: 
 
 @pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
 def test_background_checkpoint_holds_state_at_its_start(tmp_path: Path, architecture: dict[str, Any]) -> None:
-    config = config_of(tmp_path, architecture, algorithm={"kl_coefficient": 0.1})
+    config = config_of(tmp_path, architecture, algorithm={"kl": {"place": "loss", "coefficient": 0.1}})
     one = started(config)
     train(one, batch_of(0), 0, nothing)
     folder = tmp_path / "checkpoint"

@@ -24,7 +24,7 @@ from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E
 from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: E402
 from relax_actors.engines.megatron.rpc import pack_samples, unpack_samples  # noqa: E402
 
-REJECT = {"reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
+REJECT = {"reject": {"kind": "geometric", "low": 0.9, "high": 1.1}}
 
 
 def nothing() -> None:
@@ -45,10 +45,10 @@ def assert_equal_training(tmp_path: Path, batches: list[list[TrainSample]], **se
     assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
 
 
-@pytest.mark.parametrize("loss", ["token", "sequence"])
+@pytest.mark.parametrize("aggregate", ["token_mean", "sample_mean_of_means"])
 @pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
-def test_masked_episodes_train_as_in_torch_engine(tmp_path: Path, architecture: dict[str, Any], loss: str) -> None:
-    algorithm = {"kl_coefficient": 0.1, "loss": loss, **REJECT}
+def test_masked_episodes_train_as_in_torch_engine(tmp_path: Path, architecture: dict[str, Any], aggregate: str) -> None:
+    algorithm = {"kl": {"place": "loss", "coefficient": 0.1}, "aggregate": aggregate, **REJECT}
     batches = [episode_batch(step) for step in range(3)]
     settings = {"learning_rate": 1e-3}
     assert_equal_training(tmp_path, batches, architecture=architecture, algorithm=algorithm, trainer=settings)
@@ -66,7 +66,12 @@ def test_given_reference_and_proximal_logprobs_are_used(tmp_path: Path) -> None:
             sample, reference_logprobs=near[0].astype(np.float32), proximal_logprobs=near[1].astype(np.float32)
         )
 
-    algorithm = {"kl_coefficient": 0.1, "proximal": "actor_fwd", "correction": "tis", **REJECT}
+    algorithm = {
+        "kl": {"place": "loss", "coefficient": 0.1},
+        "proximal": "actor_fwd",
+        "correction": {"kind": "tis"},
+        **REJECT,
+    }
     roles = {"reference": {}, "actor_fwd": {}}
     batches = [[scored(sample) for sample in episode_batch(step)] for step in range(2)]
     assert_equal_training(tmp_path, batches, algorithm=algorithm, roles=roles, trainer={"learning_rate": 1e-3})
@@ -76,13 +81,17 @@ def test_given_reference_and_proximal_logprobs_are_used(tmp_path: Path) -> None:
 def test_masked_episodes_replay_recorded_experts(tmp_path: Path, recompute: str) -> None:
     settings = {"learning_rate": 1e-3, "router_replay": True, "megatron": {"recompute": recompute}}
     batches = [routed(episode_batch(step), step, MOE) for step in range(3)]
-    algorithm = {"kl_coefficient": 0.1}
+    algorithm = {"kl": {"place": "loss", "coefficient": 0.1}}
     assert_equal_training(tmp_path, batches, architecture=MOE, algorithm=algorithm, trainer=settings)
 
 
 def test_values_at_masked_tokens_change_nothing(tmp_path: Path) -> None:
     """The mask alone decides which tokens enter losses, gradients and metrics."""
-    config = config_of(tmp_path, DENSE, algorithm={"kl_coefficient": 0.1, "loss": "sequence", **REJECT})
+    config = config_of(
+        tmp_path,
+        DENSE,
+        algorithm={"kl": {"place": "loss", "coefficient": 0.1}, "aggregate": "sample_mean_of_means", **REJECT},
+    )
     found = []
     for value in (0.0, -3.0):
         batch = [

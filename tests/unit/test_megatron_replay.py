@@ -39,7 +39,7 @@ def engine_of(tmp_path: Path, architecture: dict[str, Any] = MOE, **trainer: Any
 @pytest.mark.parametrize("renormalised", [True, False])
 def test_five_replayed_steps_match_torch_engine(tmp_path: Path, *, renormalised: bool) -> None:
     architecture = MOE | {"norm_topk_prob": renormalised}
-    algorithm = {"kl_coefficient": 0.1}  # the reference chooses its own experts
+    algorithm = {"kl": {"place": "loss", "coefficient": 0.1}}  # the reference chooses its own experts
     settings = {"learning_rate": 1e-3, "router_replay": True}
     config = config_of(tmp_path, architecture, trainer=settings, algorithm=algorithm)
     megatron, beside = started(MegatronEngine(config)), started(TorchEngine(config))

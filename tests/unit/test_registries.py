@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relax_actors.algorithms.estimators import load_estimator
+from relax_actors.algorithms.advantages import Group
+from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.cli.check import examine
 from relax_actors.config import load_config
 from relax_actors.config.load import RENAMED, RENAMED_ANYWHERE, renamed, validate
@@ -39,8 +40,8 @@ def always(completion, prompt):
 def tasks(settings):
     return [Task("1>", "1")] * (settings.size or 3)
 
-def signs(rewards, *, normalise):
-    return rewards - rewards.mean()
+def signs(group):
+    return group.rewards - group.rewards.mean()
 
 class Judge(Role):
     reads = ("trajectory",)
@@ -124,8 +125,8 @@ def test_an_installed_data_source_is_used_by_its_name(install: Install) -> None:
 
 def test_an_installed_estimator_is_used_by_its_name(install: Install) -> None:
     install("acme_algorithms", "[relax_actors.advantage_estimators]\nsigns = acme_algorithms:signs\n")
-    config = load_config(DEMO, ["advantages.estimator=signs"])
-    advantages = load_estimator(config.advantages.estimator)(np.array([0, 1], np.float32), normalise="std")
+    config = load_config(DEMO, ["algorithm.advantage=signs"])
+    advantages = estimator_of(config.algorithm)[0](Group(rewards=np.array([0, 1])))
     assert advantages.tolist() == [-0.5, 0.5]
 
 
@@ -256,7 +257,7 @@ def test_unknown_numbered_cells_of_a_spec_are_refused(install: Install) -> None:
         permissions(load_config(DEMO, ["roles.teller.replicas=1"]), "teller")
     assert str(refused.value) == (
         "roles.teller.actor: Numberer.spec.numbered names 'summary'; the kinds of numbered cells are batch, weights, "
-        "checkpoint, evaluation, and other cells are columns (spec.writes)"
+        "checkpoint, evaluation, critic, critic_checkpoint, and other cells are columns (spec.writes)"
     )
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from broker.codec import decode, encode, open_envelope, plain_value
 from broker.errors import CodecError
-from relax_actors.algorithms.advantages import group_advantages, token_advantages
-from relax_actors.algorithms.step_statistics import normalise_step
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.messages import Advantage, Reward, Sample, TokenSequence, Trajectory
-from relax_actors.training.samples import samples_of
+from relax_actors.training.samples import samples_of, without_truncated
+from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepRows
 
 PROMPT = np.array([1, 2, 3], np.int32)
@@ -185,41 +185,26 @@ def test_masked_sample_is_not_passed_to_engines() -> None:
     assert [s.masked("advantages").tolist() for s in samples_of(0, trajectory, advantage)] == [[1.0]]
 
 
-def test_zero_token_rewards_give_group_advantages() -> None:
-    rewards, lengths = np.array([1.0, 0.0, 0.5], np.float32), np.array([2, 1, 3], np.int32)
-    found = token_advantages(rewards, np.zeros(6, np.float32), lengths, normalise="std")
-    np.testing.assert_array_equal(found, np.repeat(group_advantages(rewards, normalise="std"), lengths))
-
-
-def test_token_advantages_are_returns_minus_the_mean_return_of_the_group() -> None:
-    # Returns: 1 + 0.5 + 0.25 and 1 + 0.25 in sample 0, 0 - 1 in sample 1. Whole samples: 1.75 and -1.
-    found = token_advantages(
-        np.array([1.0, 0.0], np.float32), np.array([0.5, 0.25, -1.0], np.float32), np.array([2, 1]), normalise="none"
-    )
-    np.testing.assert_allclose(found, [1.75 - 0.375, 1.25 - 0.375, -1.375], rtol=1e-6)
-
-
-@given(st.lists(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=4), min_size=1, max_size=5))
-def test_whitened_steps_have_mean_0_and_deviation_1(values: list[list[float]]) -> None:
-    rows = [np.array(row, np.float32) for row in values]
-    whitened = normalise_step(rows, kind="whiten")
-    flat = np.concatenate(rows)
-    assert [len(row) for row in whitened] == [len(row) for row in rows]
-    if flat.min() == flat.max():
-        assert not np.concatenate(whitened).any()
-    elif flat.std(ddof=1) > 1e-3:
-        assert np.concatenate(whitened).mean() == pytest.approx(0, abs=1e-4)
-        assert np.concatenate(whitened).std(ddof=1) == pytest.approx(1, rel=1e-3)
-
-
 def test_step_statistics_of_token_advantages_cover_trained_tokens() -> None:
     values = np.array([1, 2, 99, 99, 3, 4, 99, 99, 5, 6], np.float32)
     rows = StepRows([0], [episode()], [Advantage(values, 0.0)])
-    found = rows.normalised("whiten").samples()
+    found = StepAdvantages(AlgorithmSection(scale="none", whiten="tokens")).apply(rows).samples()
     flat = np.concatenate([s.masked("advantages") for s in found])
     trained = values[episode().trained]
     np.testing.assert_allclose(flat, (trained - trained.mean()) / (trained.std(ddof=1) + 1e-8), rtol=1e-6)
-    assert rows.normalised("none") is rows
+    assert StepAdvantages(AlgorithmSection()).apply(rows) is rows
+
+
+def test_masked_truncated_samples_are_not_trained() -> None:
+    cut = Sample((sequence([1, 2, 3, 6], [3]),), finish_reason="length")
+    whole = Sample((sequence([1, 2, 3, 7], [3]),))
+    kept = without_truncated(Trajectory.of(PROMPT, [cut, whole]))
+    assert isinstance(kept, Trajectory)
+    assert kept.trained_lengths.tolist() == [0, 1]
+    untouched = Trajectory.of(PROMPT, [whole])
+    assert without_truncated(untouched) is untouched
+    error = without_truncated(Trajectory.of(PROMPT, [cut]))
+    assert str(error) == "all trained samples were cut off; algorithm.shaping.mask_truncated leaves nothing to train"
 
 
 def malformed(**change: Any) -> bytes:
@@ -286,7 +271,8 @@ def test_untrained_samples_do_not_enter_the_statistics_of_a_step() -> None:
     trained, untrained = sequence([1, 2, 3, 6], [3]), sequence([1, 2, 3, 7], [3], masked=(3,))
     trajectory = Trajectory.of(PROMPT, [Sample((trained,)), Sample((trained,)), Sample((untrained,))])
     rows = StepRows([0], [trajectory], [Advantage(np.array([1.0, 3.0, 100.0], np.float32), 0.0)])
-    found = [s.masked("advantages").tolist() for s in rows.normalised("whiten").samples()]
+    whitened = StepAdvantages(AlgorithmSection(scale="none", whiten="samples")).apply(rows)
+    found = [s.masked("advantages").tolist() for s in whitened.samples()]
     np.testing.assert_allclose(found, [[-(0.5**0.5)], [0.5**0.5]], rtol=1e-6)
 
 

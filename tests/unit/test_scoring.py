@@ -83,7 +83,7 @@ def test_reference_role_and_reference_in_the_trainer_give_the_same_weights(
     tmp_path: Path, *, deterministic: bool
 ) -> None:
     sections = {
-        "algorithm": {"kl_coefficient": 0.5, "kl": "k2"},
+        "algorithm": {"kl": {"place": "loss", "coefficient": 0.5, "kind": "k2"}},
         "run": {"deterministic": deterministic},
         "trainer": {"learning_rate": 1e-3},
     }

@@ -239,7 +239,9 @@ def test_samples_have_different_seeds_and_greedy_ones_the_most_likely_token() ->
     assert one["sampling_seed"] != other["sampling_seed"]
     assert 0 <= one["sampling_seed"] < 2**63
     assert (one["stop_token_ids"], one["ignore_eos"], one["top_p"]) == ([7], False, 0.8)
-    assert PartialSample(request(greedy=True), 0).parameters()["top_p"] < 1e-5
+    with_greedy = request(samples=3, greedy_samples=1)
+    assert [PartialSample(with_greedy, i).parameters()["top_p"] < 1e-5 for i in range(3)] == [False, False, True]
+    assert PartialSample(request(samples=1, greedy_samples=1), 0).parameters()["top_p"] < 1e-5
     assert PartialSample(request(stop_ids=frozenset()), 0).parameters()["ignore_eos"] is True
 
 

@@ -35,7 +35,10 @@ class Rows:
             ["stop", "stop"],
         )
         size = 10.0 * (index + 1)
-        return {"trajectory": trajectory, "advantage": Advantage(np.array([size, -size], np.float32), 0.0)}
+        advantage = Advantage(
+            np.array([size, -size], np.float32), 0.0, rewards=np.array([size, 0.0]), role="ab"[index % 2]
+        )
+        return {"trajectory": trajectory, "advantage": advantage}
 
     def empty(self) -> StepRows:
         return StepRows([], [], [])
@@ -61,11 +64,15 @@ def feed_of(config: Config) -> tuple[StepFeed, TorchEngine]:
     return StepFeed(cast("Any", context), engine, cast("StepReader", Rows())), engine
 
 
-@pytest.mark.parametrize("kind", ["none", "std", "whiten"])
+@pytest.mark.parametrize("settings", [{}, {"scale": "batch_std"}, {"whiten": "samples"}, {"advantage": "ema"}])
 @pytest.mark.parametrize("stream", [True, False])
-def test_replay_of_a_step_with_a_replaced_row_gives_the_same_weights(tmp_path: Path, kind: str, stream: bool) -> None:  # noqa: FBT001
+def test_replay_of_a_step_with_a_replaced_row_gives_the_same_weights(
+    tmp_path: Path,
+    settings: dict[str, str],
+    stream: bool,  # noqa: FBT001
+) -> None:
     trainer = {"max_tokens_per_microbatch": 12, "prompts_per_step": ROWS, "stream": stream, "learning_rate": 1e-2}
-    config = config_of(tmp_path, QWEN3, algorithm={"step_normalisation": kind}, trainer=trainer)
+    config = config_of(tmp_path, QWEN3, algorithm=settings, trainer=trainer)
     feed, engine = feed_of(config)
     unusable = feed.take(0, {0: 0, 1: 1, 2: 2}, lambda _: True, ROWS)
     assert set(unusable) == {2}

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from numpy.typing import NDArray
+
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
 from relax_actors.engines.megatron.layout import Layout
@@ -214,6 +216,10 @@ class MegatronGroup:
         if kept:
             samples = [sample for part in kept for sample in part]
             self._call("accumulate", pack_samples(samples), progress=progress)
+
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute log-probs with the current weights; see `SupportsScore`."""
+        return list(self._call("score", pack_samples(samples), progress=progress))
 
     def discard(self) -> None:
         """Discard the accumulated gradients; see `TrainingEngine`."""

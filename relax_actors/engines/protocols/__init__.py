@@ -2,7 +2,7 @@
 
 from relax_actors.engines.protocols.inference import Done, Generation, GenerationRequest, InferenceEngine
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.engines.protocols.scoring import ScoringEngine
+from relax_actors.engines.protocols.scoring import Scores, ScoringEngine, TeacherEngine
 from relax_actors.engines.protocols.stop_strings import StopStrings
 from relax_actors.engines.protocols.training import StepResult, TrainingEngine, train
 
@@ -11,9 +11,11 @@ __all__ = [
     "Generation",
     "GenerationRequest",
     "InferenceEngine",
+    "Scores",
     "ScoringEngine",
     "StepResult",
     "StopStrings",
+    "TeacherEngine",
     "TrainSample",
     "TrainingEngine",
     "train",

@@ -27,12 +27,13 @@ class GenerationRequest:
     Attributes:
         tokens: `[prompt_len] int32`.
         seed: sole source of the random numbers of all samples.
-        samples: number of samples.
+        samples: number of samples, greedy ones included.
         temperature: divisor of the logits, for sampling and log-probs.
         top_p: probability mass to sample from; does not change log-probs.
         max_tokens: largest number of tokens of a sample.
         stop_ids: tokens that end a sample.
-        greedy: choose the most likely token; the temperature then applies to log-probs only.
+        greedy_samples: how many of the samples, the last ones, choose the most likely token at every position; the
+            temperature then applies to log-probs only. They do not change the other samples.
         min_tokens: number of tokens before which no stop token is sampled and no stop string ends a sample.
         stop_strings: strings that end a sample; None if there are none.
     """
@@ -44,9 +45,13 @@ class GenerationRequest:
     top_p: float
     max_tokens: int
     stop_ids: frozenset[int]
-    greedy: bool = False
+    greedy_samples: int = 0
     min_tokens: int = 0
     stop_strings: StopStrings | None = None
+
+    def is_greedy(self, sample: int) -> bool:
+        """Whether a sample, by its index, chooses the most likely tokens."""
+        return sample >= self.samples - self.greedy_samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-PER_TOKEN = ("logprobs", "versions", "advantages", "returns", "proximal_logprobs", "reference_logprobs")
+PER_TOKEN = (
+    *("logprobs", "versions", "advantages", "returns", "values", "proximal_logprobs", "reference_logprobs"),
+    *("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,16 @@ class TrainSample:
         versions: int32, version of the weights that sampled each token; -1 for tokens that no policy sampled.
         advantages: float32.
         returns: float32, targets of a critic.
+        values: float32, column `values` of the critic: expected return of the state before each token.
         proximal_logprobs: float32, column `actor_fwd`, with algorithm.proximal = "actor_fwd".
         reference_logprobs: float32, column `reference`, if a role writes it.
+        teacher_logprobs: float32, column `teacher`, with algorithm.distil.place = "loss".
+        teacher_top_ids: `[len, k] int32`, the teacher's most likely tokens at each token, with algorithm.distil.top_k.
+        teacher_top_logprobs: `[len, k] float32`, their log-probs.
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts to compute with for each token but the
             last, -1 for the router's own choice; None if all choices are the router's.
         row: index of the row in the step.
+        sample: index of the sample in its row; sequences of one sample share it.
         sample_tokens: trained tokens of the whole sample, over all of its sequences; 0 if this is its only sequence.
 
     Raises:
@@ -45,18 +53,22 @@ class TrainSample:
     versions: Array | None = None
     advantages: Array | None = None
     returns: Array | None = None
+    values: Array | None = None
     proximal_logprobs: Array | None = None
     reference_logprobs: Array | None = None
+    teacher_logprobs: Array | None = None
+    teacher_top_ids: Array | None = None
+    teacher_top_logprobs: Array | None = None
     routed_experts: Array | None = None
     row: int = 0
+    sample: int = 0
     sample_tokens: int = 0
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
-        shape = (length,)
         for name in ("loss_mask", *PER_TOKEN):
             array = getattr(self, name)
-            if array is not None and array.shape != shape:
+            if array is not None and (array.shape[:1] != (length,) or array.ndim != 1 + name.startswith("teacher_top")):
                 msg = f"{name} of a sequence has shape {list(array.shape)}; it has {length} tokens"
                 raise ValueError(msg)
         if length and self.loss_mask[0]:
@@ -75,7 +87,7 @@ class TrainSample:
         before = len(prompt)
         mask = np.arange(before + len(completion)) >= before
         padded: dict[str, Any] = {
-            name: np.concatenate([np.zeros(before, value.dtype), value])
+            name: np.concatenate([np.zeros((before, *value.shape[1:]), value.dtype), value])
             if name in PER_TOKEN and value is not None
             else value
             for name, value in fields.items()
@@ -96,7 +108,7 @@ class TrainSample:
         return self.trained / self.sample_tokens if self.sample_tokens else 1.0
 
     def masked(self, name: str) -> Array:
-        """Return the values of a per-token array where `loss_mask` is true, `[trained]`.
+        """Return the values of a per-token array where `loss_mask` is true, `[trained]` or `[trained, k]`.
 
         Raises:
             ValueError: the array is None.

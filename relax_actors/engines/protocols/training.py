@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.weights.protocols import WeightProducer
@@ -22,22 +24,8 @@ class StepResult:
     metrics: Mapping[str, float]
 
 
-class TrainingEngine(WeightProducer, Protocol):
-    """Trains one model with its optimizer."""
-
-    def initialise(self, seed: int) -> None:
-        """Load the weights of the model folder, or draw random ones from `seed`; create a new optimizer."""
-
-    def warm_start(
-        self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
-    ) -> StepResult:
-        """Take one supervised step on the trained tokens.
-
-        `finish_warm_start` discards the state of its optimizer.
-        """
-
-    def finish_warm_start(self) -> None:
-        """Create a new optimizer, and make the current weights the reference of the KL."""
+class AccumulatesSteps(Protocol):
+    """Engine that accumulates gradients of a step's rows, then updates its model."""
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Run forward and backward for sequences of the next step, and add up the gradients.
@@ -54,18 +42,57 @@ class TrainingEngine(WeightProducer, Protocol):
         """Discard the gradients accumulated since the last step."""
 
     def step(self, step: int, progress: Callable[[], None]) -> StepResult:
-        """Take optimizer step number `step` with the accumulated gradients, normalised as one batch.
+        """Update the model with the accumulated gradients, normalised as one batch.
+
+        With several updates a batch it is called several times for a step, which has one learning rate.
 
         Raises:
             ValueError: nothing was accumulated.
             FloatingPointError: the gradient norm is not finite.
         """
 
+
+class SavesState(Protocol):
+    """Engine whose state is saved in checkpoints."""
+
     def save(self, folder: Path) -> None:
         """Write a checkpoint; after `load`, training continues bit for bit."""
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint."""
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the weights."""
+
+
+class TrainingEngine(AccumulatesSteps, SavesState, WeightProducer, Protocol):
+    """Trains one model with its optimizer."""
+
+    def initialise(self, seed: int) -> None:
+        """Load the weights of the model folder, or draw random ones from `seed`; create a new optimizer."""
+
+    def warm_start(
+        self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
+    ) -> StepResult:
+        """Take one supervised step on the trained tokens.
+
+        `finish_warm_start` discards the state of its optimizer.
+        """
+
+    def finish_warm_start(self) -> None:
+        """Create a new optimizer, and make the current weights the reference of the KL."""
+
+
+Score: TypeAlias = Callable[[Sequence[TrainSample], Callable[[], None]], Sequence[NDArray[Any]]]
+"""Compute an array `[len] float32` for each sequence; calls the second argument after every micro-batch."""
+
+
+@runtime_checkable
+class SupportsScore(Protocol):
+    """Training engine that can score with its current weights, for several updates a batch."""
+
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Sequence[NDArray[Any]]:
+        """Compute log-probs of each sequence with the current weights; see `ScoringEngine.score`."""
 
 
 @runtime_checkable

@@ -38,6 +38,7 @@ class PartialSample:
         self.finish_reason: FinishReason | None = None
         self.moe = moe
         self._request = request
+        self._is_greedy = request.is_greedy(number)
         self._experts: NDArray[Any] | None = None
         state = np.random.SeedSequence([request.seed, number]).generate_state(1, np.uint64)
         self._seed = int(state[0]) >> 1
@@ -74,7 +75,7 @@ class PartialSample:
         return {
             "max_new_tokens": request.max_tokens - len(self._tokens),
             "temperature": request.temperature,
-            "top_p": GREEDY_TOP_P if request.greedy else request.top_p,
+            "top_p": GREEDY_TOP_P if self._is_greedy else request.top_p,
             "stop_token_ids": sorted(request.stop_ids),
             "ignore_eos": not request.stop_ids,
             "sampling_seed": self._seed,

@@ -42,6 +42,21 @@ def check_architecture(config: Config, folder: Path) -> None:
         raise ConfigError("\n".join(problems))
 
 
+def check_value_head(folder: Path) -> None:
+    """Refuse a config.json whose architecture transformers cannot build with a value head.
+
+    Raises:
+        ConfigError: it has no token-classification model of this type.
+    """
+    model_type = str(json.loads((folder / "config.json").read_text())["model_type"])
+    known = _names("models/auto/modeling_auto.py", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES")
+    if known and model_type not in known:
+        usual = ("llama", "mistral", "qwen3")
+        why = _unknown("model_type", model_type, known, "a token-classification model", usual)
+        msg = f"critic: {why}"
+        raise ConfigError(msg)
+
+
 def _problems(fields: Mapping[str, Any], model_type: str) -> Iterator[str]:
     known = _names("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     if known and model_type not in known and fields["model_type"] not in known:

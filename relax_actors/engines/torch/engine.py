@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relax_actors.algorithms.losses import add_metrics, sft_loss
+from relax_actors.algorithms.controllers import initial
+from relax_actors.algorithms.first_pass import StepFacts
+from relax_actors.algorithms.losses import sft_loss
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines.protocols.samples import TrainSample, by_row, lengths_of
 from relax_actors.engines.protocols.training import StepResult
-from relax_actors.engines.torch import replay_metrics
-from relax_actors.engines.torch.background import run_in_background
+from relax_actors.engines.torch import coefficient_tensors, replay_metrics
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_gradient_norm
+from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
+from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
+from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_first_pass, record, step_facts
+from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocols import WeightPayload
 
-OPTIMIZER = "optimizer.safetensors"
-MODEL = "model.safetensors"
 REFERENCE = "reference.safetensors"
 
 
@@ -62,27 +65,16 @@ class TorchEngine:
         self._steps_to_comparison = 0
         self._reference: PreTrainedModel | None = None
         self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas)
-        self._optimizer = self._new_optimizer(settings.learning_rate)
-        # Of the current step: its loss, and the measurements of each micro-batch.
+        self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings), settings.max_tokens_per_microbatch)
+        # Coefficients of the next update; loss of the current one, and the sequences that it keeps until `step`.
+        self._coefficients = initial(config.algorithm)
         self._objective: StepObjective | None = None
-        self._measured: list[dict[str, float]] = []
+        self._kept: list[Sequence[TrainSample]] = []
 
     @property
     def model(self) -> PreTrainedModel:
         """Model in training; every step changes its weights in place."""
         return self._model
-
-    def _new_optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
-        settings = self._config.trainer
-        parameters = [p for p in self._model.parameters() if p.requires_grad]
-        return torch.optim.AdamW(
-            parameters,
-            lr=learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            weight_decay=settings.weight_decay,
-            fused=self._device.type in ("cpu", "cuda"),
-        )
 
     def initialise(self, seed: int) -> None:
         """Load the weights of the model folder, or initialise random ones; see `TrainingEngine`."""
@@ -92,13 +84,13 @@ class TorchEngine:
         else:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random initialisation")
         self._encoder.invalidate()
-        self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
+        self._trained.reset()
+        self._coefficients = initial(self._config.algorithm)
 
     def warm_start(
         self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
     ) -> StepResult:
         """Take one supervised step; see `TrainingEngine`."""
-        self._set_learning_rate(learning_rate)
         tokens = sum(sample.trained for sample in samples)
 
         def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
@@ -107,12 +99,12 @@ class TorchEngine:
             loss = sft_loss(logprobs, batch.mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
-        self._backward(lengths_of(samples), loss_of, progress)
-        return StepResult(self._optimizer_step())
+        self._trained.backward(lengths_of(samples), loss_of, progress)
+        return StepResult(self._update(learning_rate))
 
     def finish_warm_start(self) -> None:
         """Create a new optimizer, and the reference of the KL if the trainer computes it; see `TrainingEngine`."""
-        self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
+        self._trained.reset()
         if self._config.computes_reference:
             self._set_reference({name: tensor.clone() for name, tensor in tensors_of(self._model).items()})
 
@@ -123,42 +115,88 @@ class TorchEngine:
         self._reference = reference
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
-        """Accumulate the gradients of sequences; see `TrainingEngine`."""
+        """Accumulate the gradients of sequences, or keep them until `step` if the loss needs the whole step."""
         if self._objective is None:
-            self._objective = StepObjective(self._config.algorithm)
-        objective, forward = self._objective, self._forward
+            self._objective = StepObjective(self._config.algorithm, self._coefficients)
         samples = self._with_reference(samples, progress)
+        if self._objective.needs_whole_step:
+            self._kept.append(samples)
+            progress()
+        else:
+            self._train(self._objective, [samples], progress, seed=0)
 
-        def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
-            batch, chosen = forward.micro_batch(samples, indices), [samples[index] for index in indices]
+    def _train(
+        self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None], seed: int
+    ) -> None:
+        """Run forward and backward for the parts of a step, after a forward pass if the loss needs one."""
+        samples = [sample for part in parts for sample in part]
+        facts = None
+        if needs_first_pass(objective, samples):
+            facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
+        start = 0
+        for part in parts:
+            loss_of = partial(self._loss_of, objective, part, facts, start)
+            self._trained.backward(lengths_of(part), loss_of, progress)
+            start += len(part)
 
-            def padded(name: str) -> Tensor:
-                return forward.padded([sample.masked(name) for sample in chosen], batch.width)
+    @torch.no_grad()
+    def _record(
+        self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None]
+    ) -> Records:
+        """Run the forward pass before the backward passes, in the same micro-batches."""
+        max_tokens, found = self._config.trainer.max_tokens_per_microbatch, Records()
+        start = 0
+        for part in parts:
+            for indices in micro_batches(lengths_of(part), max_tokens=max_tokens):
+                batch, chosen = self._forward.micro_batch(part, indices), [part[index] for index in indices]
+                scored = self._scored(batch, entropies=objective.top_entropy is not None)
+                inputs = loss_inputs(objective, chosen, scored, batch.mask, partial(self._padded, batch))
+                found |= record(objective, inputs, [start + index for index in indices])
+                progress()
+            start += len(part)
+        if self._routers is not None:
+            self._routers.reroutes.take()
+        return found
 
-            rollout = padded("logprobs")
-            replay_measured = self._measure_without_replay(batch, rollout)
-            logprobs = forward.logprobs(self._model, batch, routers=self._routers)
-            if self._routers is not None:
-                replay_measured |= self._routers.reroutes.take()
-            counts = torch.tensor([sample.sample_tokens or sample.trained for sample in chosen], device=self._device)
-            inputs = LossInputs(
-                logprobs,
-                rollout,
-                padded("advantages"),
-                batch.mask,
-                counts,
-                actor_fwd=padded("proximal_logprobs") if objective.needs_actor_fwd else None,
-                reference=padded("reference_logprobs") if chosen[0].reference_logprobs is not None else None,
-            )
-            loss, measured = objective.loss(inputs)
-            return loss, measured | replay_measured
+    def _loss_of(
+        self,
+        objective: StepObjective,
+        samples: Sequence[TrainSample],
+        facts: StepFacts | None,
+        start: int,
+        indices: list[int],
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Compute the loss of a micro-batch; `start` is the position of the first of `samples` in the step's facts."""
+        batch, chosen = self._forward.micro_batch(samples, indices), [samples[index] for index in indices]
+        rollout = self._padded(batch, [sample.masked("logprobs") for sample in chosen])
+        replay_measured = self._measure_without_replay(batch, rollout)
+        ids = None
+        if objective.needs_teacher and chosen[0].teacher_top_ids is not None:
+            ids = self._padded(batch, [sample.masked("teacher_top_ids") for sample in chosen])
+        scored = self._scored(batch, entropies=objective.trains_entropy, ids=ids)
+        if self._routers is not None:
+            replay_measured |= self._routers.reroutes.take()
+        padded, places = partial(self._padded, batch), [start + index for index in indices]
+        inputs = loss_inputs(objective, chosen, scored, batch.mask, padded, facts=facts, indices=places)
+        loss, measured = objective.loss(inputs)
+        return loss, measured | replay_measured
 
-        self._backward(lengths_of(samples), loss_of, progress)
+    def _scored(self, batch: MicroBatch, *, entropies: bool, ids: Tensor | None = None) -> ScoredTokens:
+        """Compute log-probs of the trained tokens, and their entropies and log-probs of other tokens if asked for."""
+        return self._forward.score_trained(self._model, batch, entropies=entropies, ids=ids, routers=self._routers)
+
+    def _padded(self, batch: MicroBatch, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        return self._forward.padded(arrays, batch.width)
+
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute log-probs with the current weights; see `SupportsScore`."""
+        max_tokens = self._config.trainer.max_tokens_per_microbatch
+        return self._forward.score(self._model, samples, max_tokens, progress, self._routers)
 
     @torch.no_grad()
     def _measure_without_replay(self, batch: MicroBatch, rollout: Tensor) -> dict[str, float]:
         """Measure a pass without replay, for the first micro-batch of a step, once per comparison interval."""
-        if self._routers is None or batch.experts is None or self._measured:
+        if self._routers is None or batch.experts is None or self._trained.measured:
             return {}
         if not self._comparison_interval or self._steps_to_comparison:
             return {}
@@ -170,8 +208,8 @@ class TorchEngine:
     def discard(self) -> None:
         """Discard the accumulated gradients; see `TrainingEngine`."""
         self._objective = None
-        self._measured.clear()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._kept.clear()
+        self._trained.discard()
 
     def step(self, step: int, progress: Callable[[], None]) -> StepResult:
         """Take one optimizer step; see `TrainingEngine`."""
@@ -179,9 +217,11 @@ class TorchEngine:
         if objective is None:
             msg = f"no rows were accumulated for step {step}; call accumulate first"
             raise ValueError(msg)
+        if self._kept:
+            self._train(objective, self._kept, progress, derive_seed(self._config.run.seed, "tokens", step))
         rate = scheduled_learning_rate(self._config, step)
-        self._set_learning_rate(rate)
-        measured = self._optimizer_step(objective.gradient_scale)
+        measured = self._update(rate, objective.gradient_scale)
+        self._coefficients = objective.next_coefficients(measured)
         self._steps_to_comparison = max(0, self._steps_to_comparison - 1)
         progress()
         return StepResult(objective.metrics(measured) | {"learning_rate": rate})
@@ -197,36 +237,14 @@ class TorchEngine:
             found += [replace(s, reference_logprobs=logprobs) for s, logprobs in zip(part, scored, strict=True)]
         return found
 
-    def _backward(
-        self,
-        lengths: Sequence[int],
-        loss_of: Callable[[list[int]], tuple[Tensor, dict[str, float]]],
-        progress: Callable[[], None],
-    ) -> None:
-        """Run forward and backward, micro-batch by micro-batch."""
-        for indices in micro_batches(lengths, max_tokens=self._config.trainer.max_tokens_per_microbatch):
-            loss, measured = loss_of(indices)
-            torch.autograd.backward(loss)
-            self._measured.append(measured)
-            progress()
-
-    def _optimizer_step(self, scale_of: Callable[[dict[str, float]], float] = lambda _: 1.0) -> dict[str, float]:
-        """Multiply the accumulated gradients by `scale_of(measurements)`, clip them, and step."""
-        measured, count = add_metrics(self._measured), float(len(self._measured))
-        if (scale := scale_of(measured)) != 1.0:
-            for parameter in self._model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(scale)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.max_grad_norm))
-        check_gradient_norm(norm)
-        self._optimizer.step()
+    def _update(
+        self, learning_rate: float, scale_of: Callable[[dict[str, float]], float] = lambda _: 1.0
+    ) -> dict[str, float]:
+        measured = self._trained.update(learning_rate, scale_of)
+        self._objective = None
+        self._kept.clear()
         self._encoder.invalidate()
-        self.discard()
-        return measured | {"grad_norm": norm, "micro_batches": count}
-
-    def _set_learning_rate(self, learning_rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        return measured
 
     def publish(self, path: Path) -> str:
         """Write the full weights; see `WeightProducer`."""
@@ -253,36 +271,22 @@ class TorchEngine:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `TrainingEngine`."""
-        _write(self._config.trainer.precision, folder, self._state())
+        write_state(self._config.trainer.precision, folder, self._state())
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a copy of the state in the background; see `SupportsAsyncSave`."""
-        copied = {
-            # The reference never changes, so it needs no copy.
-            file: held if file == REFERENCE else {n: t.detach().to("cpu", copy=True) for n, t in held.items()}
-            for file, held in self._state().items()
-        }
-        return run_in_background(partial(_write, self._config.trainer.precision, folder, copied))
+        return begin_write_state(self._config.trainer.precision, folder, self._state(), unchanging=REFERENCE)
 
     def _state(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""
-        state = self._optimizer.state_dict()["state"]
-        flat = {f"{i}.{name}": value for i, entry in state.items() for name, value in entry.items()}
-        found = {MODEL: tensors_of(self._model), OPTIMIZER: flat}
+        found = self._trained.state() | {coefficient_tensors.FILE: coefficient_tensors.to_tensors(self._coefficients)}
         return found if self._reference is None else found | {REFERENCE: tensors_of(self._reference)}
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint; see `TrainingEngine`."""
-        copy_into(self._model, weights.load([folder / MODEL]), str(folder))
+        self._trained.load(folder)
+        self._coefficients = coefficient_tensors.from_tensors(weights.load([folder / coefficient_tensors.FILE]))
         self._encoder.invalidate()
-        self._optimizer = self._new_optimizer(self._config.trainer.learning_rate)
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in weights.load([folder / OPTIMIZER]).items():
-            index, _, name = key.partition(".")
-            state.setdefault(int(index), {})[name] = value.clone()
-        tree = self._optimizer.state_dict()
-        tree["state"] = state
-        self._optimizer.load_state_dict(tree)
         if (folder / REFERENCE).exists():
             self._set_reference(weights.load([folder / REFERENCE]))
 
@@ -294,10 +298,3 @@ class TorchEngine:
             copy_into(model, self._published(), "training")
         with weights.disk_errors(folder):
             model.save_pretrained(folder)
-
-
-def _write(precision: str, folder: Path, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    for file, tensors in state.items():
-        weights.save(tensors, folder / file)
-    # The weights are those of the optimizer; `precision` is that of the published weights, which were rounded.
-    (folder / weights.ENGINE).write_text(json.dumps({"engine": "torch", "precision": precision}))

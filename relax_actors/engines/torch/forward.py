@@ -1,4 +1,4 @@
-"""Log-probs of sequences under a torch model: the forward pass that training and scoring share.
+"""Log-probs or values of sequences under a torch model: the forward pass that training and scoring share.
 
 A result depends on the weights and the micro-batch. The same sequences in one micro-batch give the same bits in any
 process; in other micro-batches they differ by rounding.
@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from relax_actors.algorithms.distillation import logprobs_at
+from relax_actors.algorithms.entropy import logprobs_and_entropies, squared_probabilities
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
+from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch.experts import Routers, pack_experts
+from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.engines.torch.packing import ATTENTION, Packing
 
 
@@ -105,8 +109,17 @@ class Forward:
         return torch.from_numpy(packed).to(self.device)
 
     def padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
-        """Pad values of the trained tokens of each sequence with 0, to `[batch, width] float32`."""
-        out = np.zeros((len(arrays), width), np.float32)
+        """Pad values of the trained tokens of each sequence with 0.
+
+        Args:
+            arrays: `[trained]` or `[trained, k]` of each sequence, numbers or token ids.
+            width: largest number of trained tokens.
+
+        Returns:
+            `[batch, width]` or `[batch, width, k]`, float32 or, for ids, int64.
+        """
+        dtype = np.int64 if arrays[0].dtype.kind == "i" else np.float32
+        out = np.zeros((len(arrays), width, *arrays[0].shape[1:]), dtype)
         for row, array in enumerate(arrays):
             out[row, : len(array)] = array
         return torch.from_numpy(out).to(self.device)
@@ -129,23 +142,81 @@ class Forward:
             routers: routers of the model, to replay the recorded experts.
             only_count: let the routers make their own choice, and only count differences from the recorded experts.
         """
+        logits = self._logits(model, batch, routers, only_count=only_count)
+        divisor = self._temperature if temperature is None else temperature
+        return self._in_padded_layout(token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0], batch)
+
+    def score_trained(
+        self,
+        model: PreTrainedModel,
+        batch: MicroBatch,
+        *,
+        entropies: bool = False,
+        ids: Tensor | None = None,
+        routers: Routers | None = None,
+    ) -> ScoredTokens:
+        """Compute log-probs of the trained tokens as `logprobs` does, and what else the loss needs.
+
+        Args:
+            model: a model set up by `prepare`.
+            batch: the micro-batch.
+            entropies: whether to compute entropies over the vocabulary.
+            ids: `[batch, width, k] int64`, tokens whose log-probs are needed at the place of each trained token.
+            routers: routers of the model, to replay the recorded experts.
+        """
+        logits = self._logits(model, batch, routers)
+        targets, found = batch.tokens[:, batch.scored + 1], None
+        if entropies:
+            logprobs, of_vocabulary = logprobs_and_entropies(logits, targets, self._temperature)
+            found = self._in_padded_layout(of_vocabulary[0], batch)
+        else:
+            logprobs = token_logprobs(logits, targets, self._temperature)
+        top = None
+        if ids is not None:
+            top = logprobs_at(logits[0], ids.flatten(0, 1)[batch.places], self._temperature)
+            top = top.new_zeros((batch.mask.numel(), ids.shape[-1])).index_copy(0, batch.places, top).view(ids.shape)
+        return ScoredTokens(self._in_padded_layout(logprobs[0], batch), found, top)
+
+    def squares(self, model: PreTrainedModel, batch: MicroBatch, *, routers: Routers | None = None) -> Tensor:
+        """Compute the sum of squared probabilities at the trained tokens, `[batch, width] float32`, as `logprobs`."""
+        logits = self._logits(model, batch, routers)
+        return self._in_padded_layout(squared_probabilities(logits, self._temperature)[0], batch)
+
+    def _logits(
+        self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None = None, *, only_count: bool = False
+    ) -> Tensor:
+        """Compute the logits of the trained tokens, `[1, trained, vocab]`."""
         replaying: AbstractContextManager[None] = nullcontext()
         if routers is not None and batch.experts is not None:
             replaying = routers.replaying(batch.experts, only_count=only_count)
         with replaying, torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            logits = model(
+            logits: Tensor = model(
                 input_ids=batch.tokens,
                 position_ids=batch.packing.positions,
                 packing=batch.packing,
                 use_cache=False,
                 logits_to_keep=batch.scored,
             ).logits
-        divisor = self._temperature if temperature is None else temperature
-        found = token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0]
+        return logits
+
+    def values(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+        """Compute the value of the state before each trained token, `[batch, width] float32`, as `logprobs`.
+
+        Args:
+            model: a token-classification model with one label, set up by `prepare`.
+            batch: the micro-batch.
+        """
+        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            output = model(
+                input_ids=batch.tokens, position_ids=batch.packing.positions, packing=batch.packing, use_cache=False
+            )
+        return self._in_padded_layout(output.logits[0, batch.scored, 0].float(), batch)
+
+    @staticmethod
+    def _in_padded_layout(found: Tensor, batch: MicroBatch) -> Tensor:
         padded = found.new_zeros(batch.mask.numel())
         return padded.index_copy(0, batch.places, found).view(batch.mask.shape)
 
-    @torch.no_grad()
     def score(
         self,
         model: PreTrainedModel,
@@ -166,12 +237,58 @@ class Forward:
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
         """
+        return self.compute(lambda batch: self.logprobs(model, batch, routers=routers), samples, max_tokens, progress)
+
+    @torch.no_grad()
+    def compute(
+        self,
+        compute: Callable[[MicroBatch], Tensor],
+        samples: Sequence[TrainSample],
+        max_tokens: int,
+        progress: Callable[[], None],
+    ) -> list[NDArray[Any]]:
+        """Compute a number for each trained token, micro-batch by micro-batch and without gradients; see `score`.
+
+        Args:
+            compute: returns the numbers of a micro-batch, `[batch, width] float32`.
+            samples: the sequences.
+            max_tokens: largest number of tokens of a micro-batch.
+            progress: called after every micro-batch.
+        """
         found = [np.zeros(len(sample), np.float32) for sample in samples]
         for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
             batch = self.micro_batch(samples, indices)
             if batch.width:
-                scored = self.logprobs(model, batch, routers=routers).cpu().numpy()
+                scored = compute(batch).cpu().numpy()
                 for row, index in enumerate(indices):
                     found[index][samples[index].loss_mask] = scored[row, : samples[index].trained]
             progress()
         return found
+
+    @torch.no_grad()
+    def score_top(
+        self,
+        model: PreTrainedModel,
+        samples: Sequence[TrainSample],
+        max_tokens: int,
+        top_k: int,
+        progress: Callable[[], None],
+    ) -> list[Scores]:
+        """Compute log-probs of each sequence as `score` does, and the `top_k` most likely tokens; errors as `score`."""
+        found: dict[int, Scores] = {}
+        for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
+            batch = self.micro_batch(samples, indices)
+            logits = self._logits(model, batch)
+            targets = batch.tokens[:, batch.scored + 1]
+            found_logprobs = token_logprobs(logits, targets, self._temperature)[0]
+            scored = self._in_padded_layout(found_logprobs, batch).cpu().numpy()
+            ids = logits[0].topk(top_k, -1).indices
+            top = logprobs_at(logits[0], ids, self._temperature).cpu().numpy()
+            ends = np.cumsum([samples[index].trained for index in indices])
+            for row, (index, end) in enumerate(zip(indices, ends, strict=True)):
+                sample = samples[index]
+                part, logprobs = slice(end - sample.trained, end), np.zeros(len(sample), np.float32)
+                logprobs[sample.loss_mask] = scored[row, : sample.trained]
+                found[index] = Scores(logprobs, ids[part].int().cpu().numpy(), top[part])
+            progress()
+        return [found[index] for index in range(len(samples))]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from relax_actors.errors import ConfigError
 
@@ -35,6 +35,30 @@ def build(
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"model.path {path} holds no model that transformers can build: {error}"
+        raise ConfigError(msg) from error
+    model.to(device)  # type: ignore[arg-type]
+    return model
+
+
+def build_critic(path: Path, *, seed: int, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """Build the architecture of a model folder with a value head, one number a token, instead of the head for tokens.
+
+    Args:
+        path: folder of the policy's model or of a critic.
+        seed: seed of the random weights.
+        device: torch device.
+
+    Raises:
+        ConfigError: transformers cannot build such a model from the folder.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, num_labels=1)
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForTokenClassification.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation="sdpa", dtype=torch.float32
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"critic: {path} holds no model that transformers can build with a value head: {error}"
         raise ConfigError(msg) from error
     model.to(device)  # type: ignore[arg-type]
     return model

@@ -3,18 +3,68 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.corrections import kept_sequences, mismatch_metrics, ratio_quantiles, token_weights
-from relax_actors.algorithms.losses import kl_estimate, policy_loss, reduce_loss
-from relax_actors.config.training import AlgorithmSection
+from relax_actors.algorithms.controllers import Coefficients, adapted, applied_entropy, initial
+from relax_actors.algorithms.corrections import kept_by_opsm, kept_sequences, mismatch_metrics, ratio_quantiles
+from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
+from relax_actors.algorithms.functions import Functions
+from relax_actors.algorithms.kl import kl_penalty
+from relax_actors.algorithms.losses import MAX_LOG_RATIO, reduce_loss
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, Totals
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
 
-PER_TOKEN = ("abs_delta", "k3", "ratio", "ratio_squared", "clipped", "kl", "entropy_proxy", "weight", "bounded")
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """What the trained policy says of the trained tokens of a micro-batch, with gradient.
+
+    Attributes:
+        logprobs: `[batch, width] float32`.
+        entropies: `[batch, width] float32`, if they were computed.
+        top: `[batch, width, k] float32`, log-probs of the teacher's most likely tokens, if it names any.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor | None = None
+    top: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherInputs:
+    """Log-probs of a teacher for the tokens of a micro-batch; `[batch, width]` and `[batch, width, k]` float32.
+
+    Attributes:
+        logprobs: of the tokens themselves.
+        top: of its k most likely tokens at each token; None without `algorithm.distil.top_k`.
+        student_top: log-probs of the trained policy at the same k tokens, with gradient.
+    """
+
+    logprobs: Tensor
+    top: Tensor | None = None
+    student_top: Tensor | None = None
+
+
+PER_TOKEN = (
+    "abs_delta",
+    "k3",
+    "ratio",
+    "ratio_squared",
+    "clipped",
+    "kl",
+    "entropy",
+    "entropy_proxy",
+    "weight",
+    "bounded",
+    "distil",
+)
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
 
 
@@ -29,8 +79,14 @@ class LossInputs:
         mask: bool, true for trained tokens, false for padding.
         sample_tokens: `[batch] int64`, trained tokens of the whole sample of each sequence; None if every sample has
             one sequence.
-        actor_fwd: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd".
+        proximal: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd", and given
+            with several updates a batch.
         reference: float32, log-probs of the reference model of the KL, if there is one.
+        entropies: float32, with gradient; required if `StepObjective.needs_entropy`.
+        selected: bool, tokens that the covariance selected, if the algorithm selects any.
+        uncertain: bool, tokens that algorithm.entropy.quantile selected, if it selects any.
+        teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
+        totals: sums of whole samples and of the step.
     """
 
     logprobs: Tensor
@@ -38,8 +94,18 @@ class LossInputs:
     advantages: Tensor
     mask: Tensor
     sample_tokens: Tensor | None = None
-    actor_fwd: Tensor | None = None
+    proximal: Tensor | None = None
     reference: Tensor | None = None
+    entropies: Tensor | None = None
+    selected: Tensor | None = None
+    uncertain: Tensor | None = None
+    teacher: TeacherInputs | None = None
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def counts(self) -> Tensor:
+        """Trained tokens of the whole sample of each sequence, `[batch] int64`."""
+        return self.mask.sum(-1) if self.sample_tokens is None else self.sample_tokens
 
 
 class StepObjective:
@@ -50,25 +116,72 @@ class StepObjective:
 
     Args:
         algorithm: section [algorithm] of the run.
+        coefficients: coefficients of the step; those of the first step if None.
 
     Attributes:
         log_ratios: `[tokens] float32` of each micro-batch so far; data-parallel ranks gather them.
 
     Raises:
-        ValueError: `algorithm.loss` is "constant", and `algorithm.loss_length` is not set.
+        ValueError: `algorithm.aggregate` is "constant", and `algorithm.length` is not set.
+        ConfigError: a function of the user does not import, or names a setting that [algorithm] lacks.
     """
 
-    def __init__(self, algorithm: AlgorithmSection) -> None:
-        if algorithm.loss == "constant" and algorithm.loss_length is None:
-            msg = 'algorithm.loss = "constant" needs algorithm.loss_length; a Config sets it to rollout.max_tokens'
+    def __init__(self, algorithm: AlgorithmSection, coefficients: Coefficients | None = None) -> None:
+        if algorithm.aggregate == "constant" and algorithm.length is None:
+            msg = 'algorithm.aggregate = "constant" needs algorithm.length; a Config sets it to rollout.max_tokens'
             raise ValueError(msg)
-        self._algorithm = algorithm
+        self._algorithm, self._functions = algorithm, Functions(algorithm)
+        self._coefficients = coefficients or initial(algorithm)
         self.log_ratios: list[NDArray[Any]] = []
 
     @property
-    def needs_actor_fwd(self) -> bool:
-        """Whether `LossInputs.actor_fwd` is required."""
-        return self._algorithm.proximal == "actor_fwd"
+    def functions(self) -> Functions:
+        """Functions that [algorithm] names."""
+        return self._functions
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Whether the loss needs numbers of the whole step, so that no backward pass can start before."""
+        algorithm = self._algorithm
+        wide = algorithm.entropy.quantile < 1 or algorithm.correction.normalise != "none"
+        return wide or self._functions.needs_whole_step
+
+    @property
+    def needs_sample_sums(self) -> bool:
+        """Whether the loss of a token depends on all tokens of its sample."""
+        return self._algorithm.ratio.startswith("sequence") or self._functions.needs_sample_sums
+
+    @property
+    def trains_entropy(self) -> bool:
+        """Whether the loss has an entropy bonus; only then do entropies get a gradient."""
+        return self._algorithm.entropy.coefficient > 0 or self._algorithm.entropy.target is not None
+
+    @property
+    def top_entropy(self) -> float | None:
+        """Share of the tokens, by entropy, that the policy loss trains; None for all."""
+        share = self._algorithm.entropy.quantile
+        return share if share < 1 else None
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether `LossInputs.teacher` is required."""
+        return self._algorithm.distil.place == "loss"
+
+    def _distilled(self, inputs: LossInputs) -> Tensor:
+        """Return the distillation loss of each token, `[batch, width] float32`."""
+        settings, teacher = self._algorithm.distil, inputs.teacher
+        if teacher is None:
+            msg = 'algorithm.distil.place is "loss", but the batch lacks a teacher\'s log-probs; add the role teacher'
+            raise ValueError(msg)
+        if teacher.top is None or teacher.student_top is None:
+            return sampled_reverse_kl(inputs.logprobs, teacher.logprobs)
+        return distillation_loss(
+            teacher.student_top,
+            teacher.top,
+            kind=settings.kind,
+            tail=settings.tail,
+            teacher_weight=settings.teacher_weight,
+        )
 
     def loss(self, inputs: LossInputs) -> tuple[Tensor, dict[str, float]]:
         """Compute the loss of a micro-batch.
@@ -77,89 +190,158 @@ class StepObjective:
             Sum of the loss, scalar float32, and measurements to combine with `add_metrics`.
 
         Raises:
-            ValueError: shapes do not match, or `actor_fwd` is missing.
+            ValueError: shapes do not match, or an input is missing.
+            ConfigError: a function of the user returned a wrong shape, or a number that is not finite.
         """
         algorithm, mask = self._algorithm, inputs.mask
         logprobs, rollout = inputs.logprobs, inputs.rollout
         measured = mismatch_metrics(logprobs, rollout, mask)
         self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
-        per_token = self._policy(inputs, self._proximal(inputs), measured)
-        if inputs.reference is not None:
-            kl = kl_estimate(logprobs, inputs.reference, algorithm.kl)
-            per_token = per_token + algorithm.kl_coefficient * kl
-            measured["kl"] = float((kl.detach() * mask).sum())
-        counts = mask.sum(-1) if inputs.sample_tokens is None else inputs.sample_tokens
-        shares = mask.sum(-1).double() / counts.clamp(min=1)
+        per_token = self._policy_term(inputs, measured)
+        for term in self._other_terms(inputs, measured):
+            per_token = per_token + term
+        shares = mask.sum(-1).double() / inputs.counts.clamp(min=1)
         measured["samples"] = float(shares.sum())
         trained = self._trained_tokens(inputs, shares, measured)
-        loss = reduce_loss(per_token, trained, mode=algorithm.loss, normaliser=1.0, sample_tokens=inputs.sample_tokens)
+        mode, counts = algorithm.aggregate, inputs.sample_tokens
+        loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, sample_tokens=counts)
         measured["loss"] = float(loss.detach())
         measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
         return loss, measured
 
+    @torch.no_grad()
+    def observe(self, inputs: LossInputs) -> PolicyLoss:
+        """Compute the policy loss in the forward pass before the backward pass; fills `inputs.totals`."""
+        chosen = torch.zeros_like(inputs.mask) if self._functions.chooses_tokens else None
+        return self._functions.policy_loss(self._policy_inputs(inputs, chosen, {}))
+
     def _proximal(self, inputs: LossInputs) -> Tensor:
-        """Return the log-probs that the clipped ratio is taken against.
+        """Return the log-probs in the denominator of the ratio, detached.
 
-        A batch is used for one optimizer step, so the trainer's log-probs before the step are those of this pass.
+        With one update a batch, the trainer's log-probs before the step are those of this pass.
         """
-        match self._algorithm.proximal:
-            case "rollout":
-                return inputs.rollout
-            case "trainer":
-                return inputs.logprobs.detach()
-            case "actor_fwd":
-                if inputs.actor_fwd is None:
-                    msg = 'algorithm.proximal is "actor_fwd", but the batch lacks its log-probs; add the role actor_fwd'
-                    raise ValueError(msg)
-                return inputs.actor_fwd
+        if self._algorithm.proximal == "rollout":
+            return inputs.rollout.detach()
+        if inputs.proximal is not None:
+            return inputs.proximal.detach()
+        if self._algorithm.proximal == "actor_fwd":
+            msg = 'algorithm.proximal is "actor_fwd", but the batch lacks its log-probs; add the role actor_fwd'
+            raise ValueError(msg)
+        return inputs.logprobs.detach()
 
-    def _policy(self, inputs: LossInputs, proximal: Tensor, measured: dict[str, float]) -> Tensor:
-        algorithm, mask = self._algorithm, inputs.mask
-        policy = policy_loss(
+    def _policy_inputs(self, inputs: LossInputs, selected: Tensor | None, measured: dict[str, float]) -> PolicyInputs:
+        proximal = self._proximal(inputs)
+        return PolicyInputs.of(
             inputs.logprobs,
             proximal,
             inputs.advantages,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            clip_ratio_c=algorithm.clip_ratio_c,
+            inputs.mask,
+            level=self._algorithm.ratio,
+            rollout=inputs.rollout,
+            weights=self._weights(inputs, proximal, measured),
+            sample_tokens=inputs.sample_tokens,
+            selected=selected,
+            totals=inputs.totals,
         )
+
+    def _weights(self, inputs: LossInputs, proximal: Tensor, measured: dict[str, float]) -> Tensor:
+        """Return the weights of the off-policy correction, 1 without one."""
+        settings, mask, totals = self._algorithm.correction, inputs.mask, inputs.totals
+        if settings.kind == "none":
+            return torch.ones_like(inputs.rollout)
+        # Against the rollout itself the ratio is 1, so the weight is that of the trained policy.
+        near = inputs.logprobs.detach() if self._algorithm.proximal == "rollout" else proximal
+        found = self._functions.weights(near, inputs.rollout, mask)
+        weights = found.weight
+        if settings.normalise != "none":
+            each = torch.ones_like(weights, dtype=torch.float64)
+            if settings.normalise == "samples":
+                each = each / inputs.counts.clamp(min=1).unsqueeze(-1)
+            mean = totals.step_sum("weights", weights * each, mask) / totals.step_sum("weighted", each, mask)
+            weights = weights / mean if mean > 0 else weights
+        measured["weight"] = float((weights * mask).sum())
+        measured["bounded"] = float((found.bounded & mask).sum())
+        return weights
+
+    def _policy_term(self, inputs: LossInputs, measured: dict[str, float]) -> Tensor:
+        algorithm, mask = self._algorithm, inputs.mask
+        given = self._policy_inputs(inputs, inputs.selected, measured)
+        policy = self._functions.policy_loss(given)
         measured["clipped"] = float((policy.clipped & mask).sum())
-        if algorithm.correction == "none":
-            return policy.loss
-        low, high = algorithm.correction_low, algorithm.correction_high
-        weights = token_weights(proximal, inputs.rollout, kind=algorithm.correction, low=low, high=high)
-        measured["weight"] = float((weights.weight * mask).sum())
-        measured["bounded"] = float((weights.bounded & mask).sum())
-        return policy.loss * weights.weight
+        loss = policy.loss
+        if algorithm.correction.kind != "none" and not policy.weighted:
+            loss = loss * given.weights
+        if (threshold := algorithm.reject.opsm) is not None:
+            kept = kept_by_opsm(given.logprobs, given.proximal, given.advantages, mask, threshold=threshold)
+            measured["opsm_dropped"] = float((~kept).sum())
+            loss = loss.masked_fill(~kept.unsqueeze(-1), 0.0)
+        if inputs.uncertain is not None:
+            loss = loss.masked_fill(~inputs.uncertain, 0.0)
+        return loss
+
+    def _other_terms(self, inputs: LossInputs, measured: dict[str, float]) -> Iterator[Tensor]:
+        """Yield the terms of each token's loss besides the policy loss; a term with coefficient 0 has no graph."""
+        algorithm, mask, logprobs, kl = self._algorithm, inputs.mask, inputs.logprobs, self._algorithm.kl
+        if inputs.reference is not None and kl.place == "loss":
+            term = kl_penalty(
+                logprobs,
+                inputs.reference,
+                kind=kl.kind,
+                clamp=kl.clamp,
+                k2_gradient=kl.k2_gradient,
+                proximal=self._proximal(inputs) if kl.unbiased else None,
+            )
+            measured["kl"] = float((term.detach() * mask).sum())
+            yield self._coefficients.kl * term
+        if self.needs_teacher:
+            distilled = self._distilled(inputs)
+            measured["distil"] = float((distilled.detach() * mask).sum())
+            yield algorithm.distil.coefficient * distilled
+        if self.trains_entropy:
+            if inputs.entropies is None:
+                msg = "the entropy bonus of [algorithm.entropy] needs the entropies of the tokens; the engine gave none"
+                raise ValueError(msg)
+            measured["entropy"] = float((inputs.entropies.detach() * mask).sum())
+            if bonus := applied_entropy(self._coefficients, algorithm.entropy.target):
+                yield -bonus * inputs.entropies
+        if penalty := algorithm.log_ratio_penalty:
+            delta = logprobs - self._proximal(inputs)
+            yield penalty * delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).square()
 
     def _trained_tokens(self, inputs: LossInputs, shares: Tensor, measured: dict[str, float]) -> Tensor:
         """Return the mask without rejected sequences, whose ratios are too far from 1."""
-        algorithm, mask, near = self._algorithm, inputs.mask, inputs.logprobs
-        if algorithm.reject == "none":
+        algorithm, mask, reject = self._algorithm, inputs.mask, self._algorithm.reject
+        if reject.kind == "none":
             return mask
-        if self.needs_actor_fwd and inputs.actor_fwd is not None:
-            near = inputs.actor_fwd
-        low, high = algorithm.reject_low, algorithm.reject_high
-        kept = kept_sequences(near, inputs.rollout, mask, kind=algorithm.reject, low=low, high=high)
+        near = inputs.logprobs if algorithm.proximal == "rollout" else self._proximal(inputs)
+        kept = kept_sequences(near, inputs.rollout, mask, kind=reject.kind, low=reject.low, high=reject.high)
         trained = mask & kept.unsqueeze(-1)
         measured["rejected"] = float((~kept).sum())
-        measured["trained"] = float(trained.sum() if algorithm.loss == "token" else (shares * kept).sum())
+        measured["trained"] = float(trained.sum() if algorithm.aggregate == "token_mean" else (shares * kept).sum())
         return trained
 
     def gradient_scale(self, measured: dict[str, float]) -> float:
         """Return the factor for the accumulated gradients: 1 / (trained tokens or samples of the step).
 
-        With `algorithm.loss = "constant"` it is 1 / (samples x loss_length). Samples have a trained token, and rejected
+        With `algorithm.aggregate = "constant"` it is 1 / (samples x length). Samples have a trained token, and rejected
         sequences do not count.
 
         Args:
             measured: combined measurements of all micro-batches.
         """
-        count = measured["tokens" if self._algorithm.loss == "token" else "samples"]
+        count = measured["tokens" if self._algorithm.aggregate == "token_mean" else "samples"]
         trained = measured.get("trained", count)
-        if self._algorithm.loss == "constant" and self._algorithm.loss_length is not None:
-            trained *= self._algorithm.loss_length
+        if self._algorithm.aggregate == "constant" and self._algorithm.length is not None:
+            trained *= self._algorithm.length
         return 1.0 / trained if trained else 1.0
+
+    def next_coefficients(self, measured: dict[str, float]) -> Coefficients:
+        """Return the coefficients of the next step.
+
+        Args:
+            measured: combined measurements of all micro-batches.
+        """
+        return adapted(self._algorithm, self._coefficients, measured)
 
     def metrics(self, measured: dict[str, float]) -> dict[str, float]:
         """Compute the metrics of the step: means over tokens, quantiles of the ratios, the normalised loss.
@@ -170,14 +352,23 @@ class StepObjective:
         means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
         rest = {name: value for name, value in measured.items() if name not in ("trained", "samples")}
         loss = {"loss": measured["loss"] * self.gradient_scale(measured)}
+        if self._algorithm.kl.target is not None and "kl" in measured:
+            loss["kl_coefficient"] = self._coefficients.kl
+        if self._algorithm.entropy.target is not None:
+            loss["entropy_coefficient"] = self._coefficients.entropy
         return with_replay_shares(rest) | means | loss | ratio_quantiles(self.log_ratios)
 
 
-def check_gradient_norm(norm: float) -> None:
-    """Raise FloatingPointError unless a gradient norm is finite."""
+def check_gradient_norm(norm: float, section: str = "trainer") -> None:
+    """Raise FloatingPointError unless a gradient norm is finite.
+
+    Args:
+        norm: norm of the gradients of the whole model.
+        section: "trainer" or "critic", whose learning rate is too high.
+    """
     if not math.isfinite(norm):
         msg = (
-            f"gradient norm is {norm}: the loss diverged; start a new run with a lower trainer.learning_rate or "
+            f"gradient norm is {norm}: the loss diverged; start a new run with a lower {section}.learning_rate or "
             "tighter clip bounds"
         )
         raise FloatingPointError(msg)

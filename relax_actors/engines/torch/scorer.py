@@ -1,44 +1,82 @@
-"""Scoring engine: the forward pass of the torch trainer with published weights."""
+"""Scoring engines: the forward pass of the torch trainer with published weights, or with those of a teacher."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from relax_actors.config import Config
 from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch.experts import Routers
-from relax_actors.engines.torch.forward import Forward, device_of
+from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
+from relax_actors.engines.torch.model import copy_into
 from relax_actors.engines.torch.swappable_model import SwappableModel
+from relax_actors.weights import files as weights
 
 
 class TorchScorer(SwappableModel):
     """Scores with the same forward pass as `TorchEngine`, so log-probs agree with the trainer's up to rounding.
 
     With trainer.precision = "bfloat16" weights are published in bfloat16, so embeddings and norms, which the trainer
-    keeps in float32, are rounded here. Implements `ScoringEngine`.
+    keeps in float32, are rounded here. Implements `ScoringEngine` and `SupportsSquares`.
 
     Args:
         config: configuration of the run.
         device: torch device, or "auto".
         follows: whether further weight versions will be loaded.
+        path: model folder; None for the folder of the run's model.
 
     Raises:
         ConfigError: the model cannot be built, or has no supported router for trainer.router_replay.
     """
 
-    def __init__(self, config: Config, device: str = "auto", *, follows: bool = True) -> None:
-        super().__init__(config.model_path, device_of(device), follows=follows)
+    def __init__(self, config: Config, device: str = "auto", *, follows: bool = True, path: Path | None = None) -> None:
         dtype = getattr(torch, config.trainer.precision)
+        super().__init__(path or config.model_path, device_of(device), follows=follows)
         self._forward = Forward(self._device, dtype, config.rollout.temperature)
         self._forward.prepare(self._model)
         self._max_tokens = config.trainer.max_tokens_per_microbatch
-        self._routers = Routers(self._model) if config.trainer.router_replay else None
+        self._routers = Routers(self._model) if config.trainer.router_replay and path is None else None
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute log-probs of each sequence; see `ScoringEngine`."""
         self.require_weights()
         return self._forward.score(self._model, samples, self._max_tokens, progress, self._routers)
+
+    def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute sums of squared probabilities of each sequence; see `SupportsSquares`."""
+        self.require_weights()
+
+        def compute(batch: MicroBatch) -> Tensor:
+            return self._forward.squares(self._model, batch, routers=self._routers)
+
+        return self._forward.compute(compute, samples, self._max_tokens, progress)
+
+    def score_top(self, samples: Sequence[TrainSample], top_k: int, progress: Callable[[], None]) -> list[Scores]:
+        """Compute log-probs of each sequence and of the most likely tokens; see `TeacherEngine`."""
+        self.require_weights()
+        return self._forward.score_top(self._model, samples, self._max_tokens, top_k, progress)
+
+
+class TorchTeacher(TorchScorer):
+    """A frozen model of a folder; implements `TeacherEngine`.
+
+    Args:
+        config: configuration of the run.
+        path: model folder with weights.
+        device: torch device, or "auto".
+
+    Raises:
+        ConfigError: the folder holds no model that transformers can build, or no weights that fit it.
+    """
+
+    def __init__(self, config: Config, path: Path, device: str = "auto") -> None:
+        super().__init__(config, device, follows=False, path=path)
+        copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
+        self._version = 0

@@ -51,7 +51,8 @@ class LockstepBatch:
 
         self._temperature = per_sample([r.temperature for r in requests], torch.float32)[:, None]
         self._top_p = per_sample([r.top_p for r in requests], torch.float32)[:, None]
-        self._greedy = per_sample([r.greedy for r in requests], torch.bool)
+        greedy = [r.is_greedy(sample) for r in requests for sample in range(r.samples)]
+        self._greedy = torch.tensor(greedy, device=device)
         self._min_tokens = per_sample([r.min_tokens for r in requests], torch.long)
         self._has_min_tokens = any(r.min_tokens for r in requests)
         self._max_tokens = per_sample([r.max_tokens for r in requests], torch.long)

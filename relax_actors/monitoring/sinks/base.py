@@ -83,15 +83,15 @@ class LogMessage:
     def scalars(self) -> tuple[int, dict[str, float]] | None:
         """Return a step and its scalars, for charts over optimizer steps.
 
-        The scalars of a step are `step/<name>`; of the evaluation of a version, `eval/reward`. None for any other
-        message.
+        The scalars of a step are `step/<name>`; of the critic, `critic/<name>`; of the evaluation of a version,
+        `eval/reward`. None for any other message.
         """
         numbers = self.numbers()
         if any(abs(numbers.get(name, 0.0)) >= MAX_STEP for name in ("step", "version")):
             return None
-        if self.kind == "step" and not self.is_event and "step" in numbers:
+        if self.kind in ("step", "critic") and not self.is_event and "step" in numbers:
             step = int(numbers.pop("step"))
-            return step, {f"step/{name}": value for name, value in numbers.items()}
+            return step, {f"{self.kind}/{name}": value for name, value in numbers.items()}
         if self.kind == "evaluated" and self.is_event and {"version", "reward"} <= numbers.keys():
             return int(numbers["version"]), {"eval/reward": numbers["reward"]}
         return None

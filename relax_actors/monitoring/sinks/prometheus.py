@@ -20,6 +20,7 @@ class Prometheus:
     """Sink with an HTTP server of its own, which serves `/metrics`.
 
         relax_step_<name>{run}              measurements of the last optimizer step
+        relax_critic_<name>{run}            measurements of the last step of the critic
         relax_actor_<name>{run,role,n}      state of an actor, about once a second
         relax_events_total{run,role,kind}   events received
 
@@ -70,8 +71,8 @@ class Prometheus:
             labels = (("run", message.run), ("role", message.role), ("kind", message.kind))
             self._set(("relax_events_total", labels), 1.0, add=True)
             return
-        if message.kind == "step":
-            prefix, labels = "relax_step", (("run", message.run),)
+        if message.kind in ("step", "critic"):
+            prefix, labels = f"relax_{message.kind}", (("run", message.run),)
         elif not message.kind:
             prefix, labels = "relax_actor", (("run", message.run), ("role", message.role), ("n", message.n))
         else:

@@ -336,10 +336,18 @@ class LanguageModelConformance(InferenceEngineConformance):
     def test_greedy_takes_the_likeliest_token(self, loaded: Any, config: Config) -> None:
         reference = ReferenceModel(config, random_weights(config))
         for seed in (1, 2):
-            greedy = [replace(request, samples=1, greedy=True, seed=seed) for request in self.requests]
+            greedy = [replace(request, samples=1, greedy_samples=1, seed=seed) for request in self.requests]
             for request, (sample,) in zip(greedy, loaded.generate(greedy, silent), strict=True):
                 assert sample.tokens.tolist() == reference.likeliest(request)
                 np.testing.assert_allclose(sample.logprobs, reference.logprobs(request, sample), atol=self.rounding)
+
+    def test_a_greedy_sample_beside_others_does_not_change_them(self, loaded: Any, config: Config) -> None:
+        reference = ReferenceModel(config, random_weights(config))
+        more = [replace(request, samples=request.samples + 1, greedy_samples=1) for request in self.requests]
+        pairs = zip(loaded.generate(self.requests, silent), loaded.generate(more, silent), strict=True)
+        for request, (alone, beside) in zip(self.requests, pairs, strict=True):
+            assert [s.tokens.tolist() for s in beside[:-1]] == [s.tokens.tolist() for s in alone]
+            assert beside[-1].tokens.tolist() == reference.likeliest(request)
 
     def test_sampled_tokens_follow_the_distribution_of_the_model(self, loaded: Any, config: Config) -> None:
         (samples,) = loaded.generate([request_of("12>", 7, samples=1000, max_tokens=1)], silent)

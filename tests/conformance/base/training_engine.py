@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from relax_actors.engines.protocols import TrainingEngine, train
-from relax_actors.engines.protocols.training import SupportsAsyncSave
+from relax_actors.engines.protocols.training import SupportsAsyncSave, SupportsScore
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
 from tests.support.batches import answers, batch_of, parts_of, with_advantages, with_noise_outside_the_mask
@@ -205,12 +206,25 @@ class GradientConformance(TrainingEngineConformance):
             assert again.step(0, silent).metrics == metrics
             assert again.fingerprint() == found
 
+    def test_scores_are_the_log_probs_that_the_next_update_starts_from(self, make: MakeEngine) -> None:
+        engine = begun(make({"proximal": "trainer"}, learning_rate=1e-2))
+        assert isinstance(engine, SupportsScore)
+        calls: list[None] = []
+        batch = batch_of(1)
+        scored = engine.score(batch, lambda: calls.append(None))
+        assert calls
+        assert all(not found[~sample.loss_mask].any() for found, sample in zip(scored, batch, strict=True))
+        again = [replace(s, logprobs=found, proximal_logprobs=found) for s, found in zip(batch, scored, strict=True)]
+        first, second = (train(engine, again, 0, silent).metrics for _ in range(2))
+        assert first["abs_delta"] < 1e-5 < second["abs_delta"]
+        assert first["clipped"] == 0 < second["clipped"]
+
     def test_the_constant_loss_divides_by_samples_and_length(self, make: MakeEngine) -> None:
         """Dr. GRPO, arXiv 2503.20783: it is the token loss but for a factor, however the step is cut."""
         batch, length = batch_of(1), 7
-        metrics = train(begun(make({"loss": "token"})), batch, 0, silent).metrics
+        metrics = train(begun(make({"aggregate": "token_mean"})), batch, 0, silent).metrics
         factor = metrics["tokens"] / (len(batch) * length)
-        section = {"loss": "constant", "loss_length": length}
+        section = {"aggregate": "constant", "length": length}
         for budget in (20, 10_000):
             engine = begun(make(section, max_tokens_per_microbatch=budget))
             for part in parts_of(batch):

@@ -225,7 +225,7 @@ def test_a_run_survives_the_loss_of_any_one_of_three_servers(make_project: MakeP
 def test_with_tls_and_the_roles_of_profiles(make_project: MakeProject) -> None:
     # The trainer steps only on rows that have both columns.
     roles = "roles.reference.max_concurrent_rows=8 roles.actor_fwd.max_concurrent_rows=8 algorithm.proximal=actor_fwd"
-    project = make_project(f"{SHORT.format(100_000)} {roles} algorithm.kl_coefficient=0.01")
+    project = make_project(f"{SHORT.format(100_000)} {roles} algorithm.kl.place=loss algorithm.kl.coefficient=0.01")
     project.environment |= {"TLS": "1", "MUTUAL_TLS": "1"}
     project.up(profiles=("reference", "actor_fwd"))
     at = project.await_step(3)

@@ -12,6 +12,7 @@ from broker.codec import encode
 from broker.errors import CodecError
 from broker.store import Store
 from broker.subjects import RowId
+from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.messages import FinishReason, Prompt, Reward, Trajectory
 from relax_actors.runtime import COLUMNS, Role, Row, StatefulRole, check_role
@@ -133,7 +134,7 @@ class HasNoHandle(Role):
 
 
 class ReadsByOption(ReadsNothing):
-    def inputs(self) -> tuple[str, ...]:
+    def inputs(self, config: Config) -> tuple[str, ...]:  # noqa: ARG002 as every role's
         return ("reward",)
 
 

@@ -8,7 +8,7 @@ from relax_actors.config import load_config
 from relax_actors.supervision.resume import Change, Effect, compare, continues, needs_new_start
 from tests.support.running import TINY
 
-ADDED = '{"actor": "reference", "replicas": 1, "deadline": 60.0}'
+ADDED = '{"actor": "reference", "replicas": 1, "deadline": 60.0, "isolation": "none"}'
 
 
 def changes(old: list[str], new: list[str]) -> list[Change]:

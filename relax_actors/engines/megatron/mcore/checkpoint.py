@@ -13,6 +13,7 @@ from typing import Any
 from megatron.core import parallel_state
 from torch import distributed
 
+from relax_actors.algorithms.controllers import Coefficients
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import shard_files
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
@@ -26,7 +27,13 @@ REFERENCE = "reference."
 """Prefix of the reference's tensor names, which would otherwise equal the model's."""
 
 
-def save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> None:
+def save(
+    folder: Path,
+    layout: Layout,
+    optimizer: Optimizer,
+    reference: ModelChunks | None,
+    coefficients: Coefficients,
+) -> None:
     """Write weights, optimizer state and reference to a folder; every rank must call it.
 
     The checkpoint is complete when all ranks have returned.
@@ -35,10 +42,16 @@ def save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChu
         OSError: writing failed; errno is ENOSPC if the disk is full.
     """
     write = shard_files.writer(_sharded(optimizer, reference, is_loading=False), distributed.get_rank())
-    write(_prepare(folder, layout, reference))
+    write(_prepare(folder, layout, reference, coefficients))
 
 
-def begin_save(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> Callable[[], None]:
+def begin_save(
+    folder: Path,
+    layout: Layout,
+    optimizer: Optimizer,
+    reference: ModelChunks | None,
+    coefficients: Coefficients,
+) -> Callable[[], None]:
     """Copy the state and write it in a background thread; every rank must call it.
 
     Returns:
@@ -48,15 +61,20 @@ def begin_save(folder: Path, layout: Layout, optimizer: Optimizer, reference: Mo
         OSError: as in `save`; also raised by the returned function.
     """
     write = shard_files.writer(_sharded(optimizer, reference, is_loading=False), distributed.get_rank())
-    return run_in_background(partial(write, _prepare(folder, layout, reference)))
+    return run_in_background(partial(write, _prepare(folder, layout, reference, coefficients)))
 
 
-def _prepare(folder: Path, layout: Layout, reference: ModelChunks | None) -> Path:
+def _prepare(folder: Path, layout: Layout, reference: ModelChunks | None, coefficients: Coefficients) -> Path:
     state = folder / STATE
     if distributed.get_rank() == 0:
         shutil.rmtree(state, ignore_errors=True)
         state.mkdir(parents=True)
-        metadata = {"engine": "megatron", "layout": asdict(layout), "reference": reference is not None}
+        metadata = {
+            "engine": "megatron",
+            "layout": asdict(layout),
+            "reference": reference is not None,
+            "coefficients": asdict(coefficients),
+        }
         (folder / weights.ENGINE).write_text(json.dumps(metadata))
     distributed.barrier()
     return state
@@ -67,8 +85,11 @@ def has_reference(folder: Path) -> bool:
     return bool(_metadata(folder)["reference"])
 
 
-def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> None:
+def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> Coefficients:
     """Load what `save` wrote, with any layout; every rank must call it.
+
+    Returns:
+        Coefficients of the next step.
 
     Raises:
         ConfigError: this layout cannot load the checkpoint.
@@ -88,6 +109,7 @@ def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChu
     for number, model in enumerate(reference.wrapped if reference is not None else []):
         model.load_state_dict({k.removeprefix(REFERENCE): v for k, v in state[f"reference{number}"].items()})
     optimizer.inner.load_state_dict(state["optimizer"])
+    return Coefficients(**_metadata(folder)["coefficients"])
 
 
 def _metadata(folder: Path) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from megatron.core import parallel_state
@@ -13,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
+from relax_actors.algorithms.controllers import initial
+from relax_actors.algorithms.first_pass import StepFacts
 from relax_actors.algorithms.losses import add_metrics, sft_loss
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
@@ -26,14 +31,33 @@ from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, padded
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
-from relax_actors.engines.megatron.mcore.schedule import LossFunction, Schedule
+from relax_actors.engines.megatron.mcore.schedule import LossFunction, Schedule, Scored
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch import replay_metrics
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
-from relax_actors.engines.torch.objective import LossInputs, StepObjective, check_gradient_norm
+from relax_actors.engines.torch.objective import ScoredTokens, StepObjective, check_gradient_norm
+from relax_actors.engines.torch.step_facts import (
+    Records,
+    loss_inputs,
+    needs_first_pass,
+    pack_records,
+    record,
+    step_facts,
+    unpack_records,
+)
+from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.protocols import WeightPayload
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part of a step: its sequences, this rank's micro-batches, and their reference log-probs by number."""
+
+    samples: Sequence[TrainSample]
+    batches: list[MicroBatch]
+    reference: dict[int, Tensor]
 
 
 class MegatronEngine:
@@ -70,8 +94,11 @@ class MegatronEngine:
         self._encoder = WeightEncoder(self._gather_weights, keep_base=config.publishes_deltas)
         self._published: dict[str, Tensor] | None = None
         self._steps_to_comparison = 0
-        # Of the current step: its loss, and the measurements and number of its micro-batches so far.
+        self._coefficients = initial(config.algorithm)
+        # Of the current step: its loss, the parts kept until `step`, and the measurements and number of its
+        # micro-batches so far.
         self._objective: StepObjective | None = None
+        self._kept: list[Part] = []
         self._shared: list[dict[str, float]] = []
         self._local: list[dict[str, float]] = []
         self._micro_batches = 0
@@ -87,6 +114,7 @@ class MegatronEngine:
         self._weights.load(source)
         self.discard()
         self._optimizer.reset()
+        self._coefficients = initial(self._config.algorithm)
         self._weights_changed()
 
     def finish_warm_start(self) -> None:
@@ -110,8 +138,8 @@ class MegatronEngine:
         """Take one supervised step; see `TrainingEngine`."""
         tokens = sum(sample.trained for sample in samples)
 
-        def loss_function(_: int, tensors: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
-            loss = sft_loss(logprobs, tensors.mask, tokens)
+        def loss_function(_: int, tensors: MicroBatchTensors, scored: Scored) -> tuple[Tensor, dict[str, float]]:
+            loss = sft_loss(scored[0], tensors.mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
         self.discard()
@@ -123,41 +151,119 @@ class MegatronEngine:
         return StepResult(measured | {"grad_norm": norm, "micro_batches": float(len(batches))})
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
-        """Accumulate the gradients of sequences; see `TrainingEngine`."""
+        """Accumulate the gradients of sequences, or keep them until `step` if the loss needs the whole step."""
         if self._objective is None:
             self._optimizer.zero_grad()
-            self._objective = StepObjective(self._config.algorithm)
-        objective = self._objective
+            self._objective = StepObjective(self._config.algorithm, self._coefficients)
+        part = self._part(samples, progress)
+        if self._objective.needs_whole_step:
+            self._kept.append(part)
+        else:
+            self._train_parts(self._objective, [part], progress, seed=0)
+
+    def _part(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Part:
+        """Plan the micro-batches of a part of the step, and score them with the reference."""
         batches = self._schedule.micro_batches(samples)
         reference = self._score_reference(samples, batches, progress)
         self._local += self._measure_without_replay(samples, batches, progress)
-
-        def loss_function(number: int, tensors: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
-            selected = [samples[index] for index in batches[number].indices]
-            counts = [sample.sample_tokens or sample.trained for sample in selected]
-
-            def padded(name: str) -> Tensor:
-                return tensors.padded([sample.masked(name) for sample in selected])
-
-            inputs = LossInputs(
-                logprobs,
-                padded("logprobs"),
-                padded("advantages"),
-                tensors.mask,
-                torch.tensor(counts, dtype=torch.int64, device=self._device),
-                actor_fwd=padded("proximal_logprobs") if objective.needs_actor_fwd else None,
-                reference=padded("reference_logprobs") if _has_reference(samples) else reference.get(number),
-            )
-            return objective.loss(inputs)
-
-        self._shared += self._train(batches, samples, loss_function, progress)
         self._micro_batches += len(batches)
+        return Part(samples, batches, reference)
+
+    def _train_parts(
+        self, objective: StepObjective, parts: Sequence[Part], progress: Callable[[], None], seed: int
+    ) -> None:
+        """Run forward and backward for the parts of a step, after a forward pass if the loss needs one."""
+        samples = [sample for part in parts for sample in part.samples]
+        facts = None
+        if needs_first_pass(objective, samples):
+            facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
+        start = 0
+        for part in parts:
+            loss_function = partial(self._loss_of, objective, part, facts, start)
+            entropies, batches = objective.trains_entropy, part.batches
+            self._shared += self._train(batches, part.samples, loss_function, progress, entropies=entropies)
+            if self._replay is not None:
+                self._local.append(self._replay.reroutes.take())
+            start += len(part.samples)
+
+    @torch.no_grad()
+    def _record(self, objective: StepObjective, parts: Sequence[Part], progress: Callable[[], None]) -> Records:
+        """Run the forward pass before the backward passes; records of all ranks."""
+        found: Records = {}
+        start = 0
+
+        def keep(number: int, tensors: MicroBatchTensors, scored: Scored) -> tuple[Tensor, dict[str, float]]:
+            indices = part.batches[number].indices
+            chosen = [part.samples[index] for index in indices]
+            inputs = loss_inputs(objective, chosen, ScoredTokens(*scored), tensors.mask, tensors.padded)
+            found.update(record(objective, inputs, [start + index for index in indices]))
+            return scored[0].sum(), {}
+
+        for part in parts:
+            if self._replay is not None:
+                self._replay.begin(replays=True, trains=False)
+            self._schedule.run(
+                self._optimizer.models,
+                part.batches,
+                part.samples,
+                keep,
+                progress,
+                forward_only=True,
+                entropies=objective.top_entropy is not None,
+                replay=self._replay,
+            )
+            if self._replay is not None:
+                self._replay.reroutes.take()
+            start += len(part.samples)
+        messages = process_groups.all_gather_messages(pack_records(found) if self._reports_metrics else [])
+        return unpack_records([message for part in messages for message in part])
+
+    def _loss_of(
+        self,
+        objective: StepObjective,
+        part: Part,
+        facts: StepFacts | None,
+        start: int,
+        number: int,
+        tensors: MicroBatchTensors,
+        scored: Scored,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Compute the loss of a micro-batch; `start` is the position of the part's first sequence in the facts."""
+        indices = part.batches[number].indices
+        chosen, places = [part.samples[index] for index in indices], [start + index for index in indices]
+        inputs = loss_inputs(
+            objective,
+            chosen,
+            ScoredTokens(*scored),
+            tensors.mask,
+            tensors.padded,
+            facts=facts,
+            indices=places,
+            reference=part.reference.get(number),
+        )
+        return objective.loss(inputs)
+
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute log-probs with the current weights, the same on all ranks; see `SupportsScore`."""
+        batches = self._schedule.micro_batches(samples)
         if self._replay is not None:
-            self._local.append(self._replay.reroutes.take())
+            self._replay.begin(replays=True, trains=False)
+        scored = self._schedule.score(self._optimizer.models, batches, samples, progress, self._replay)
+        own = [
+            (index, row[: samples[index].trained])
+            for number, logprobs in scored.items()
+            for index, row in zip(batches[number].indices, logprobs.cpu().numpy(), strict=False)
+        ]
+        found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
+        for part in process_groups.all_gather_messages(own if self._reports_metrics else []):
+            for index, logprobs in part:
+                found[index][samples[index].loss_mask] = logprobs
+        return found
 
     def discard(self) -> None:
         """Discard the accumulated gradients; see `TrainingEngine`."""
         self._objective, self._micro_batches = None, 0
+        self._kept = []
         self._shared, self._local = [], []
 
     def step(self, step: int, progress: Callable[[], None]) -> StepResult:
@@ -166,9 +272,12 @@ class MegatronEngine:
         if objective is None:
             msg = f"no rows were accumulated for step {step}; call accumulate first"
             raise ValueError(msg)
+        if self._kept:
+            self._train_parts(objective, self._kept, progress, derive_seed(self._config.run.seed, "tokens", step))
         rate = scheduled_learning_rate(self._config, step)
         measured, objective.log_ratios = self._gather_metrics(objective.log_ratios)
         norm = self._step(rate, objective.gradient_scale(measured))
+        self._coefficients = objective.next_coefficients(measured)
         self._steps_to_comparison = max(0, self._steps_to_comparison - 1)
         progress()
         return StepResult(
@@ -227,14 +336,23 @@ class MegatronEngine:
         samples: Sequence[TrainSample],
         loss_function: LossFunction,
         progress: Callable[[], None],
+        *,
         temperature: float | None = None,
+        entropies: bool = False,
     ) -> list[dict[str, float]]:
         """Accumulate the gradients of all micro-batches; returns metrics on the last stage."""
         if self._replay is not None:
             self._replay.begin(replays=True, trains=True)
         models = self._optimizer.models
         return self._schedule.run(
-            models, batches, samples, loss_function, progress, temperature=temperature, replay=self._replay
+            models,
+            batches,
+            samples,
+            loss_function,
+            progress,
+            temperature=temperature,
+            entropies=entropies,
+            replay=self._replay,
         )
 
     def _step(self, rate: float, factor: float) -> float:
@@ -281,16 +399,16 @@ class MegatronEngine:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its shards; see `TrainingEngine`."""
-        checkpoint.save(folder, self._layout, self._optimizer, self._reference)
+        checkpoint.save(folder, self._layout, self._optimizer, self._reference, self._coefficients)
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a checkpoint in the background, each rank its shards; see `SupportsAsyncSave`."""
-        return checkpoint.begin_save(folder, self._layout, self._optimizer, self._reference)
+        return checkpoint.begin_save(folder, self._layout, self._optimizer, self._reference, self._coefficients)
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint that any layout wrote; see `TrainingEngine`."""
         reference = self._new_reference() if checkpoint.has_reference(folder) else None
-        checkpoint.load(folder, self._layout, self._optimizer, reference)
+        self._coefficients = checkpoint.load(folder, self._layout, self._optimizer, reference)
         self.discard()
         self._weights_changed()
 

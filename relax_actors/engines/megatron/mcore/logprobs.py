@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from torch import Tensor, distributed
 
+from relax_actors.algorithms.entropy import Shards, logprobs_and_entropies
 from relax_actors.engines.megatron.mcore.attention import chunk_positions
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
 
@@ -62,6 +63,31 @@ def _select_scored(model: Any, _: Any, arguments: tuple[Tensor, ...]) -> tuple[T
     return ((selected if len(selected) else hidden[0, :1])[:, None],)
 
 
+class TensorParallelShards(Shards):
+    """Reductions over the tensor-parallel ranks, which share the vocabulary.
+
+    Args:
+        columns: logits of this rank's shard, padding included.
+        vocab_size: number of tokens; shards may have padding rows after it.
+    """
+
+    def __init__(self, columns: int, vocab_size: int) -> None:
+        self.first = parallel_state.get_tensor_model_parallel_rank() * columns
+        own = min(max(vocab_size - self.first, 0), columns)
+        self.width = own if own < columns else None
+        self._group = parallel_state.get_tensor_model_parallel_group()
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """Return the maximum over the ranks."""
+        distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX, group=self._group)
+        return tensor
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over the ranks."""
+        distributed.all_reduce(tensor, group=self._group)
+        return tensor
+
+
 def trained_logprobs(logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int) -> Tensor:
     """Log-probs of the trained tokens, `[sequences, width] float32`.
 
@@ -74,15 +100,40 @@ def trained_logprobs(logits: Tensor, batch: MicroBatchTensors, temperature: floa
         temperature: divisor of the logits.
         vocab_size: number of tokens; shards of the vocabulary may have padding rows after it.
     """
+    scored, selected, targets = _scored(logits, batch)
+    masked = _mask_padding(selected.float() / temperature, vocab_size)
+    found = -vocab_parallel_cross_entropy(masked, targets) if len(masked) else None
+    return _in_sequences(found, scored, logits, batch)
+
+
+def trained_logprobs_and_entropies(
+    logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of the trained tokens and entropies of their distributions, each as `trained_logprobs`."""
+    scored, selected, targets = _scored(logits, batch)
+    if not len(selected):
+        # The context-parallel ranks that have scored tokens take part in two sums.
+        return _in_sequences(None, scored, logits, batch), _in_sequences(None, scored, logits, batch)
+    shards = TensorParallelShards(selected.shape[-1], vocab_size)
+    logprobs, entropies = logprobs_and_entropies(selected, targets, temperature, shards)
+    return _in_sequences(logprobs, scored, logits, batch), _in_sequences(entropies, scored, logits, batch)
+
+
+def _scored(logits: Tensor, batch: MicroBatchTensors) -> tuple[Tensor, Tensor, Tensor]:
+    """Mask of the scored tokens at this rank's positions, their logits, and their targets."""
     scored = context_parallel_slice(batch.scored)
     targets = context_parallel_slice(batch.targets)[scored]
-    selected = logits[scored] if logits.shape[:2] == scored.shape else logits[0, : len(targets)]
-    masked = _mask_padding(selected.float() / temperature, vocab_size)
+    return scored, logits[scored] if logits.shape[:2] == scored.shape else logits[0, : len(targets)], targets
+
+
+def _in_sequences(values: Tensor | None, scored: Tensor, logits: Tensor, batch: MicroBatchTensors) -> Tensor:
+    """Lay out values of this rank's scored tokens as `[sequences, width]`, with those of all context-parallel ranks.
+
+    Without scored tokens `values` is None.
+    """
     found = logits.new_zeros(scored.shape, dtype=torch.float32)
-    if len(masked):
-        found = found.masked_scatter(scored, -vocab_parallel_cross_entropy(masked, targets))
-    else:  # only padding: the gradient is 0, but backward must reach the collectives of the model
-        found = found + 0.0 * logits.float().sum()
+    # Without values the gradient is 0, but backward must reach the collectives of the model.
+    found = found + 0.0 * logits.float().sum() if values is None else found.masked_scatter(scored, values)
     if parallel_state.get_context_parallel_world_size() > 1:
         whole = found.new_zeros(batch.tokens.shape)
         whole = whole.index_copy(1, _positions(whole.shape[1], whole.device), found)

@@ -16,13 +16,20 @@ from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import PackedParams
-from relax_actors.engines.megatron.mcore.logprobs import context_parallel_slice, set_scored_tokens, trained_logprobs
+from relax_actors.engines.megatron.mcore.logprobs import (
+    context_parallel_slice,
+    set_scored_tokens,
+    trained_logprobs,
+    trained_logprobs_and_entropies,
+)
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors, plan_micro_batches
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
 
-LossFunction = Callable[[int, MicroBatchTensors, Tensor], tuple[Tensor, dict[str, float]]]
-"""Maps the number, tensors and log-probs of a micro-batch to its loss and metrics."""
+Scored = tuple[Tensor, Tensor | None]
+"""Log-probs of the trained tokens, `[sequences, width]`, and their entropies if asked for."""
+LossFunction = Callable[[int, MicroBatchTensors, Scored], tuple[Tensor, dict[str, float]]]
+"""Maps the number, tensors and scores of a micro-batch to its loss and metrics."""
 
 
 class Schedule:
@@ -60,6 +67,7 @@ class Schedule:
         *,
         temperature: float | None = None,
         forward_only: bool = False,
+        entropies: bool = False,
         replay: Replay | None = None,
     ) -> list[dict[str, float]]:
         """Run the forward and backward passes of micro-batches.
@@ -72,6 +80,7 @@ class Schedule:
             progress: called before each micro-batch.
             temperature: divisor of the logits; default is the run's sampling temperature.
             forward_only: skip the backward pass.
+            entropies: compute the entropies of the trained tokens.
             replay: router replay of the models, after `Replay.begin`.
 
         Returns:
@@ -81,8 +90,12 @@ class Schedule:
         divisor = self._temperature if temperature is None else temperature
 
         def loss(number: int, tensors: MicroBatchTensors, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-            logprobs = trained_logprobs(logits, tensors, divisor, self._vocab_size)
-            value, metrics = loss_function(number, tensors, logprobs)
+            scored: Scored
+            if entropies:
+                scored = trained_logprobs_and_entropies(logits, tensors, divisor, self._vocab_size)
+            else:
+                scored = trained_logprobs(logits, tensors, divisor, self._vocab_size), None
+            value, metrics = loss_function(number, tensors, scored)
             measured.append(metrics)
             # The number of tokens is unused: the optimizer step divides by that of the whole step.
             return value, torch.zeros((), dtype=torch.int, device=self._device), {}
@@ -127,9 +140,9 @@ class Schedule:
         """Log-probs `[sequences, width]` by micro-batch number, on the last pipeline stage."""
         scored: dict[int, Tensor] = {}
 
-        def keep(number: int, _: MicroBatchTensors, logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
-            scored[number] = logprobs
-            return logprobs.sum(), {}
+        def keep(number: int, _: MicroBatchTensors, found: Scored) -> tuple[Tensor, dict[str, float]]:
+            scored[number] = found[0]
+            return found[0].sum(), {}
 
         self.run(models, batches, samples, keep, progress, forward_only=True, replay=replay)
         return scored

@@ -1,0 +1,95 @@
+"""Processes whose parent has ended: a subreaper adopts them, and can end them with the child that started them.
+
+Invariant: a child of `broker.process.spawn` is a subreaper. All its descendants stay below it while it lives, also
+those that made a session of their own and gave up their parent, and come to the process above it when it ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+_SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37
+END_SECONDS = 5.0
+"""Time for killed processes to end; only a process that hangs in the kernel needs more."""
+MANY_ZOMBIES = 256
+
+
+def become_subreaper() -> None:
+    """Adopt the descendants of this process whose parent ends, until this process ends."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def is_subreaper() -> bool:
+    """Whether this process adopts descendants."""
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0)
+    return bool(value.value)
+
+
+def kill_orphans(known: Collection[int], spared: Callable[[int], bool] = lambda _: False) -> list[int]:
+    """Kill the processes that this process has adopted, and their descendants; return their ids.
+
+    Call it after a child has ended. Does nothing in a process that is no subreaper.
+
+    Args:
+        known: ids of this process's own children that lead a session. Its children in its own session are never killed.
+        spared: whether an adopted process must live.
+    """
+    killed: set[int] = set()
+    end = time.monotonic() + END_SECONDS
+    session = os.getsid(0)
+    while is_subreaper() and time.monotonic() < end:
+        # A killed process hands its children to this one, so look again until there are none.
+        orphans = [pid for pid, leader, _ in _children() if leader != session and pid not in known and not spared(pid)]
+        if not orphans:
+            break
+        killed.update(orphans)
+        for pid in orphans:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.002)
+    return sorted(killed)
+
+
+class ZombieReaper:
+    """Collects the exit codes of adopted processes in a process that also waits for children of its own.
+
+    A zombie child of code that waits later looks the same. So nothing is collected unless there are very many that
+    nobody has waited for since the last call.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def reap(self) -> None:
+        """Collect abandoned zombies; call it about once a minute."""
+        with suppress(ChildProcessError):
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                self._seen = set()
+                return
+            zombies = {pid for pid, _, state in _children() if state == "Z"}
+            abandoned = zombies & self._seen
+            if len(abandoned) > MANY_ZOMBIES:
+                for pid in abandoned:
+                    os.waitpid(pid, os.WNOHANG)
+            self._seen = zombies - abandoned if len(abandoned) > MANY_ZOMBIES else zombies
+
+
+def _children() -> list[tuple[int, int, str]]:
+    """List the children of this process: id, session, state."""
+    found, own = [], str(os.getpid())
+    for name in os.listdir("/proc"):  # noqa: PTH208 hot
+        if name.isdigit():
+            with suppress(OSError):
+                state, parent, _, session = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:4]
+                if parent == own:
+                    found.append((int(name), int(session), state))
+    return found

@@ -1,0 +1,9 @@
+"""Advantage estimators by family: pure functions from the samples of one prompt to their advantages.
+
+`baselines` has those with one advantage a sample, `returns` and `token_baseline` those of tokens, `components` the
+decoupled normalisation of several rewards. None imports torch, so the role `advantages` does not.
+"""
+
+from relax_actors.algorithms.advantages.groups import Group, Requirements, requirements_of, requires
+
+__all__ = ["Group", "Requirements", "requirements_of", "requires"]

@@ -1,0 +1,249 @@
+"""Advantages of a row from its columns, with the settings of [algorithm]: shaping, KL in the reward, estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from relax_actors.algorithms import shaping
+from relax_actors.algorithms.advantages.components import decoupled
+from relax_actors.algorithms.advantages.groups import (
+    Array,
+    Estimator,
+    Group,
+    Requirements,
+    accepted_settings,
+    per_sample_sums,
+    requirements_of,
+)
+from relax_actors.config import Config
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.messages import Advantage, FinishReason, Reward, Trajectory
+from relax_actors.registry.catalog import ADVANTAGES
+
+REFERENCE, VALUES, SQUARES = "reference", "values", "squares"
+"""Columns: log-probs of the reference model, values of the critic, sums of squared probabilities."""
+_TOKEN_INPUTS = frozenset({"tokens", "values", "logprobs", "squares"})
+
+
+def load_advantage(name: str) -> Estimator:
+    """Load an estimator by its registered name or dotted path.
+
+    Raises:
+        ConfigError: it does not import, or is not a function.
+    """
+    function = ADVANTAGES.load(name, "algorithm.advantage")
+    if not callable(function):
+        msg = f"algorithm.advantage = {name!r} is a {type(function).__name__}; name a function of a Group"
+        raise ConfigError(msg)
+    return cast("Estimator", function)
+
+
+def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, Requirements]:
+    """Return the estimator of a run with its settings bound, and what it needs.
+
+    Raises:
+        ConfigError: it does not import, or is not a function.
+    """
+    is_decoupled = algorithm.components == "decoupled"
+    function: Estimator = decoupled if is_decoupled else load_advantage(algorithm.advantage)
+    names = ("scale", "epsilon", "gamma", "gae_lambda", "weights")
+    settings = {name: getattr(algorithm, name) for name in names}
+    return partial(function, **accepted_settings(function, settings)), requirements_of(function)
+
+
+def needs_greedy(algorithm: AlgorithmSection) -> bool:
+    """Return whether the estimator of a run needs a greedy sample of each prompt.
+
+    Raises:
+        ConfigError: the estimator does not import, or is not a function.
+    """
+    return "greedy" in estimator_of(algorithm)[1].needs
+
+
+class RowEstimation:
+    """Computes the advantages of rows.
+
+    Args:
+        config: settings of the run.
+
+    Attributes:
+        columns: columns that `estimate` reads besides the rewards.
+
+    Raises:
+        ConfigError: the estimator does not import, or is not a function.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._algorithm, self._max_tokens = config.algorithm, config.rollout.max_tokens
+        self._function, self._requirements = estimator_of(config.algorithm)
+        if config.algorithm.components == "decoupled" and isinstance(config.reward.function, dict):
+            self._function = partial(self._function, weights=config.reward.function | config.algorithm.weights)
+        self.columns = self._columns()
+
+    def _columns(self) -> tuple[str, ...]:
+        algorithm, needs = self._algorithm, self._requirements.needs
+        shapes, in_reward = algorithm.shaping, algorithm.kl.place == "reward"
+        by_length = shapes.overlong or shapes.length_penalty > 0 or shapes.mask_truncated
+        found = {
+            "prompt": "role" in needs,
+            "trajectory": bool(needs & _TOKEN_INPUTS) or in_reward or by_length,
+            "actor_fwd": in_reward and algorithm.proximal == "actor_fwd",
+            REFERENCE: in_reward,
+            VALUES: "values" in needs,
+            SQUARES: "squares" in needs,
+        }
+        return tuple(name for name, is_read in found.items() if is_read)
+
+    def without_signal(self, reward: Reward, columns: Mapping[str, Any]) -> str:
+        """Return why a row is to be dropped; an empty string if it is to be trained."""
+        shapes, trained = self._algorithm.shaping, self._trained(len(reward))
+        values, tokens = reward.values[:trained], reward.token_values
+        if shapes.filter_zero_variance and not shaping.has_signal(values) and (tokens is None or not tokens.any()):
+            return f"all {trained} samples scored {values[0]:g}"
+        if shapes.mask_truncated:
+            reasons = columns["trajectory"].finish_reasons[:trained]
+            if all(reason == FinishReason.LENGTH for reason in reasons):
+                return f"all {trained} samples were cut off at rollout.max_tokens and are masked"
+        return ""
+
+    @property
+    def adapts_kl(self) -> bool:
+        """Whether the coefficient of the KL in the reward comes with the weights that sampled the row."""
+        return self._algorithm.kl.place == "reward" and self._algorithm.kl.target is not None
+
+    def estimate(
+        self, reward: Reward, columns: Mapping[str, Any], source: str, kl_coefficient: float | None = None
+    ) -> Advantage:
+        """Compute the advantages of a row.
+
+        Args:
+            reward: rewards of the row.
+            columns: values of `columns`.
+            source: origin of the reward, for errors.
+            kl_coefficient: coefficient of the KL in the reward; None for that of the configuration.
+
+        Raises:
+            RowError: a column does not fit the others, or the estimator refuses the row or returns no finite number for
+                each sample or token.
+        """
+        try:
+            kl = self._kl(columns)
+            coefficient = self._algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
+            whole = self._whole_group(reward, columns, kl, coefficient)
+            group = self._without_greedy(whole)
+            found = np.asarray(self._function(group))
+        except ValueError as error:
+            msg = f"{source}: {error}"
+            raise RowError(msg) from error
+        self._check(found, group, source)
+        padding = whole.n - group.n
+        if len(found) != group.n and whole.lengths is not None:
+            padding = int(whole.lengths[group.n :].sum())
+        measured = None if kl is None else float(per_sample_sums(kl, whole.token_counts)[: group.n].mean())
+        values = np.append(found.astype(np.float64), np.zeros(padding))
+        return replace(self._advantage(reward, group, values), kl=measured)
+
+    def _trained(self, samples: int) -> int:
+        """Number of samples of a row without the greedy one, which is the last."""
+        return samples - 1 if "greedy" in self._requirements.needs else samples
+
+    def _whole_group(self, reward: Reward, columns: Mapping[str, Any], kl: Array | None, coefficient: float) -> Group:
+        """Build the group of all samples, the greedy one included: shaped rewards with the KL."""
+        needs = self._requirements.needs
+        trajectory: Trajectory | None = columns.get("trajectory")
+        rewards, token_rewards = self._shaped(reward, trajectory), reward.token_values
+        lengths = reward.lengths if trajectory is None else trajectory.sample_lengths
+        if trajectory is not None and len(trajectory.texts) != len(reward):
+            msg = f"there are {len(reward)} rewards for {len(trajectory.texts)} samples"
+            raise ValueError(msg)
+        if trajectory is not None and kl is not None:
+            penalty = -coefficient * kl
+            if self._requirements.per_token:
+                token_rewards = penalty if token_rewards is None else token_rewards + penalty
+            else:
+                rewards = rewards + per_sample_sums(penalty, trajectory.sample_lengths)
+        return Group(
+            rewards=rewards,
+            lengths=lengths,
+            loss_mask=None if trajectory is None else trajectory.loss_mask,
+            token_rewards=token_rewards,
+            values=columns.get(VALUES),
+            logprobs=None if trajectory is None else trajectory.logprobs,
+            squares=columns.get(SQUARES),
+            components=reward.components if "components" in needs else {},
+            role=str(columns["prompt"].metadata.get("role", "")) if "role" in needs else "",
+        )
+
+    def _without_greedy(self, whole: Group) -> Group:
+        trained = self._trained(whole.n)
+        return whole if trained == whole.n else whole.select(range(trained), greedy_reward=float(whole.totals[-1]))
+
+    def _shaped(self, reward: Reward, trajectory: Trajectory | None) -> Array:
+        """Return the rewards of the samples with the penalties of their lengths, `[n] float64`."""
+        values, shapes = np.asarray(reward.values, np.float64), self._algorithm.shaping
+        if trajectory is None:
+            return values
+        sampled = per_sample_sums(trajectory.versions >= 0, trajectory.sample_lengths)
+        found = values
+        if shapes.overlong:
+            buffer = shapes.overlong_buffer or max(1, self._max_tokens // 5)
+            found = found + shaping.overlong_penalty(
+                sampled, max_tokens=self._max_tokens, buffer=buffer, factor=shapes.overlong_factor
+            )
+        if shapes.length_penalty:
+            trained = self._trained(len(values))
+            found = found.copy()
+            found[:trained] += shaping.length_penalty(values[:trained], sampled[:trained], factor=shapes.length_penalty)
+        return found
+
+    def _kl(self, columns: Mapping[str, Any]) -> Array | None:
+        """Return the KL at each token before its coefficient, `[total] float64`; None if the reward has none."""
+        algorithm = self._algorithm
+        if algorithm.kl.place != "reward":
+            return None
+        trajectory: Trajectory = columns["trajectory"]
+        old = np.asarray(columns.get("actor_fwd", trajectory.logprobs))
+        reference = np.asarray(columns[REFERENCE])
+        if old.shape != trajectory.logprobs.shape or reference.shape != old.shape:
+            msg = f"{len(old)} and {len(reference)} log-probs for {len(trajectory.token_ids)} tokens"
+            raise ValueError(msg)
+        return -shaping.kl_rewards(old, reference, kind=algorithm.kl.kind, coefficient=1.0, mask=trajectory.trained)
+
+    def _check(self, found: Array, group: Group, source: str) -> None:
+        """Raise RowError unless an estimator returned one finite number for each sample or token."""
+        total = None if group.lengths is None else int(group.lengths.sum())
+        name = self._algorithm.advantage
+        if found.ndim != 1 or found.dtype.kind not in "fiu" or len(found) not in (group.n, total):
+            tokens = "" if total is None else f" or [{total}], one per token"
+            msg = (
+                f"{source}: algorithm.advantage = {name!r} returned {found.dtype}{list(found.shape)}; it must return "
+                f"[{group.n}], one number per sample{tokens}"
+            )
+            raise RowError(msg)
+        if not np.isfinite(found).all():
+            index = int(np.flatnonzero(~np.isfinite(found))[0])
+            msg = f"{source}: algorithm.advantage = {name!r} returned {found[index]} at index {index} of {len(found)}"
+            raise RowError(msg)
+
+    def _advantage(self, reward: Reward, group: Group, values: Array) -> Advantage:
+        """Build the cell of advantages that are 0 for the greedy sample."""
+        n, in_trainer = group.n, self._algorithm.needs_whole_step
+        returns = None
+        if "values" in self._requirements.needs and len(values) == len(group.mask):
+            returns = np.where(group.mask, values + group.input("values"), 0.0).astype(np.float32)
+        return Advantage(
+            # Statistics of the step follow: they are computed in float64, and rounded once after them.
+            values if in_trainer else values.astype(np.float32),
+            float(np.asarray(reward.values[:n], np.float64).mean()),
+            returns=returns,
+            lengths=reward.lengths,
+            components={name: float(part[:n].astype(np.float64).mean()) for name, part in reward.components.items()},
+            rewards=np.append(group.totals, np.zeros(len(reward) - n)) if in_trainer else None,
+            role=group.role,
+        )

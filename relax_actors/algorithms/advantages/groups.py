@@ -1,0 +1,243 @@
+"""Input of advantage estimators: the samples of one prompt, and what an estimator needs to know of them.
+
+An estimator is a pure function `f(group, **settings)` that returns one advantage for each sample, `[n] float64`, or for
+each token, `[total] float64`. A keyword-only parameter that has the name of a setting of [algorithm] gets its value.
+The role `advantages` rounds the result to float32 once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+Estimator: TypeAlias = Callable[..., Array]
+F = TypeVar("F", bound=Estimator)
+INPUTS = ("tokens", "values", "logprobs", "squares", "greedy", "components", "role")
+"""Inputs that an estimator can need besides the rewards."""
+_FULL = ("token_rewards", "values", "logprobs", "squares")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What an estimator needs.
+
+    Attributes:
+        needs: of `INPUTS`; the fields of `Group` that must not be None. "tokens" are `lengths` and `loss_mask`.
+        min_samples: smallest group that can have an advantage other than 0.
+        per_token: whether token rewards give advantages of tokens. The KL in the reward is then a reward of single
+            tokens; else it is summed into the reward of the sample.
+    """
+
+    needs: frozenset[str] = frozenset()
+    min_samples: int = 1
+    per_token: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The samples of one prompt. `total` is the number of own tokens of all samples, concatenated in order.
+
+    Attributes:
+        rewards: `[n] float64`, one for each sample.
+        lengths: `[n] int64`, tokens of each sample; a sample may have none.
+        loss_mask: `[total] bool`, true for trained tokens; None if all are trained.
+        token_rewards: `[total] float64`, rewards of single tokens, added to those of the samples.
+        values: `[total] float64`, of the critic.
+        logprobs: `[total] float64`, that the tokens were sampled with.
+        squares: `[total] float64`, sum of the squared probabilities of the whole vocabulary at each token.
+        components: name -> `[n] float64`, parts of the rewards.
+        greedy_reward: reward of the greedy sample, which is not among the n samples.
+        role: name of the role that the samples play, from the prompt's metadata.
+
+    Raises:
+        ValueError: there are no rewards, a number is not finite, or shapes do not match.
+    """
+
+    rewards: Array
+    lengths: Array | None = None
+    loss_mask: Array | None = None
+    token_rewards: Array | None = None
+    values: Array | None = None
+    logprobs: Array | None = None
+    squares: Array | None = None
+    components: Mapping[str, Array] = field(default_factory=dict)
+    greedy_reward: float | None = None
+    role: str = ""
+
+    def __post_init__(self) -> None:
+        rewards = np.asarray(self.rewards, np.float64)
+        object.__setattr__(self, "rewards", rewards)
+        if rewards.ndim != 1 or not len(rewards):
+            msg = f"rewards have shape {list(rewards.shape)}; pass one number for each sample of the group"
+            raise ValueError(msg)
+        if not np.isfinite(rewards).all():
+            index = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            msg = f"reward {index} of {len(rewards)} is {rewards[index]}; the reward role must return finite numbers"
+            raise ValueError(msg)
+        if self.greedy_reward is not None and not np.isfinite(self.greedy_reward):
+            msg = f"the reward of the greedy sample is {self.greedy_reward}; it must be finite"
+            raise ValueError(msg)
+        self._check_components()
+        self._check_tokens()
+
+    def _check_components(self) -> None:
+        found = {name: np.asarray(part, np.float64) for name, part in self.components.items()}
+        object.__setattr__(self, "components", found)
+        for name, part in found.items():
+            if part.shape != self.rewards.shape or not np.isfinite(part).all():
+                msg = f"component {name!r} has shape {list(part.shape)} or is not finite; give {self.n} finite numbers"
+                raise ValueError(msg)
+
+    def _check_tokens(self) -> None:
+        arrays = {name: getattr(self, name) for name in (*_FULL, "loss_mask")}
+        given = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+        if self.lengths is None:
+            if given:
+                msg = f"a group has {', '.join(given)}, but no lengths; give the number of tokens of each sample"
+                raise ValueError(msg)
+            return
+        lengths = np.asarray(self.lengths, np.int64)
+        object.__setattr__(self, "lengths", lengths)
+        if lengths.shape != self.rewards.shape or (lengths < 0).any():
+            msg = f"lengths {lengths[:8].tolist()} do not give each of {self.n} samples a number of tokens"
+            raise ValueError(msg)
+        total = int(lengths.sum())
+        for name, array in given.items():
+            values = array.astype(np.bool_ if name == "loss_mask" else np.float64)
+            object.__setattr__(self, name, values)
+            if values.shape != (total,) or not np.isfinite(values).all():
+                msg = f"{name} have shape {list(values.shape)} or are not finite; give {total} numbers, one per token"
+                raise ValueError(msg)
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.rewards)
+
+    @property
+    def has_token_rewards(self) -> bool:
+        """Whether any token has a reward other than 0."""
+        return self.token_rewards is not None and bool(self.token_rewards.any())
+
+    @property
+    def totals(self) -> Array:
+        """Reward of each sample and its tokens together, `[n] float64`."""
+        if self.token_rewards is None or not self.has_token_rewards:
+            return self.rewards
+        return self.rewards + per_sample_sums(self.token_rewards, self.token_counts)
+
+    @property
+    def token_counts(self) -> Array:
+        """Number of tokens of each sample, `[n] int64`.
+
+        Raises:
+            ValueError: the group has no lengths.
+        """
+        if self.lengths is None:
+            msg = "a group has no lengths, which the estimator reads; declare that it needs 'tokens'"
+            raise ValueError(msg)
+        return self.lengths
+
+    @property
+    def mask(self) -> Array:
+        """True for trained tokens, `[total] bool`."""
+        return np.ones(int(self.token_counts.sum()), np.bool_) if self.loss_mask is None else self.loss_mask
+
+    @property
+    def trained_lengths(self) -> Array:
+        """Number of trained tokens of each sample, `[n] int64`."""
+        return per_sample_sums(self.mask, self.token_counts).astype(np.int64)
+
+    def input(self, name: str) -> Array:
+        """Return a per-token array.
+
+        Raises:
+            ValueError: the group has none.
+        """
+        array = getattr(self, name)
+        if array is None:
+            msg = f"a group has no {name}, which the estimator reads; declare that it needs {name!r}"
+            raise ValueError(msg)
+        found: Array = array
+        return found
+
+    def spread(self, values: Array) -> Array:
+        """Repeat values of samples `[n]` over their tokens, `[total]`."""
+        return np.repeat(values, self.token_counts)
+
+    def select(self, samples: Sequence[int], *, greedy_reward: float | None = None) -> Group:
+        """Return a group of some of the samples, in the given order.
+
+        Args:
+            samples: their indices.
+            greedy_reward: reward of the greedy sample; None to keep it.
+        """
+        index = np.asarray(samples)
+        tokens: Array | None = None
+        if self.lengths is not None:
+            parts = sample_slices(self.lengths)
+            tokens = np.concatenate([np.arange(parts[i].start, parts[i].stop) for i in index])
+        cut = {
+            name: None if (array := getattr(self, name)) is None else array[tokens] for name in (*_FULL, "loss_mask")
+        }
+        return Group(
+            rewards=self.rewards[index],
+            lengths=None if self.lengths is None else self.lengths[index],
+            components={name: part[index] for name, part in self.components.items()},
+            greedy_reward=self.greedy_reward if greedy_reward is None else greedy_reward,
+            role=self.role,
+            **cut,
+        )
+
+
+def requires(*needs: str, min_samples: int = 1, per_token: bool = False) -> Callable[[F], F]:
+    """Declare what an estimator needs; see `Requirements`.
+
+    Raises:
+        ValueError: a name is not one of `INPUTS`.
+    """
+    if unknown := set(needs) - set(INPUTS):
+        msg = f"{', '.join(sorted(unknown))} cannot be needed by an estimator; choose of {', '.join(INPUTS)}"
+        raise ValueError(msg)
+
+    def declare(function: F) -> F:
+        function.requirements = Requirements(frozenset(needs), min_samples, per_token)  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def requirements_of(function: Estimator) -> Requirements:
+    """Return what an estimator needs: nothing but the rewards unless it was declared with `requires`."""
+    found: Requirements = getattr(function, "requirements", Requirements())
+    return found
+
+
+def accepted_settings(function: Estimator, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the settings that an estimator has a keyword-only parameter for."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return dict(settings)
+    names = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return {name: value for name, value in settings.items() if name in names}
+
+
+def per_sample_sums(per_token: Array, lengths: Array) -> Array:
+    """Sum the tokens of each sample, `[n] float64`; 0 for a sample without tokens."""
+    return np.bincount(_sample_of_token(lengths), weights=per_token, minlength=len(lengths))
+
+
+def sample_slices(lengths: Array) -> list[slice]:
+    """Return the position of each sample among the tokens of its group."""
+    ends = np.cumsum(lengths).tolist()
+    return [slice(end - length, end) for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+
+def _sample_of_token(lengths: Array) -> Array:
+    return np.repeat(np.arange(len(lengths)), lengths)

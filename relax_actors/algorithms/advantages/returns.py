@@ -1,0 +1,98 @@
+r"""Advantages of tokens from discounted token rewards: REINFORCE++ and generalised advantage estimation.
+
+Only trained tokens are time steps: masked tokens, such as the answer of a tool, are skipped and cost no discount. The
+reward of a masked token belongs to the trained token before it; before the first trained token of a sample it is
+ignored, because no action led to it. The reward of a sample arrives at its last trained token. verl and TRL's PPO skip
+masked tokens, too (verl with their rewards); slime and Relax count them as time steps.
+
+Computed in float64. Masked tokens have advantage 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relax_actors.algorithms.advantages.groups import Array, Group, requires, sample_slices
+
+
+@requires("tokens", per_token=True)
+def returns(group: Group, *, gamma: float = 1.0) -> Array:
+    r"""Use the discounted return of each token: REINFORCE++ (arXiv 2501.03262).
+
+    $G_t = r_t + \gamma G_{t+1}$, where $r_t$ contains the KL in the reward, $-\beta\, k1_t$, and at the last trained
+    token the reward of the sample. The paper then whitens over all tokens of the step (`whiten = "tokens"`).
+
+    Args:
+        group: rewards `[n]`, tokens, and token rewards `[total]` if there are any.
+        gamma: discount of a time step.
+
+    Returns:
+        `[total] float64`.
+    """
+    return discounted_sums(group, time_step_rewards(group), gamma)
+
+
+@requires("tokens", "values", per_token=True)
+def gae(group: Group, *, gamma: float = 1.0, gae_lambda: float = 1.0) -> Array:
+    r"""Estimate advantages from the values of a critic: GAE (arXiv 1506.02438).
+
+    $\delta_t = r_t + \gamma V_{t+1} - V_t$ and $A_t = \sum_k (\gamma\lambda)^k \delta_{t+k}$. $V_{t+1}$ is the value at
+    the next trained token; after the last one it is 0. The targets of the critic are $A_t + V_t$, not whitened.
+
+    Args:
+        group: rewards `[n]`, tokens, `values` `[total]`, and token rewards `[total]` if there are any.
+        gamma: discount of a time step.
+        gae_lambda: 1 uses whole returns, 0 one step.
+
+    Returns:
+        `[total] float64`.
+    """
+    mask, values, deltas = group.mask, group.input("values"), time_step_rewards(group)
+    for part in sample_slices(group.token_counts):
+        steps = np.flatnonzero(mask[part]) + part.start
+        later = np.append(values[steps], 0.0)[1:]
+        deltas[steps] += gamma * later - values[steps]
+    return discounted_sums(group, deltas, gamma * gae_lambda)
+
+
+def time_step_rewards(group: Group) -> Array:
+    """Collect the rewards of a group at its trained tokens, `[total] float64`; 0 at masked tokens.
+
+    Args:
+        group: rewards `[n]`, tokens, and token rewards `[total]` if there are any.
+    """
+    mask = group.mask
+    found = np.zeros(len(mask))
+    for part, reward in zip(sample_slices(group.token_counts), group.rewards, strict=True):
+        steps = np.flatnonzero(mask[part])
+        if not len(steps):
+            continue
+        if group.token_rewards is not None:
+            # The trained token at or before each token; -1 before the first.
+            owner = np.cumsum(mask[part]) - 1
+            counted = owner >= 0
+            own = np.bincount(owner[counted], weights=group.token_rewards[part][counted], minlength=len(steps))
+            found[part.start + steps] = own
+        found[part.start + steps[-1]] += reward
+    return found
+
+
+def discounted_sums(group: Group, per_step: Array, discount: float) -> Array:
+    """Sum the numbers of trained tokens from each one to the end of its sample, `[total] float64`.
+
+    Args:
+        group: tokens.
+        per_step: `[total] float64`.
+        discount: factor of a time step.
+    """
+    mask, found = group.mask, np.zeros(len(per_step))
+    for part in sample_slices(group.token_counts):
+        steps = np.flatnonzero(mask[part]) + part.start
+        if discount == 1.0:
+            found[steps] = np.cumsum(per_step[steps][::-1])[::-1]
+            continue
+        total = 0.0
+        for at in steps[::-1]:
+            total = per_step[at] + discount * total
+            found[at] = total
+    return found

@@ -1,0 +1,94 @@
+"""Coefficients that adapt to a measured quantity after each step.
+
+Pure functions from the coefficient of a step and its measurement to the coefficient of the next step. The engine keeps
+the coefficients in its checkpoint and replays the steps after it, so a restarted trainer continues with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relax_actors.config.algorithm import AlgorithmSection
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Coefficients of one step.
+
+    Attributes:
+        kl: factor of the KL penalty.
+        entropy: factor of the entropy bonus.
+        last_entropy: mean entropy of the previous step in nats; None before the first.
+    """
+
+    kl: float
+    entropy: float
+    last_entropy: float | None = None
+
+
+def adapted_kl(coefficient: float, measured: float, *, target: float, horizon: float, samples: float) -> float:
+    """Adapt the coefficient of the KL penalty towards a target (arXiv 1909.08593, section 2.2).
+
+    `coefficient * (1 + clip(measured / target - 1, -0.2, 0.2) * samples / horizon)`.
+
+    Args:
+        coefficient: of this step.
+        measured: mean KL of this step, in the unit of `target`.
+        target: KL to hold, above 0.
+        horizon: samples over which the coefficient adapts.
+        samples: samples of this step.
+
+    Raises:
+        ValueError: the target or the horizon is not positive.
+    """
+    if not (target > 0 and horizon > 0):
+        msg = f"the target of the KL is {target} and its horizon {horizon}; both must be above 0"
+        raise ValueError(msg)
+    error = min(max(measured / target - 1.0, -0.2), 0.2)
+    return coefficient * (1.0 + error * samples / horizon)
+
+
+def adapted_entropy(coefficient: float, measured: float, *, target: float, delta: float) -> float:
+    """Adapt the coefficient of the entropy bonus towards a target (Skywork-OR1, arXiv 2505.22312, section 4).
+
+    `coefficient + delta` while the entropy is at most the target, else `coefficient - delta`, never below 0.
+
+    Args:
+        coefficient: of this step.
+        measured: mean entropy of this step in nats.
+        target: entropy to hold.
+        delta: change a step.
+    """
+    return max(0.0, coefficient + (delta if measured <= target else -delta))
+
+
+def applied_entropy(coefficients: Coefficients, target: float | None) -> float:
+    """Return the factor of the entropy bonus: 0 if there is a target and the last entropy was above it."""
+    if target is None or coefficients.last_entropy is None or coefficients.last_entropy <= target:
+        return coefficients.entropy
+    return 0.0
+
+
+def initial(algorithm: AlgorithmSection) -> Coefficients:
+    """Return the coefficients of the first step."""
+    return Coefficients(algorithm.kl.coefficient, algorithm.entropy.coefficient)
+
+
+def adapted(algorithm: AlgorithmSection, coefficients: Coefficients, measured: Mapping[str, float]) -> Coefficients:
+    """Return the coefficients of the next step.
+
+    Args:
+        algorithm: section [algorithm] of the run.
+        coefficients: of this step.
+        measured: sums over the step: `tokens`, `samples`, and `kl` and `entropy` where they adapt.
+    """
+    kl, entropy, last = coefficients.kl, coefficients.entropy, coefficients.last_entropy
+    if algorithm.kl.target is not None and "kl" in measured:
+        samples = measured["samples"]
+        mean, horizon = measured["kl"] / max(samples, 1.0), algorithm.kl.horizon
+        kl = adapted_kl(kl, mean, target=algorithm.kl.target, horizon=horizon, samples=samples)
+    if algorithm.entropy.target is not None and "entropy" in measured:
+        last = measured["entropy"] / max(measured["tokens"], 1.0)
+        entropy = adapted_entropy(entropy, last, target=algorithm.entropy.target, delta=algorithm.entropy.delta)
+    return Coefficients(kl, entropy, last)

@@ -1,0 +1,5 @@
+"""Evaluate algorithm functions on numbers of a file, to compare this engine with another one.
+
+`python -m relax_actors.algorithms.evaluate FILE.json` reads a list of cases and prints outputs and gradients as JSON.
+The format is in docs/evaluate.md.
+"""

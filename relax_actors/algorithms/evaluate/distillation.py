@@ -1,0 +1,57 @@
+"""Evaluator of distillation: divergences over a vocabulary, and signals at the sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
+from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs, unknown
+from relax_actors.algorithms.losses import reduce_loss
+from relax_actors.config.algorithm_parts import DistilSection
+
+KNOWN = ("top_k", "tail", "teacher_weight", "temperature", "coefficient")
+
+
+def distillation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
+    """Evaluate a divergence, a mean over tokens, or the advantage of on-policy distillation.
+
+    - "forward_kl", "reverse_kl", "jsd": with inputs `logits` and `teacher_logits`, over the teacher's `top_k` most
+      likely tokens, or the whole vocabulary without it.
+    - "reverse_kl" with inputs `logprobs` and `teacher_logprobs`: estimated at the sampled tokens.
+    - "advantage": what `algorithm.distil.place = "advantage"` adds to the advantage of each token.
+    """
+    if extra := list(unknown(settings, KNOWN)):
+        msg = f"setting {extra[0]!r} is not known; known: {', '.join(KNOWN)}"
+        raise ValueError(msg)
+    given = {key: value for key, value in settings.items() if key != "temperature"}
+    if name == "advantage":
+        section = DistilSection.model_validate({**given, "place": "advantage"})
+        gap = inputs.token("teacher_logprobs") - inputs.token("logprobs")
+        return Evaluation({"advantages": section.coefficient * gap * inputs.mask})
+    if "logits" not in inputs.raw:
+        section = DistilSection.model_validate({**given, "place": "loss", "kind": name})
+        logprobs = inputs.token("logprobs", gradient=True)
+        return _mean(sampled_reverse_kl(logprobs, inputs.token("teacher_logprobs")), inputs.mask, "logprobs", logprobs)
+    logits, teacher = inputs.vocabulary("logits", gradient=True), inputs.vocabulary("teacher_logits")
+    top_k = settings.get("top_k", logits.shape[-1])
+    section = DistilSection.model_validate({**given, "place": "loss", "kind": name, "top_k": top_k})
+    temperature = float(settings.get("temperature", 1.0))
+    top = (teacher / temperature).log_softmax(-1).topk(int(top_k), -1)
+    per_token = distillation_loss(
+        (logits / temperature).log_softmax(-1).gather(-1, top.indices),
+        top.values,
+        kind=section.kind,
+        tail=section.tail,
+        teacher_weight=section.teacher_weight,
+    )
+    return _mean(per_token, inputs.mask, "logits", logits)
+
+
+def _mean(per_token: Tensor, mask: Tensor, name: str, source: Tensor) -> Evaluation:
+    loss = reduce_loss(per_token, mask, mode="token_mean", normaliser=max(1.0, float(mask.sum())))
+    (gradient,) = torch.autograd.grad(loss, source)
+    return Evaluation({"loss": loss.item(), "per_token": per_token * mask}, {name: gradient})

@@ -1,0 +1,159 @@
+"""Inputs and outputs of an evaluated case: nested lists of numbers, ragged by sample, as padded float64 tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Result of a case.
+
+    Attributes:
+        outputs: by name: a number, a tensor `[samples]`, or a tensor `[samples, width]`, which is cut to ragged lists.
+        gradients: of the output `loss`, by input; tensors as in `outputs`.
+    """
+
+    outputs: Mapping[str, float | Tensor | list[Any]]
+    gradients: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Inputs:
+    """Inputs of a case.
+
+    Args:
+        raw: numbers by name, as read from JSON.
+    """
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+        tokens = {name: value for name, value in raw.items() if _is_ragged(value)}
+        self._lengths: list[int] | None = None
+        if tokens:
+            first = next(iter(tokens))
+            self._lengths = [len(row) for row in tokens[first]]
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether an input is given for each token."""
+        return self._lengths is not None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of tokens of each sample.
+
+        Raises:
+            ValueError: no input is given for each token.
+        """
+        if self._lengths is None:
+            msg = "no input has one list of numbers for each sample; give at least one input for each token"
+            raise ValueError(msg)
+        return self._lengths
+
+    def sample(self, name: str) -> Tensor:
+        """Return an input with one number for each sample, `[samples] float64`.
+
+        Raises:
+            ValueError: it is missing or has another form.
+        """
+        return _numbers(self._get(name), name)
+
+    def token(self, name: str, *, gradient: bool = False) -> Tensor:
+        """Return an input with one number for each token, `[samples, width] float64`, 0 where there is no token.
+
+        Args:
+            name: of the input.
+            gradient: whether the tensor requires a gradient.
+
+        Raises:
+            ValueError: it is missing or has other lengths.
+        """
+        rows = self._get(name)
+        if not _is_ragged(rows) or [len(row) for row in rows] != self.lengths:
+            msg = f"input {name!r} must have one list of numbers for each sample, of lengths {self.lengths}"
+            raise ValueError(msg)
+        found = torch.zeros(len(rows), max([1, *self.lengths]), dtype=torch.float64)
+        for i, row in enumerate(rows):
+            found[i, : len(row)] = _numbers(row, f"{name}[{i}]")
+        return found.requires_grad_(gradient)
+
+    def sample_or_token(self, name: str) -> Tensor:
+        """Return an input with one number for each sample or each token, `[samples, width] float64`."""
+        if _is_ragged(self._get(name)):
+            return self.token(name)
+        return self.sample(name).unsqueeze(-1).expand(-1, max([1, *self.lengths]))
+
+    def optional_token(self, name: str) -> Tensor | None:
+        """Return an input with one number for each token; None if it is missing."""
+        return self.token(name) if name in self.raw else None
+
+    def vocabulary(self, name: str, *, gradient: bool = False) -> Tensor:
+        """Return an input with one list for each token, `[samples, width, size] float64`, 0 where there is no token."""
+        rows = self._get(name)
+        lengths = self.lengths
+        if [len(row) for row in rows] != lengths:
+            msg = f"input {name!r} must have one list for each token of the samples, of lengths {lengths}"
+            raise ValueError(msg)
+        size = len(next((token for row in rows for token in row), [0]))
+        found = torch.zeros(len(rows), max([1, *lengths]), size, dtype=torch.float64)
+        for i, row in enumerate(rows):
+            for t, token in enumerate(row):
+                found[i, t] = _numbers(token, f"{name}[{i}][{t}]")
+        return found.requires_grad_(gradient)
+
+    @property
+    def mask(self) -> Tensor:
+        """Tokens that count, `[samples, width] bool`: input `mask`, or all tokens."""
+        present = torch.arange(max([1, *self.lengths])) < torch.tensor(self.lengths)[:, None]
+        return present if "mask" not in self.raw else present & (self.token("mask") != 0)
+
+    def _get(self, name: str) -> Any:
+        if name not in self.raw:
+            msg = f"input {name!r} is missing; given: {', '.join(self.raw) or 'none'}"
+            raise ValueError(msg)
+        return self.raw[name]
+
+
+def as_json(value: float | Tensor | list[Any], lengths: Sequence[int]) -> Any:
+    """Return an output as plain data; a tensor `[samples, width, ...]` as ragged lists, nan and inf as text.
+
+    Args:
+        value: the output.
+        lengths: number of tokens of each sample; empty if there are no tokens.
+    """
+    if isinstance(value, Tensor):
+        rows = value.detach().double() if value.is_floating_point() else value.detach().long()
+        if rows.ndim >= 2 and len(lengths) == len(rows):  # noqa: PLR2004 samples and tokens
+            return [_plain(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
+        return _plain(rows.tolist())
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _is_ragged(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, list) for row in value)
+
+
+def _numbers(values: Any, name: str) -> Tensor:
+    if not isinstance(values, list) or not all(isinstance(v, int | float) for v in values):
+        msg = f"input {name!r} must be a list of numbers"
+        raise ValueError(msg)
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def unknown(settings: Mapping[str, Any], known: Sequence[str]) -> Iterator[str]:
+    """Yield the settings that a function does not take."""
+    return (name for name in settings if name not in known)

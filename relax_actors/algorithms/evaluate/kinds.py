@@ -1,0 +1,62 @@
+"""Kinds of functions that can be evaluated, and the evaluation of a list of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs, as_json
+from relax_actors.registry.dotted import load
+
+_LOSSES = "relax_actors.algorithms.evaluate.losses"
+KINDS: dict[str, str] = {
+    "advantage": "relax_actors.algorithms.evaluate.advantages:advantage",
+    "policy_loss": f"{_LOSSES}:policy_loss",
+    "kl": f"{_LOSSES}:kl",
+    "entropy": f"{_LOSSES}:entropy",
+    "value_loss": "relax_actors.algorithms.evaluate.values:value_loss",
+    "aggregation": f"{_LOSSES}:aggregation",
+    "correction": f"{_LOSSES}:correction",
+    "distillation": "relax_actors.algorithms.evaluate.distillation:distillation",
+}
+"""Evaluator of each kind: `function(name, settings, inputs) -> Evaluation`."""
+
+Evaluator = Callable[[str, Mapping[str, Any], Inputs], Evaluation]
+
+
+def evaluate(cases: Sequence[Any]) -> list[dict[str, Any]]:
+    """Evaluate cases; a case that fails has an `error` instead of outputs.
+
+    Args:
+        cases: objects with `kind`, `name`, `settings` and `inputs`.
+    """
+    return [_evaluate(case) for case in cases]
+
+
+def _evaluate(case: Any) -> dict[str, Any]:
+    label = {key: case.get(key) for key in ("kind", "name")} if isinstance(case, Mapping) else {}
+    try:
+        inputs, result = _result(case)
+        lengths = inputs.lengths if inputs.has_tokens else []
+        outputs = {name: as_json(value, lengths) for name, value in result.outputs.items()}
+        gradients = {name: as_json(value, lengths) for name, value in result.gradients.items()}
+    except Exception as error:  # noqa: BLE001 one bad case must not hide the others
+        return {**label, "error": f"{type(error).__name__}: {error}"}
+    return {**label, "outputs": outputs, "gradients": gradients}
+
+
+def _result(case: Any) -> tuple[Inputs, Evaluation]:
+    if not isinstance(case, Mapping) or not isinstance(case.get("inputs"), Mapping):
+        msg = 'a case is an object {"kind": ..., "name": ..., "settings": {...}, "inputs": {...}}'
+        raise TypeError(msg)
+    if unexpected := sorted(set(case) - {"kind", "name", "settings", "inputs"}):
+        msg = f"a case has the unknown key {unexpected[0]!r}; known: kind, name, settings, inputs"
+        raise ValueError(msg)
+    kind = case.get("kind")
+    if kind not in KINDS:
+        msg = f"kind = {kind!r} is not known; known: {', '.join(KINDS)}"
+        raise ValueError(msg)
+    function: Any = load(KINDS[kind], "kind")
+    inputs = Inputs(case["inputs"])
+    evaluator: Evaluator = function
+    return inputs, evaluator(str(case.get("name", "")), case.get("settings") or {}, inputs)

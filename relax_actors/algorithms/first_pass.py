@@ -1,0 +1,109 @@
+"""Numbers of whole samples and of the whole step that a policy loss needs before its backward pass.
+
+A forward pass over the sequences of a step, without gradient, yields one `SequenceRecord` for each sequence. From the
+records of all sequences, in the order of the step, follow the sums over samples and over the step and the choice of
+tokens. They depend neither on the cut into micro-batches nor on the ranks that computed the records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRecord:
+    """What the forward pass found for the trained tokens of a sequence.
+
+    Attributes:
+        logprobs: `[tokens] float32`, of the policy before the step.
+        ratio: `[tokens] float32`, importance ratio.
+        advantages: `[tokens] float32`.
+        entropies: `[tokens] float32`; empty if the algorithm reads none.
+        sums: sums over the tokens by name, as in `policy.Totals.recorded`.
+    """
+
+    logprobs: Array
+    ratio: Array
+    advantages: Array
+    entropies: Array
+    sums: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """Constants of a step's backward pass.
+
+    Attributes:
+        sums: sums over the step by name.
+        sample_sums: for each sequence, the sums over its sample by name.
+        selected: for each sequence, `[tokens] bool`, tokens of the covariance choice; None without one.
+        uncertain: for each sequence, `[tokens] bool`, tokens in the top share of entropy; None without one.
+    """
+
+    sums: Mapping[str, float] = field(default_factory=dict)
+    sample_sums: Sequence[Mapping[str, float]] = ()
+    selected: Sequence[Array] | None = None
+    uncertain: Sequence[Array] | None = None
+
+
+def sum_records(records: Sequence[SequenceRecord], samples: Sequence[Hashable]) -> StepFacts:
+    """Sum the records of sequences over their samples and over all of them, in the order given.
+
+    Args:
+        records: one for each sequence.
+        samples: key of each sequence's sample.
+    """
+    by_sample: dict[Hashable, list[Mapping[str, float]]] = {}
+    for key, record in zip(samples, records, strict=True):
+        by_sample.setdefault(key, []).append(record.sums)
+    totals = {key: _added(sums) for key, sums in by_sample.items()}
+    return StepFacts(_added([record.sums for record in records]), [totals[key] for key in samples])
+
+
+def choose_tokens(records: Sequence[SequenceRecord], choose: Callable[[Array, Array, Array], Array]) -> list[Array]:
+    """Choose tokens among those of all sequences.
+
+    Args:
+        records: one for each sequence.
+        choose: function of the advantages, log-probs and ratios of all tokens to a mask, all `[tokens]`.
+
+    Returns:
+        The mask of each sequence, `[tokens] bool`.
+    """
+    flat = [np.concatenate([getattr(r, name) for r in records]) for name in ("advantages", "logprobs", "ratio")]
+    return _split(choose(flat[0], flat[1], flat[2]), records)
+
+
+def most_uncertain(records: Sequence[SequenceRecord], share: float) -> list[Array]:
+    """Select the share of the step's tokens with the highest entropies (arXiv 2506.01939).
+
+    A token is selected if its entropy is at least the quantile `1 - share` of the entropies of all trained tokens.
+
+    Args:
+        records: one for each sequence, with entropies.
+        share: share to select, above 0.
+
+    Returns:
+        The mask of each sequence, `[tokens] bool`.
+    """
+    entropies = np.concatenate([record.entropies for record in records]).astype(np.float64)
+    threshold = np.quantile(entropies, 1 - share) if len(entropies) else 0.0
+    return _split(entropies >= threshold, records)
+
+
+def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Add up by name, rounded once, so that the result does not depend on the order."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: math.fsum(part.get(name, 0.0) for part in parts) for name in names}
+
+
+def _split(mask: Array, records: Sequence[SequenceRecord]) -> list[Array]:
+    return np.split(mask, np.cumsum([len(record.logprobs) for record in records])[:-1])

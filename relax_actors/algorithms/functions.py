@@ -1,0 +1,168 @@
+"""Policy loss and correction of a run by name or dotted path, with their settings from [algorithm].
+
+What a user's function returns is checked at every
+call, because a wrong shape would broadcast and a nan would end in the weights.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relax_actors.algorithms.corrections import CorrectionKind, TokenWeights, correction_weights
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
+from relax_actors.algorithms.surrogates.covariance import choose_clip_cov, choose_kl_cov
+from relax_actors.algorithms.user_functions import load_correction, load_policy_loss, settings_of
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.errors import ConfigError
+from relax_actors.registry.catalog import CORRECTIONS, POLICY_LOSSES
+
+Array = NDArray[Any]
+SAMPLE_SUMS = ("gamma", "geometric")
+"""Built-in policy losses that read sums over samples whatever `algorithm.ratio` is."""
+
+
+class Functions:
+    """Functions that [algorithm] names.
+
+    Args:
+        algorithm: section [algorithm] of the run.
+
+    Raises:
+        ConfigError: a function does not import, is not callable, or has an argument that is no setting of [algorithm].
+    """
+
+    def __init__(self, algorithm: AlgorithmSection) -> None:
+        self._algorithm = algorithm
+        self._surrogate = load_policy_loss(algorithm)
+        self._settings = settings_of(self._surrogate, algorithm)
+        self._correction = load_correction(algorithm)
+        self._is_custom = algorithm.surrogate not in POLICY_LOSSES.built_in
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Whether the policy loss needs numbers of the whole step."""
+        return bool(getattr(self._surrogate, "needs_whole_step", False))
+
+    @property
+    def needs_sample_sums(self) -> bool:
+        """Whether the policy loss may read sums over samples."""
+        return self._is_custom or self._algorithm.surrogate in SAMPLE_SUMS
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether tokens are chosen by their covariance."""
+        return self._algorithm.surrogate in ("clip_cov", "kl_cov")
+
+    def choose(self, advantages: Array, logprobs: Array, ratio: Array, *, seed: int) -> Array:
+        """Choose tokens of the step by their covariance, `[tokens] bool`; see `surrogates.covariance`."""
+        algorithm = self._algorithm
+        if algorithm.surrogate == "kl_cov":
+            return choose_kl_cov(advantages, logprobs, covariance_share=algorithm.covariance_share)
+        return choose_clip_cov(
+            advantages,
+            logprobs,
+            ratio,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            covariance_share=algorithm.covariance_share,
+            covariance_bounds=algorithm.covariance_bounds,
+            seed=seed,
+        )
+
+    def policy_loss(self, inputs: PolicyInputs) -> PolicyLoss:
+        """Compute the policy loss of each token.
+
+        Raises:
+            ConfigError: the user's function returned no tensor, a wrong shape, no gradient, or a number that is not
+                finite.
+        """
+        source = f"algorithm.surrogate = {self._algorithm.surrogate!r}"
+        if self._is_custom:
+            found = self._call(self._surrogate, source, inputs, **self._settings)
+        else:
+            found = self._surrogate(inputs, **self._settings)
+        if isinstance(found, Tensor):
+            ratio = inputs.log_ratio.detach().exp()
+            found = PolicyLoss(found, torch.zeros_like(inputs.mask), ratio)
+        if self._is_custom:
+            loss = found.loss if isinstance(found, PolicyLoss) else found
+            checked(loss, inputs.mask, source)
+            if torch.is_grad_enabled() and not loss.requires_grad:
+                msg = f"{source} returned a loss without gradient; compute it from inputs.logprobs or inputs.ratio"
+                raise ConfigError(msg)
+        return cast("PolicyLoss", found)
+
+    def weights(self, near: Tensor, rollout: Tensor, mask: Tensor) -> TokenWeights:
+        """Compute the weights of the off-policy correction.
+
+        Args:
+            near: `[batch, seq] float32`, log-probs of the numerator.
+            rollout: `[batch, seq] float32`, log-probs that the tokens were sampled with.
+            mask: `[batch, seq] bool`, tokens that count.
+
+        Raises:
+            ConfigError: the user's function returned no tensor, a wrong shape, or a number that is not finite.
+        """
+        settings = self._algorithm.correction
+        if settings.kind in CORRECTIONS.built_in:
+            kind, low, high = cast("CorrectionKind", settings.kind), settings.low, settings.high
+            return correction_weights(near, rollout, mask, kind=kind, level=settings.level, low=low, high=high)
+        source = f"algorithm.correction.kind = {settings.kind!r}"
+        found = self._call(self._correction, source, near.detach(), rollout.detach(), mask)
+        weights = checked(found, mask, source).detach()
+        return TokenWeights(weights, torch.zeros_like(mask))
+
+    def _call(self, function: Callable[..., Any], source: str, *arguments: Any, **settings: Any) -> Any:
+        """Call a user's function; an exception names the setting and the line.
+
+        Raises:
+            ConfigError: the function raised an exception.
+        """
+        try:
+            return function(*arguments, **settings)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename}, line {last.lineno}"
+            msg = f"{source} raised {type(error).__name__}: {error} ({where}); fix the function"
+            raise ConfigError(msg) from error
+
+
+def checked(values: object, mask: Tensor, source: str) -> Tensor:
+    """Return what a user's function returned for each token, if it is usable.
+
+    Args:
+        values: what it returned.
+        mask: `[batch, seq] bool`, tokens that count.
+        source: setting that names the function, for errors.
+
+    Raises:
+        ConfigError: it is no tensor of the mask's shape, or a number of a trained token is not finite.
+    """
+    if not isinstance(values, Tensor):
+        msg = f"{source} returned {type(values).__name__}; return a tensor of one value for each token, {_shape(mask)}"
+        raise ConfigError(msg)
+    if values.shape != mask.shape:
+        msg = (
+            f"{source} returned shape {_shape(values)} for tokens of shape {_shape(mask)}; return one value for each "
+            "token"
+        )
+        raise ConfigError(msg)
+    wrong = ~values.detach().isfinite() & mask
+    if wrong.any():
+        figure = float(values.detach()[wrong][0])
+        msg = (
+            f"{source} returned {figure} for {int(wrong.sum())} of {int(mask.sum())} tokens of a micro-batch; bound "
+            "logarithms, divisions and exponentials, e.g. log_ratio.clamp(-20, 20)"
+        )
+        raise ConfigError(msg)
+    return values
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    return list(tensor.shape)

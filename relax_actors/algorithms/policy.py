@@ -1,0 +1,262 @@
+"""What a policy loss reads and returns, and the ratios of tokens and samples.
+
+A policy loss is a pure function `loss(inputs: PolicyInputs, *, setting, ...) -> PolicyLoss | Tensor`. It returns one
+value for each token; the engine weighs, masks and aggregates them. Keyword-only arguments are settings of [algorithm].
+
+Invariant: a token's loss depends on its own values, and on other tokens only through `PolicyInputs.sample_sum` and
+`PolicyInputs.step_sum`. Their totals are constants without gradient, which a forward pass collects before the backward
+pass. Loss and gradient of a step are therefore the same however it is cut into micro-batches or shared by ranks, and a
+sample may consist of several sequences in different micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar, assert_never
+
+import torch
+from torch import Tensor
+
+from relax_actors.algorithms.losses import MAX_LOG_RATIO, check_same_shape
+
+RatioLevel = Literal["token", "sequence_mean", "sequence_product", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """Policy loss of each token.
+
+    Attributes:
+        loss: `[batch, seq] float32`, carries the gradient.
+        clipped: `[batch, seq] bool`, true where a bound replaced or dropped the token's ratio.
+        ratio: `[batch, seq] float32`, importance ratio, detached.
+        weighted: whether `loss` contains the weights of the off-policy correction; else the engine multiplies by them.
+    """
+
+    loss: Tensor
+    clipped: Tensor
+    ratio: Tensor
+    weighted: bool = False
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over whole samples and over the step, which a forward pass collects for the backward pass.
+
+    Attributes:
+        recorded: sums over the tokens of each sequence by name, `[batch] float64`, filled while a function runs.
+        samples: sums over each sequence's sample by name, `[batch] float64`; missing names are sums of the sequence.
+        step: sums over the step by name; missing names are sums of the micro-batch; None if the function is not marked
+            `whole_step`.
+    """
+
+    recorded: dict[str, Tensor] = field(default_factory=dict)
+    samples: Mapping[str, Tensor] = field(default_factory=dict)
+    step: Mapping[str, float] | None = field(default_factory=dict)
+
+    def sample_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the sums over the trained tokens of each sequence's sample, `[batch, 1]`, without gradient."""
+        own = self._record(name, values, mask)
+        return self.samples.get(name, own).to(values.dtype).unsqueeze(-1)
+
+    def step_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the sum over all trained tokens of the step, `[] float64`.
+
+        Raises:
+            ValueError: the function is not marked `whole_step`.
+        """
+        if self.step is None:
+            msg = f"step_sum({name!r}) needs the whole step; mark the policy loss with relax_actors' @whole_step"
+            raise ValueError(msg)
+        own = self._record(name, values, mask)
+        return own.new_tensor(self.step[name]) if name in self.step else own.sum()
+
+    def _record(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
+        own = values.detach().masked_fill(~mask, 0.0).sum(-1, dtype=torch.float64)
+        self.recorded[name] = own
+        return own
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInputs:
+    """Trained tokens of the sequences of a micro-batch, padded; `[batch, seq]` unless noted.
+
+    Attributes:
+        logprobs: float32, of the trained policy, with gradient.
+        proximal: float32, log-probs of the policy in the denominator of the ratio, detached.
+        rollout: float32, log-probs that the tokens were sampled with.
+        advantages: float32, detached.
+        mask: bool, true for trained tokens, false for padding.
+        log_ratio: float32, log of the ratio of `algorithm.ratio`, with gradient; see `log_ratio`.
+        weights: float32, weights of the off-policy correction, detached; 1 without a correction.
+        sample_tokens: `[batch] int64`, trained tokens of the whole sample of each sequence.
+        selected: bool, tokens that a choice over the whole step selected; None without such a choice.
+        totals: sums of whole samples and of the step.
+    """
+
+    logprobs: Tensor
+    proximal: Tensor
+    rollout: Tensor
+    advantages: Tensor
+    mask: Tensor
+    log_ratio: Tensor
+    weights: Tensor
+    sample_tokens: Tensor
+    selected: Tensor | None = None
+    totals: Totals = field(default_factory=Totals)
+
+    @classmethod
+    def of(
+        cls,
+        logprobs: Tensor,
+        proximal: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        level: RatioLevel = "token",
+        **others: Any,
+    ) -> PolicyInputs:
+        """Build the inputs of a policy loss.
+
+        Args:
+            logprobs: `[batch, seq] float32`, with gradient.
+            proximal: `[batch, seq] float32`.
+            advantages: `[batch]` or `[batch, seq] float32`.
+            mask: `[batch, seq] bool`.
+            level: ratio of a token or of a sample; see `log_ratio`.
+            others: `rollout` (default: `proximal`), `weights` (1), `sample_tokens` (those of the sequence), `selected`,
+                `totals`.
+
+        Raises:
+            ValueError: shapes do not match.
+        """
+        check_same_shape(logprobs, proximal)
+        check_same_shape(logprobs, mask)
+        spread = advantages.detach()
+        if spread.ndim == 1:
+            spread = spread.unsqueeze(-1)
+        if spread.shape not in {logprobs.shape, (len(logprobs), 1)}:
+            msg = (
+                f"advantages {list(advantages.shape)} do not match log-probs {list(logprobs.shape)}; pass one value "
+                "for each sequence or each token"
+            )
+            raise ValueError(msg)
+        proximal, totals = proximal.detach(), others.get("totals") or Totals()
+        counts, weights, rollout = others.get("sample_tokens"), others.get("weights"), others.get("rollout")
+        counts = mask.sum(-1) if counts is None else counts
+        return cls(
+            logprobs,
+            proximal,
+            proximal if rollout is None else rollout.detach(),
+            spread.expand_as(logprobs),
+            mask,
+            log_ratio(logprobs, proximal, mask, counts, level=level, totals=totals),
+            torch.ones_like(proximal) if weights is None else weights.detach(),
+            counts,
+            others.get("selected"),
+            totals,
+        )
+
+    @property
+    def ratio(self) -> Tensor:
+        """Importance ratio `exp(log_ratio)`, with gradient."""
+        return self.log_ratio.exp()
+
+    def sample_sum(self, name: str, values: Tensor) -> Tensor:
+        """Return the sum of `values` over the trained tokens of each sequence's whole sample, without gradient.
+
+        Args:
+            name: unique name of the sum within the function.
+            values: `[batch, seq]`; they must not depend on another `sample_sum` or `step_sum`.
+
+        Returns:
+            `[batch, 1]`, to broadcast over tokens.
+        """
+        return self.totals.sample_sum(name, values, self.mask)
+
+    def step_sum(self, name: str, values: Tensor) -> Tensor:
+        """Return the sum of `values` over all trained tokens of the step; needs a function marked `whole_step`.
+
+        In the pass that collects the sums it is that of the micro-batch, and 0 if this has no token.
+
+        Args:
+            name: unique name of the sum within the function.
+            values: `[batch, seq]`; they must not depend on another `sample_sum` or `step_sum`.
+
+        Returns:
+            `[] float64`, without gradient.
+        """
+        return self.totals.step_sum(name, values, self.mask)
+
+
+class PolicyLossFunction(Protocol):
+    """Policy loss by name or dotted path; keyword-only arguments are settings of [algorithm]."""
+
+    def __call__(self, inputs: PolicyInputs, **settings: float) -> PolicyLoss | Tensor:
+        """Return the loss of each token, `[batch, seq]`."""
+
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def whole_step(function: Function) -> Function:
+    """Mark a policy loss that reads `PolicyInputs.step_sum`: its backward starts when all rows of the step are there.
+
+    @whole_step
+    def my_loss(inputs: PolicyInputs) -> Tensor: ...
+    """
+    function.needs_whole_step = True  # type: ignore[attr-defined]
+    return function
+
+
+def log_ratio(
+    logprobs: Tensor,
+    proximal: Tensor,
+    mask: Tensor,
+    sample_tokens: Tensor,
+    *,
+    level: RatioLevel,
+    totals: Totals,
+) -> Tensor:
+    """Compute the log of the importance ratio at each token, with `d = logprobs - proximal`.
+
+    - "token": `d`, clamped to +-`MAX_LOG_RATIO`; no gradient beyond.
+    - "sequence_mean": `mean(d)` over the sample: the ratio is the geometric mean of the tokens' ratios (GSPO, arXiv
+      2507.18071).
+    - "sequence_product": `sum(d)` over the sample: the ratio is that of the whole sample (RLOO, arXiv 2402.14740).
+    - "none": 0, with the gradient of `logprobs`.
+
+    A sample's ratio s has the same value at all of its tokens, and at each token the gradient of this token alone, as
+    in GSPO-token (section 4.3): `sg(s) exp(lp - sg(lp))`. The mean over the sample's tokens then has the gradient of s
+    itself. The log of s is clamped to +-`MAX_LOG_RATIO`, and keeps its gradient beyond.
+
+    Args:
+        logprobs: `[batch, seq] float32`, of the trained policy.
+        proximal: `[batch, seq] float32`.
+        mask: `[batch, seq] bool`, tokens that count.
+        sample_tokens: `[batch] int64`, trained tokens of the whole sample.
+        level: of which ratio.
+        totals: sums of whole samples.
+
+    Returns:
+        `[batch, seq] float32`, with gradient.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    check_same_shape(logprobs, proximal)
+    match level:
+        case "token":
+            return (logprobs - proximal.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        case "none":
+            return logprobs - logprobs.detach()
+        case "sequence_mean" | "sequence_product":
+            count = sample_tokens.clamp(min=1).unsqueeze(-1).to(logprobs.dtype)
+            total = totals.sample_sum("log_ratio", (logprobs - proximal).detach(), mask)
+            gradient = logprobs - logprobs.detach()
+            if level == "sequence_mean":
+                return (total / count).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) + gradient
+            return total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) + count * gradient
+        case _:
+            assert_never(level)

@@ -1,0 +1,210 @@
+"""Check of a policy loss: shape, finiteness, gradient against finite differences, invariance to the cut of a step.
+
+Everything is computed in float64 on a made-up step: samples of 1 to 9 tokens, one of them in two sequences, equal and
+large ratios, advantages of both signs and 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from relax_actors.algorithms.first_pass import SequenceRecord, StepFacts, sum_records
+from relax_actors.algorithms.functions import checked
+from relax_actors.algorithms.losses import reduce_loss
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, RatioLevel, Totals
+from relax_actors.algorithms.user_functions import settings_of
+from relax_actors.config.algorithm import AlgorithmSection
+
+TOLERANCE = 1e-6
+STEP = 1e-6
+"""Half the difference of a log-prob in a finite difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Sequences of a step: `[sequences, tokens] float64`, their mask, and the sample of each sequence."""
+
+    logprobs: Tensor
+    proximal: Tensor
+    rollout: Tensor
+    advantages: Tensor
+    mask: Tensor
+    samples: tuple[int, ...]
+
+    def counts(self) -> Tensor:
+        """Return the trained tokens of each sequence's sample."""
+        own = self.mask.sum(-1)
+        same = torch.tensor([[a == b for b in self.samples] for a in self.samples])
+        return (same * own).sum(-1)
+
+
+def check_policy_loss(
+    function: Callable[..., PolicyLoss | Tensor], *, ratio: RatioLevel = "token", **settings: Any
+) -> None:
+    """Check a policy loss on three made-up steps, in float64.
+
+    - It returns one finite number for each token, with a gradient.
+    - The gradient equals finite differences to 1e-5. What the function detaches is a constant for both.
+    - Loss and gradient of a step are the same to 1e-6 for any cut into micro-batches and any padding.
+
+    Args:
+        function: the policy loss.
+        ratio: value of algorithm.ratio.
+        settings: other settings of [algorithm] by name, for the function's keyword-only arguments.
+
+    Raises:
+        AssertionError: the gradient is wrong, or loss or gradient depend on the cut.
+        ConfigError: the function returned a wrong shape or a number that is not finite, or an argument is no setting.
+    """
+    bound = settings_of(function, AlgorithmSection(ratio=ratio, **settings))
+
+    def call(inputs: PolicyInputs) -> Tensor:
+        found = function(inputs, **bound)
+        return checked(found.loss if isinstance(found, PolicyLoss) else found, inputs.mask, _name(function))
+
+    for seed in range(3):
+        step = _made_up(seed, ratio)
+        _check_gradient(call, step, ratio, _name(function))
+        _check_cuts(call, step, ratio, _name(function), wide=getattr(function, "needs_whole_step", False))
+
+
+def _check_gradient(call: Callable[[PolicyInputs], Tensor], step: _Step, level: RatioLevel, name: str) -> None:
+    every = list(range(len(step.samples)))
+    constants: list[Tensor] = []
+
+    def value(logprobs: Tensor, *, is_first: bool) -> Tensor:
+        with _constant_detach(constants, records=is_first):
+            per_token = call(_inputs(step, every, level, Totals(), logprobs))
+        return per_token.masked_fill(~step.mask, 0.0).sum()
+
+    leaf = step.logprobs.clone().requires_grad_()
+    loss = value(leaf, is_first=True)
+    _require(
+        loss.requires_grad,
+        f"{name} returns a loss without gradient; compute it from inputs.logprobs or inputs.ratio",
+    )
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    largest = float(gradient.abs().max().clamp(min=1.0))
+    for row, column in step.mask.nonzero().tolist():
+        ends = []
+        for change in (STEP, -STEP):
+            moved = step.logprobs.clone()
+            moved[row, column] += change
+            ends.append(float(value(moved, is_first=False)))
+        expected, actual = (ends[0] - ends[1]) / (2 * STEP), float(gradient[row, column])
+        _require(
+            abs(actual - expected) <= 1e-5 * largest,
+            f"{name}: the gradient of token {column} of sequence {row} is {actual:.9g}, finite differences give "
+            f"{expected:.9g}; detach what is a constant, and nothing else",
+        )
+
+
+def _check_cuts(
+    call: Callable[[PolicyInputs], Tensor], step: _Step, level: RatioLevel, name: str, *, wide: bool
+) -> None:
+    sequences = len(step.samples)
+    whole = _loss_and_gradient(call, step, level, [list(range(sequences))], wide=wide)
+    for cut in ([[i] for i in range(sequences)], [list(range(sequences))[::2], list(range(sequences))[1::2]]):
+        loss, gradient = _loss_and_gradient(call, step, level, cut, wide=wide)
+        for what, one, other in (("loss", whole[0], loss), ("gradient", whole[1], gradient)):
+            largest = float(one.abs().max().clamp(min=1.0))
+            difference = float((one - other).abs().max())
+            _require(
+                difference <= TOLERANCE * largest,
+                f"{name}: the {what} of a step differs by {difference:.3g} between 1 and {len(cut)} micro-batches; a "
+                "token may read others only through inputs.sample_sum, and through inputs.step_sum with @whole_step",
+            )
+
+
+def _loss_and_gradient(
+    call: Callable[[PolicyInputs], Tensor], step: _Step, level: RatioLevel, cut: Sequence[list[int]], *, wide: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of the step, a mean over tokens, and its gradient, as an engine computes them."""
+    facts = _facts(call, step, level, cut, wide=wide)
+    leaf = step.logprobs.clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for rows in cut:
+        sums = [facts.sample_sums[row] for row in rows]
+        samples = {n: torch.tensor([s[n] for s in sums], dtype=torch.float64) for n in sums[0]}
+        inputs = _inputs(step, rows, level, Totals(samples=samples, step=facts.sums if wide else None), leaf)
+        loss = reduce_loss(call(inputs), inputs.mask, mode="token_mean", normaliser=float(step.mask.sum()))
+        torch.autograd.backward(loss)
+        total = total + loss.detach()
+    return total, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+@torch.no_grad()
+def _facts(
+    call: Callable[[PolicyInputs], Tensor], step: _Step, level: RatioLevel, cut: Sequence[list[int]], *, wide: bool
+) -> StepFacts:
+    """Run the pass that collects the sums over samples and the step."""
+    empty = step.logprobs[0, :0].numpy()
+    records: dict[int, SequenceRecord] = {}
+    for rows in cut:
+        totals = Totals(step={} if wide else None)
+        call(_inputs(step, rows, level, totals, step.logprobs))
+        for i, row in enumerate(rows):
+            sums = {name: float(values[i]) for name, values in totals.recorded.items()}
+            records[row] = SequenceRecord(empty, empty, empty, empty, sums)
+    return sum_records([records[row] for row in range(len(step.samples))], step.samples)
+
+
+def _inputs(step: _Step, rows: Sequence[int], level: RatioLevel, totals: Totals, logprobs: Tensor) -> PolicyInputs:
+    """Build the inputs of a micro-batch, padded to its longest sequence."""
+    chosen = list(rows)
+    width = max(1, int(step.mask[chosen].sum(-1).max()))
+    cut = [t[chosen, :width] for t in (logprobs, step.proximal, step.advantages, step.mask, step.rollout)]
+    counts = step.counts()[chosen]
+    selected = torch.arange(width).expand(len(chosen), width) % 3 == 0
+    return PolicyInputs.of(
+        *cut[:4], level=level, rollout=cut[4], sample_tokens=counts, selected=selected, totals=totals
+    )
+
+
+def _made_up(seed: int, level: RatioLevel) -> _Step:
+    random = torch.Generator().manual_seed(seed)
+    lengths, samples = torch.tensor([9, 1, 4, 0, 6, 2]), (0, 1, 2, 3, 4, 4)
+    shape = len(lengths), int(lengths.max())
+    draw = torch.randn(3, *shape, generator=random, dtype=torch.float64)
+    proximal = -draw[0].abs() - 0.1
+    # The log of a product of ratios grows with the length of the sample.
+    spread = 0.1 if level == "sequence_product" else 0.5
+    logprobs = proximal + spread * draw[1]
+    if level == "token":
+        logprobs[0, :3] = proximal[0, :3] + torch.tensor([0.0, 4.0, -4.0], dtype=torch.float64)
+    advantages = draw[2].clone()
+    advantages[1:, :] = advantages[1:, :1]
+    advantages[2] = 0.0
+    mask = torch.arange(shape[1]) < lengths[:, None]
+    return _Step(logprobs, proximal, proximal + 0.05 * draw[2], advantages, mask, samples)
+
+
+@contextmanager
+def _constant_detach(constants: list[Tensor], *, records: bool) -> Iterator[None]:
+    """Make `detach` return the tensors of the first call in later calls, in order, so that they are constants."""
+    detach, replayed = Tensor.detach, iter(constants)
+
+    def constant(tensor: Tensor) -> Tensor:
+        if not records:
+            return next(replayed)
+        constants.append(detach(tensor).clone())
+        return constants[-1]
+
+    with patch.object(Tensor, "detach", constant):
+        yield
+
+
+def _require(holds: bool, message: str) -> None:  # noqa: FBT001 a condition
+    if not holds:
+        raise AssertionError(message)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", function))

@@ -1,0 +1,122 @@
+"""`relax algorithms`: the presets of [algorithm], and the settings of a run with their sources."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relax_actors.errors import ConfigError
+
+if TYPE_CHECKING:
+    from relax_actors.config import Config
+    from relax_actors.config.algorithm import AlgorithmSection
+
+
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="Preset to show in full, e.g. gspo.", metavar="NAME")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON a preset.")] = False,
+) -> None:
+    """List the presets of `algorithm.name`: formula, source, and what each needs.
+
+    With NAME, show all formulas and settings of one.
+    """
+    from relax_actors.config.presets import PRESETS, named
+
+    try:
+        names = [name] if name is not None and named(name) else list(PRESETS)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if json:
+        for each in names:
+            typer.echo(json_module.dumps(_described(each)))
+    elif name is not None:
+        typer.echo("\n".join(_page(name)))
+    else:
+        _print_table(names)
+
+
+def algorithm_lines(config: Config, set_by: Mapping[str, str]) -> Iterator[str]:
+    """Yield the settings of [algorithm] that have an effect, each with its source, for `relax check`.
+
+    Args:
+        config: configuration of the run.
+        set_by: "file" or "override" for each setting that one of them sets; see `relax_actors.config.load.set_by`.
+    """
+    from relax_actors.algorithms.effective import idle
+    from relax_actors.config.presets import filled, leaves
+
+    algorithm = config.algorithm
+    hidden = {*idle(algorithm), "name"}
+    preset = dict(leaves(filled({"name": algorithm.name})))
+    yield f"algorithm: {algorithm.name}" if algorithm.name else "algorithm: no preset; defaults"
+    settings = [(key, value) for key, value in leaves(algorithm.model_dump()) if key not in hidden]
+    for key, value in settings:
+        source = set_by.get(f"algorithm.{key}")
+        if source is None:
+            source = f"preset {algorithm.name}" if key in preset else "default"
+            if key in ("length", "shaping.overlong_buffer") and value is not None:
+                source = "from rollout.max_tokens"
+        yield f"  {key:<28} {_shown(value):<24} {source}"
+
+
+def _section(name: str) -> AlgorithmSection:
+    from relax_actors.config.algorithm import AlgorithmSection
+
+    return AlgorithmSection(name=name)
+
+
+def _described(name: str) -> dict[str, Any]:
+    from relax_actors.algorithms.formulas import formulas, needs
+    from relax_actors.config.presets import PRESETS
+
+    preset, section = PRESETS[name], _section(name)
+    return {
+        "name": name,
+        "title": preset.title,
+        "paper": preset.paper,
+        "formulas": {formula.part: formula.plain for formula in formulas(section)},
+        "needs": needs(section),
+        "settings": dict(preset.settings),
+        "note": preset.note,
+    }
+
+
+def _page(name: str) -> Iterator[str]:
+    from relax_actors.config.presets import leaves
+
+    found = _described(name)
+    yield f"{name}: {found['title']}, arXiv {found['paper']}"
+    yield ""
+    for part, plain in found["formulas"].items():
+        yield f"  {part:<12} {plain}"
+    yield ""
+    yield f"  needs        {', '.join(found['needs']) or 'rewards only'}"
+    if found["note"]:
+        yield f"  note         {found['note']}"
+    yield ""
+    yield f'[algorithm] with name = "{name}" sets'
+    for key, value in leaves(found["settings"]):
+        yield f"  {key} = {_shown(value)}"
+
+
+def _print_table(names: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("formula", overflow="fold")
+    table.add_column("arXiv", no_wrap=True)
+    table.add_column("needs", overflow="fold")
+    for name in names:
+        found = _described(name)
+        parts = found["formulas"]
+        table.add_row(name, f"{parts['advantage']}; loss {parts['loss']}", found["paper"], ", ".join(found["needs"]))
+    Console(soft_wrap=False, highlight=False, markup=False).print(table)
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else json_module.dumps(value)

@@ -1,0 +1,114 @@
+"""Checks of the role `teacher` before a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from string import Formatter
+
+from relax_actors.config import Config
+from relax_actors.data.model_folder import measure
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.errors import ConfigError
+from relax_actors.roles import make_role
+from relax_actors.roles.teacher import Teacher
+
+SECTION = "roles.teacher"
+
+
+def check_teacher(config: Config, folder: Path) -> Iterator[str]:
+    """Check the teacher's options, its model and its vocabulary.
+
+    Args:
+        config: configuration of the run.
+        folder: folder of the student's model.
+    """
+    distil = config.algorithm.distil
+    if "teacher" not in config.roles:
+        return
+    role = make_role(config, "teacher")
+    if not isinstance(role, Teacher):
+        return
+    if distil.place == "none":
+        msg = f'[{SECTION}] has no effect without algorithm.distil.place; set it to "advantage" or "loss"'
+        raise ConfigError(msg)
+    if distil.place == "loss" and config.trainer.backend == "megatron":
+        msg = (
+            'algorithm.distil.place = "loss" needs trainer.backend = "torch": Megatron-Core keeps the vocabulary in '
+            'shards. Set algorithm.distil.place = "advantage"'
+        )
+        raise ConfigError(msg)
+    _check_source(role)
+    if role.hint:
+        _check_hint(role.hint)
+    if role.server and config.rollout.temperature != 1:
+        msg = (
+            f"{SECTION}.server computes log-probs at temperature 1; rollout.temperature = {config.rollout.temperature} "
+            f"needs {SECTION}.model, or set the temperature to 1"
+        )
+        raise ConfigError(msg)
+    if role.model is not None:
+        yield from _check_model(config, role.model, folder)
+
+
+def _check_source(role: Teacher) -> None:
+    """Check that the teacher is exactly one of a folder, a server and the live policy."""
+    if role.model is not None and role.server:
+        msg = f"{SECTION} has both model and server; remove one"
+        raise ConfigError(msg)
+    is_live = role.model is None and not role.server
+    if is_live and not role.hint:
+        msg = (
+            f"[{SECTION}] without model and server is the policy itself, which has nothing to teach: set model or "
+            "server, or a hint that it reads and the student does not (self-distillation)"
+        )
+        raise ConfigError(msg)
+    if is_live and role.backend != "torch":
+        msg = f'{SECTION}.backend = "{role.backend}" scores no most likely tokens; set "torch"'
+        raise ConfigError(msg)
+    if role.server and not role.server.startswith(("http://", "https://")):
+        msg = f"{SECTION}.server = {role.server!r} is not a URL such as http://127.0.0.1:30000"
+        raise ConfigError(msg)
+    if role.api_key_file is not None:
+        if not role.server:
+            msg = f"{SECTION}.api_key_file is the key of a server; set {SECTION}.server, or remove it"
+            raise ConfigError(msg)
+        if not role.api_key_file.is_file():
+            msg = f"{SECTION}.api_key_file {role.api_key_file} does not exist"
+            raise ConfigError(msg)
+
+
+def _check_hint(hint: str) -> None:
+    try:
+        parts = list(Formatter().parse(hint))
+    except ValueError as error:
+        msg = f"{SECTION}.hint {hint[:60]!r} is not a template: {error}; write {{{{ and }}}} for braces"
+        raise ConfigError(msg) from error
+    if not any(name == "prompt" for _, name, _, _ in parts):
+        msg = f"{SECTION}.hint {hint[:60]!r} lacks {{prompt}}, where the teacher reads the prompt; add it"
+        raise ConfigError(msg)
+
+
+def _check_model(config: Config, path: Path, folder: Path) -> Iterator[str]:
+    """Check that a teacher's folder holds a model with the student's vocabulary and enough context."""
+    from relax_actors.engines.torch.architectures import check_architecture
+
+    if not any(path.glob("*.safetensors")):
+        why = "has no *.safetensors" if path.is_dir() else "does not exist"
+        msg = f"{SECTION}.model {path} {why}; name the folder of a trained model, such as runs/demo/model"
+        raise ConfigError(msg)
+    facts = measure(path)
+    check_architecture(config, path)
+    if difference := Tokenizer(folder).difference(Tokenizer(path)):
+        msg = (
+            f"{SECTION}.model {path} has another vocabulary than the student: {difference}. A teacher scores the "
+            "student's tokens, so both need the same tokenizer"
+        )
+        raise ConfigError(msg)
+    room = min(measure(folder).context_length, config.trainer.max_tokens_per_microbatch)
+    if facts.context_length < room:
+        yield (
+            f"{SECTION}.model has a context of {facts.context_length} tokens; longer sequences, up to {room}, are "
+            "quarantined"
+        )
+    yield f"the teacher has {facts.parameters / 1e6:.2f} M parameters"

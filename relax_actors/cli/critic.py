@@ -1,0 +1,71 @@
+"""Checks of the critic: its folder, its architecture, and whether a role reads its values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from relax_actors.config import Config
+from relax_actors.data.model_folder import ModelFacts, measure, stored_shapes
+from relax_actors.engines.torch.architectures import check_value_head
+from relax_actors.errors import ConfigError
+from relax_actors.registry.catalog import ADVANTAGES
+
+
+def check_values_are_read(config: Config, read: Collection[str]) -> None:
+    """Check that some role reads the critic's values.
+
+    Args:
+        config: configuration of the run.
+        read: columns that custom roles or the advantages read.
+
+    Raises:
+        ConfigError: none does.
+    """
+    advantage = config.algorithm.advantage
+    reads_values = advantage == "gae" or advantage not in ADVANTAGES.built_in or "values" in read
+    if config.critic is not None and not reads_values:
+        msg = (
+            f'[critic] would compute values that no role reads: algorithm.advantage = "{advantage}"; set '
+            'algorithm.name = "ppo" or algorithm.advantage = "gae", or remove [critic]'
+        )
+        raise ConfigError(msg)
+
+
+def check_critic(config: Config, folder: Path, policy: ModelFacts) -> Iterator[str]:
+    """Check that a critic can be built, and that the folder to start from holds one for the policy's tokens.
+
+    Args:
+        config: configuration of the run.
+        folder: folder of the policy's model.
+        policy: size and shape of the policy's model.
+    """
+    if config.critic is None:
+        return
+    path = config.critic.path
+    if path is None:
+        check_value_head(folder)
+        yield "the critic starts from version 0 of the policy, with a value head of zeros"
+        return
+    facts = measure(path, setting="critic.path")
+    check_value_head(path)
+    shapes = stored_shapes(path)
+    if shapes.get("score.weight", [])[:1] != [1]:
+        msg = (
+            f"critic.path {path} holds no value head: its *.safetensors have no tensor score.weight of one row; give "
+            "a folder `critic` that a run has written, or leave critic.path out to start from version 0 of the policy"
+        )
+        raise ConfigError(msg)
+    if facts.vocabulary != policy.vocabulary:
+        msg = (
+            f"critic.path {path} has a vocabulary of {facts.vocabulary} ids, the policy one of {policy.vocabulary}; "
+            "give a critic of the policy's tokenizer"
+        )
+        raise ConfigError(msg)
+    if facts.context_length < policy.context_length:
+        msg = (
+            f"critic.path {path} has a context of {facts.context_length} tokens, the policy one of "
+            f"{policy.context_length}; give a critic with the policy's context"
+        )
+        raise ConfigError(msg)
+    yield f"the critic starts from {path}, {facts.parameters / 1e6:.2f} M parameters"

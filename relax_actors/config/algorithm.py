@@ -1,0 +1,137 @@
+"""The section [algorithm]: advantages, policy loss and their parts, with the defaults of a preset."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from relax_actors.config import presets
+from relax_actors.config.algorithm_parts import (
+    CorrectionSection,
+    DistilSection,
+    EntropySection,
+    KlSection,
+    RejectSection,
+    ShapingSection,
+)
+from relax_actors.config.sections import Fraction, Named, NonNegative, Positive, PositiveFloat, Section
+from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
+
+
+class AlgorithmSection(Section):
+    """[algorithm]: the learning algorithm. `relax algorithms` lists the presets."""
+
+    name: str | None = None
+    """Preset, e.g. "gspo": fills the settings of [algorithm] that are not set. Without one, the defaults below hold:
+    GRPO with the loss averaged over tokens."""
+
+    advantage: Annotated[str, Named(ADVANTAGES)] = "group"
+    """Advantage estimator. What is subtracted from the reward: `group`, the mean of the group (arXiv 2402.03300);
+    `rloo`, the mean of the other samples (arXiv 2402.14740); `length_weighted`, the mean weighted by length (arXiv
+    2505.23585); `greedy`, the reward of an additional greedy sample (arXiv 2310.10505); `ema`, the running mean of the
+    role in `metadata["role"]` of the task (arXiv 2506.24119); `optimal_token` or `optimal_turn`, the optimal baseline
+    of each position (arXiv 2602.07078); or nothing: `reward`. `passk` trains the best sample only (arXiv 2503.19595),
+    `mean_ratio` divides by the mean (arXiv 2602.02710), `returns` and `gae` are discounted (arXiv 2501.03262,
+    1506.02438), `none` is 0. Or the dotted path of your own function."""
+    scale: Literal["none", "group_std", "batch_std", "group_mean"] = "group_std"
+    """Divisor of the advantages: none, the standard deviation of the rewards of the group or of the step, or the mean
+    reward of the group."""
+    epsilon: PositiveFloat = 1e-6
+    """Added to a standard deviation that divides."""
+    whiten: Literal["none", "tokens", "samples"] = "none"
+    """Subtract the mean of the advantages over all trained tokens or samples of the step, then divide by their standard
+    deviation. A step then trains when all of its rows are there (no streaming)."""
+    components: Literal["sum", "decoupled"] = "sum"
+    """Reward components: their weighted sum is the reward; or each is normalised within the group on its own before the
+    sum (GDPO, arXiv 2601.05242)."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Weight of each reward component with `components = "decoupled"`; by default that in `reward.function`, or 1."""
+    signal_scale: bool = False
+    """Multiply advantages by the samples of the step over those in groups with unequal rewards (GPG, arXiv
+    2504.02546)."""
+    gamma: Fraction = 1.0
+    """Discount of later token rewards, for `returns` and `gae`."""
+    gae_lambda: Fraction = 1.0
+    """Lambda of `gae` (arXiv 1506.02438)."""
+    ema_decay: Fraction = 0.95
+    """Decay of the running mean reward that `ema` subtracts (arXiv 2506.24119)."""
+
+    ratio: Literal["token", "sequence_mean", "sequence_product", "none"] = "token"
+    """Ratio of the trained to the proximal policy: of each token; of a sample, as the geometric mean or the product
+    over its tokens; or none."""
+    surrogate: Annotated[str, Named(POLICY_LOSSES)] = "clip"
+    """Policy loss: `clip` (PPO, arXiv 1707.06347), or the dotted path of your own function."""
+    clip_low: NonNegative = 0.2
+    """Lower clip bound, as its distance from 1; for `divergence_mask` a difference of probabilities, for `geometric` of
+    log-probs."""
+    clip_high: PositiveFloat = 0.2
+    """Upper clip bound, as its distance from 1; for `divergence_mask` and `geometric` as `clip_low`."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound of the ratio for negative advantages (arXiv 1912.09729); off if not set."""
+    divergence: Literal["tv", "kl"] = "tv"
+    """Divergence of a token that `divergence_mask` bounds: the difference of its probabilities, or the binary KL, which
+    `clip_low` (advantage below 0) and `clip_high` then bound (arXiv 2602.04879)."""
+    ratio_cap: Annotated[float, Field(ge=1)] | None = None
+    """Largest ratio in `divergence_mask` and `p3o`; unbounded if not set."""
+    tau_pos: PositiveFloat = 1.0
+    """Temperature of `gate` for positive advantages (arXiv 2511.20347)."""
+    tau_neg: PositiveFloat = 1.05
+    """Temperature of `gate` for other advantages."""
+    gamma_pos: tuple[PositiveFloat, PositiveFloat] = (2.0, 3.0)
+    """k and lambda of `gamma` for advantages of 0 and more (arXiv 2602.10693)."""
+    gamma_neg: tuple[PositiveFloat, PositiveFloat] = (3.0, 2.0)
+    """k and lambda of `gamma` for negative advantages."""
+    covariance_share: Fraction = 2e-4
+    """Share of the tokens that `clip_cov` and `kl_cov` choose by covariance (arXiv 2505.22617)."""
+    covariance_bounds: tuple[float, float] = (1.0, 5.0)
+    """Covariances among which `clip_cov` chooses."""
+    covariance_coefficient: PositiveFloat = 0.1
+    """Factor of |log-ratio| of the chosen tokens in `kl_cov`."""
+    log_ratio_penalty: NonNegative = 0.0
+    """Factor of the squared log-ratio of each trained token, added to the loss (arXiv 2602.02276)."""
+    aggregate: Literal[
+        "token_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"
+    ] = "token_mean"
+    """Aggregation of the loss: mean over all tokens of the step (DAPO, arXiv 2503.14476); mean over samples of the
+    means (GRPO, arXiv 2402.03300) or sums over their tokens; sum over all tokens divided by the samples of the step
+    times `length` (Dr. GRPO, arXiv 2503.20783); or mean over samples of their loss times their length (LUSPO, arXiv
+    2602.05261)."""
+    length: Positive | None = None
+    """Tokens that `aggregate = "constant"` divides by; `rollout.max_tokens` if not set."""
+    proximal: Literal["rollout", "trainer", "actor_fwd"] = "rollout"
+    """Policy in the denominator of the ratio: the log-probs of sampling; the trainer's own before the step (decoupled
+    PPO); or the column `actor_fwd`, `[total] float32`, of a role that writes it."""
+
+    kl: KlSection = KlSection()
+    entropy: EntropySection = EntropySection()
+    correction: CorrectionSection = CorrectionSection()
+    reject: RejectSection = RejectSection()
+    distil: DistilSection = DistilSection()
+    shaping: ShapingSection = ShapingSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, tree: Any) -> Any:
+        """Fill settings that are not set from the preset."""
+        return presets.filled(tree) if isinstance(tree, dict) else tree
+
+    def with_lengths(self, max_tokens: int) -> AlgorithmSection:
+        """Return a copy in which lengths that are needed and not set follow from the longest completion."""
+        update: dict[str, Any] = {}
+        if self.aggregate == "constant" and self.length is None:
+            update["length"] = max_tokens
+        if self.shaping.overlong and self.shaping.overlong_buffer is None:
+            shaping = {"overlong_buffer": max(1, max_tokens // 5)}
+            update["shaping"] = self.shaping.model_copy(update=shaping)
+        return self.model_copy(update=update)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probs of the reference model are needed."""
+        return self.kl.place != "none"
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Whether advantages need the whole step in order, so that its backward cannot start before."""
+        return self.whiten != "none" or self.scale == "batch_std" or self.signal_scale or self.advantage == "ema"

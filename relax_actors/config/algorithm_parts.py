@@ -1,0 +1,136 @@
+"""The sections in [algorithm]: KL, entropy, off-policy correction, rejection, distillation, reward shaping."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from relax_actors.config.sections import (
+    Fraction,
+    Named,
+    NonNegative,
+    Positive,
+    PositiveFloat,
+    Section,
+)
+from relax_actors.registry.catalog import CORRECTIONS
+
+UpperBound = Annotated[float, Field(ge=1)]
+
+
+class KlSection(Section):
+    """[algorithm.kl]: KL penalty to the model at the start of the run, with x = log-prob - reference log-prob."""
+
+    place: Literal["none", "loss", "reward"] = "none"
+    """No penalty; a term of the loss of each token; or a part of the token rewards: -`coefficient` x KL with the
+    log-probs of the proximal policy, without gradient."""
+    kind: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator: x; x^2 / 2; or exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html)."""
+    coefficient: PositiveFloat = 1e-3
+    """Factor of the penalty; its initial value with `target`."""
+    k2_gradient: bool = False
+    """Take the gradient of k2 with the value of `kind`: on-policy, k2 has the gradient of the KL."""
+    clamp: PositiveFloat | None = None
+    """Bound of the magnitude of a token's KL, which has no gradient beyond it; 10 with `kind = "k3"` is "low-variance
+    KL". Unbounded if not set."""
+    unbiased: bool = False
+    """Multiply a token's KL by the ratio of its probability to that of the proximal policy, with its gradient (arXiv
+    2512.02556)."""
+    target: PositiveFloat | None = None
+    """KL of a sample that the coefficient is adapted to after each step (arXiv 1909.08593); constant if not set."""
+    horizon: Positive = 10_000
+    """Samples over which the coefficient adapts to `target`."""
+
+
+class EntropySection(Section):
+    """[algorithm.entropy]: entropy over the whole vocabulary, at the sampling temperature."""
+
+    coefficient: NonNegative = 0.0
+    """Factor of the entropy bonus, which is subtracted from the loss; its initial value with `target`."""
+    target: PositiveFloat | None = None
+    """Entropy in nats that the coefficient is adapted to by `delta` a step (arXiv 2505.22312); constant if not set."""
+    delta: PositiveFloat = 5e-3
+    """Change of the coefficient at each step, with `target`."""
+    quantile: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the tokens with the highest entropy that the policy loss trains (arXiv 2506.01939); 1 is all."""
+
+
+class CorrectionSection(Section):
+    """[algorithm.correction]: off-policy weight of the policy loss, from w = proximal / rollout probability."""
+
+    kind: Annotated[str, Named(CORRECTIONS)] = "none"
+    """Weight: 1; `importance`, w (arXiv 2110.00641); `tis`, w truncated at `high`; `icepop`, w within `low` and `high`,
+    else 0 (arXiv 2510.18855); or the dotted path of your own function."""
+    level: Literal["token", "sequence"] = "token"
+    """Whether w is the ratio of a token, or the product of the ratios of its sequence."""
+    low: Fraction = 0.5
+    """Lower bound of w for `icepop`."""
+    high: UpperBound = 2.0
+    """Upper bound of w; 2 is usual for `tis`, 5 for `icepop`."""
+    normalise: Literal["none", "tokens", "samples"] = "none"
+    """Divide weights by their mean over the tokens or samples of the step."""
+
+
+class RejectSection(Section):
+    """[algorithm.reject]: sequences left out of the loss, by their ratios w = trainer / rollout probability."""
+
+    kind: Literal["none", "geometric", "max", "product"] = "none"
+    """Reject by the geometric mean of w over tokens, by w of any token, or by the product of w. With `proximal =
+    "actor_fwd"`, w is the probability of that role over the rollout's."""
+    low: Fraction = 0.5
+    """Lower bound of w."""
+    high: UpperBound = 2.0
+    """Upper bound of w."""
+    opsm: PositiveFloat | None = None
+    """Off-policy sequence masking (arXiv 2512.02556): drop the policy loss of a sequence with a negative advantage
+    whose mean log-ratio of proximal to trained policy exceeds this, e.g. 1e-4. Its tokens count. Off if not set."""
+
+
+class DistilSection(Section):
+    """[algorithm.distil]: distillation from the role `teacher`."""
+
+    place: Literal["none", "advantage", "loss"] = "none"
+    """No distillation; `coefficient` x (teacher - rollout log-prob) added to each token's advantage; or a divergence
+    added to each token's loss."""
+    kind: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
+    """Divergence with `place = "loss"`: KL(student || teacher); KL(teacher || student); or the generalised JSD (arXiv
+    2306.13649) of both with their mixture."""
+    teacher_weight: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Weight of the teacher in the mixture of `jsd`."""
+    top_k: Positive | None = None
+    """Number of the teacher's most likely tokens at each token that the divergence covers. If not set, `reverse_kl` is
+    estimated at the sampled token; the others need it."""
+    tail: Literal["bucket", "renormalise", "drop"] = "bucket"
+    """The rest of the vocabulary: one more outcome of the divergence; left out after dividing the probabilities of the
+    `top_k` tokens by their sum; or left out."""
+    coefficient: PositiveFloat = 1.0
+    """Factor of the signal or loss."""
+
+    @model_validator(mode="after")
+    def _kind_has_its_tokens(self) -> DistilSection:
+        if self.place == "loss" and self.kind != "reverse_kl" and self.top_k is None:
+            msg = (
+                f'kind = "{self.kind}" compares distributions and needs top_k, e.g. 64; only "reverse_kl" can be '
+                "estimated at the sampled token"
+            )
+            raise ValueError(msg)
+        return self
+
+
+class ShapingSection(Section):
+    """[algorithm.shaping]: changes of rewards, rows and trained tokens before the advantages."""
+
+    filter_zero_variance: bool = False
+    """Drop and refill rows whose samples all have the same reward (dynamic sampling, arXiv 2503.14476)."""
+    overlong: bool = False
+    """Lower the reward of a sample linearly over the last `overlong_buffer` tokens before `rollout.max_tokens` (arXiv
+    2503.14476)."""
+    overlong_buffer: Positive | None = None
+    """Tokens over which `overlong` lowers the reward; a fifth of `rollout.max_tokens` if not set."""
+    overlong_factor: PositiveFloat = 1.0
+    """Penalty of a sample of `rollout.max_tokens` tokens."""
+    length_penalty: NonNegative = 0.0
+    """Subtract this times the mean reward of the group times the sample's length over the longest of the group."""
+    mask_truncated: bool = False
+    """Leave samples that `rollout.max_tokens` cut off out of the loss; their rewards still count in the group."""

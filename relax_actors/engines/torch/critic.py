@@ -1,0 +1,113 @@
+"""Critic with torch in this process: the policy's architecture with a value head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relax_actors.algorithms.schedules import scheduled_learning_rate
+from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
+from relax_actors.config.schema import Config
+from relax_actors.config.training import CriticSection
+from relax_actors.engines.protocols.samples import TrainSample, lengths_of
+from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.torch.forward import Forward, device_of
+from relax_actors.engines.torch.model import build_critic, copy_into, tensors_of
+from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
+from relax_actors.weights import files as weights
+
+
+class TorchCritic:
+    """Trains a value model in one process on one device; implements `CriticEngine`.
+
+    The loss of an update is the mean over its tokens. Values are not divided by the sampling temperature.
+
+    Args:
+        config: configuration of the run.
+        settings: section [critic] of it.
+
+    Raises:
+        ConfigError: the model cannot be built.
+    """
+
+    def __init__(self, config: Config, settings: CriticSection) -> None:
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        self._config, self._settings, self._path = config, settings, settings.path or config.model_path
+        device, trainer = device_of(settings.device), config.trainer
+        self._forward = Forward(device, getattr(torch, trainer.precision), temperature=1.0)
+        self._model = self._forward.prepare(build_critic(self._path, seed=config.run.seed, device=device))
+        self._max_tokens = trainer.max_tokens_per_microbatch
+        self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer), self._max_tokens)
+
+    def initialise(self, policy: Mapping[str, Tensor] | None) -> None:
+        """Initialise the weights and the optimizer; see `CriticEngine`."""
+        own = tensors_of(self._model)
+        if policy is None:
+            tensors = weights.load(sorted(self._path.glob("*.safetensors")))
+            source = f"critic.path {self._path}"
+        else:
+            body = f"{self._model.base_model_prefix}."
+            heads = {name: torch.zeros_like(tensor) for name, tensor in own.items() if not name.startswith(body)}
+            tensors = {name: tensor for name, tensor in policy.items() if name in own} | heads
+            source = "version 0 of the policy"
+        copy_into(self._model, tensors, source)
+        self._trained.reset()
+
+    def values(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute the value of the state before each trained token; see `CriticEngine`."""
+        forward, model = self._forward, self._model
+        return forward.compute(lambda batch: forward.values(model, batch), samples, self._max_tokens, progress)
+
+    def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
+        """Accumulate the gradients of the value loss; see `AccumulatesSteps`."""
+        forward = self._forward
+
+        def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
+            batch, chosen = forward.micro_batch(samples, indices), [samples[index] for index in indices]
+            old, returns = (forward.padded([s.masked(n) for s in chosen], batch.width) for n in ("values", "returns"))
+            values = forward.values(self._model, batch)
+            loss = value_loss(values, old, returns, clip=self._settings.value_clip)
+            return loss.loss.masked_fill(~batch.mask, 0.0).sum(), measure_values(values, returns, loss, batch.mask)
+
+        self._trained.backward(lengths_of(samples), loss_of, progress)
+
+    def discard(self) -> None:
+        """Discard the accumulated gradients; see `AccumulatesSteps`."""
+        self._trained.discard()
+
+    def step(self, step: int, progress: Callable[[], None]) -> StepResult:
+        """Update the critic; see `AccumulatesSteps`."""
+        if not self._trained.measured:
+            msg = f"no rows were accumulated for step {step}; call accumulate first"
+            raise ValueError(msg)
+        rate = scheduled_learning_rate(self._config, step, self._settings.learning_rate)
+        measured = self._trained.update(rate, lambda sums: 1.0 / max(sums["tokens"], 1.0))
+        progress()
+        return StepResult(value_metrics(measured) | {"learning_rate": rate})
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the weights."""
+        return weights.fingerprint(tensors_of(self._model).items())
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; see `SavesState`."""
+        write_state("float32", folder, self._trained.state())
+
+    def begin_save(self, folder: Path) -> Callable[[], None]:
+        """Write a copy of the state in the background; see `SupportsAsyncSave`."""
+        return begin_write_state("float32", folder, self._trained.state())
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint; see `SavesState`."""
+        self._trained.load(folder)
+
+    def export(self, folder: Path) -> None:
+        """Write a token-classification folder with one label; see `CriticEngine`."""
+        with weights.disk_errors(folder):
+            self._model.save_pretrained(folder)

@@ -1,0 +1,166 @@
+"""A model with its AdamW optimizer: accumulated gradients, updates, and the files of a checkpoint.
+
+The trainer's engine and the critic's share it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from relax_actors.algorithms.losses import add_metrics
+from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.config.training import CriticSection, TrainerSection
+from relax_actors.engines.torch.background import run_in_background
+from relax_actors.engines.torch.model import copy_into, tensors_of
+from relax_actors.engines.torch.objective import check_gradient_norm
+from relax_actors.weights import files as weights
+
+OPTIMIZER = "optimizer.safetensors"
+MODEL = "model.safetensors"
+
+LossOf = Callable[[list[int]], tuple[Tensor, dict[str, float]]]
+"""Return the loss of the sequences with these indices, and measurements to combine with `add_metrics`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """Settings of the optimizer; see [trainer] and [critic]."""
+
+    learning_rate: float
+    weight_decay: float
+    betas: tuple[float, float]
+    epsilon: float
+    max_grad_norm: float
+    section: str
+
+    @classmethod
+    def of_trainer(cls, trainer: TrainerSection) -> AdamW:
+        """Return the settings of the policy's optimizer."""
+        rate, decay = trainer.learning_rate, trainer.weight_decay
+        return cls(rate, decay, trainer.betas, trainer.epsilon, trainer.max_grad_norm, "trainer")
+
+    @classmethod
+    def of_critic(cls, critic: CriticSection, trainer: TrainerSection) -> AdamW:
+        """Return the settings of the critic's optimizer."""
+        rate, decay = critic.learning_rate, critic.weight_decay
+        return cls(rate, decay, trainer.betas, trainer.epsilon, critic.max_grad_norm, "critic")
+
+
+class OptimizedModel:
+    """A model and its optimizer.
+
+    Args:
+        model: the model; every update changes its weights in place.
+        settings: settings of the optimizer.
+        max_tokens: largest number of tokens of a micro-batch.
+
+    Attributes:
+        measured: measurements of each micro-batch since the last update.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: AdamW, max_tokens: int) -> None:
+        self.model, self._settings, self._max_tokens = model, settings, max_tokens
+        self.measured: list[dict[str, float]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Create a new optimizer, without state."""
+        self._optimizer = torch.optim.AdamW(
+            [p for p in self.model.parameters() if p.requires_grad],
+            lr=self._settings.learning_rate,
+            betas=self._settings.betas,
+            eps=self._settings.epsilon,
+            weight_decay=self._settings.weight_decay,
+            fused=self.model.device.type in ("cpu", "cuda"),
+        )
+
+    def discard(self) -> None:
+        """Discard the accumulated gradients."""
+        self.measured.clear()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, lengths: Sequence[int], loss_of: LossOf, progress: Callable[[], None]) -> None:
+        """Run forward and backward, micro-batch by micro-batch."""
+        for indices in micro_batches(lengths, max_tokens=self._max_tokens):
+            loss, measured = loss_of(indices)
+            torch.autograd.backward(loss)
+            self.measured.append(measured)
+            progress()
+
+    def update(
+        self, learning_rate: float, scale_of: Callable[[dict[str, float]], float] = lambda _: 1.0
+    ) -> dict[str, float]:
+        """Multiply the accumulated gradients by `scale_of(measurements)`, clip them, and step.
+
+        Raises:
+            FloatingPointError: the norm of the gradients is not finite.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        measured, count = add_metrics(self.measured), float(len(self.measured))
+        if (scale := scale_of(measured)) != 1.0:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm))
+        check_gradient_norm(norm, self._settings.section)
+        self._optimizer.step()
+        self.discard()
+        return measured | {"grad_norm": norm, "micro_batches": count}
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of a checkpoint by file name."""
+        state = self._optimizer.state_dict()["state"]
+        flat = {f"{i}.{name}": value for i, entry in state.items() for name, value in entry.items()}
+        return {MODEL: tensors_of(self.model), OPTIMIZER: flat}
+
+    def load(self, folder: Path) -> None:
+        """Load the files of a checkpoint."""
+        copy_into(self.model, weights.load([folder / MODEL]), str(folder))
+        self.reset()
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in weights.load([folder / OPTIMIZER]).items():
+            index, _, name = key.partition(".")
+            state.setdefault(int(index), {})[name] = value.clone()
+        tree = self._optimizer.state_dict()
+        tree["state"] = state
+        self._optimizer.load_state_dict(tree)
+
+
+def write_state(precision: str, folder: Path, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write the files of a checkpoint.
+
+    Args:
+        precision: precision of the published weights; those of the checkpoint are the optimizer's, in float32.
+        folder: folder to write to.
+        state: tensors by file name.
+    """
+    for file, tensors in state.items():
+        weights.save(tensors, folder / file)
+    (folder / weights.ENGINE).write_text(json.dumps({"engine": "torch", "precision": precision}))
+
+
+def begin_write_state(
+    precision: str, folder: Path, state: Mapping[str, Mapping[str, Tensor]], unchanging: str = ""
+) -> Callable[[], None]:
+    """Copy a state and write it in the background; return a function that waits for the files.
+
+    Args:
+        precision: see `write_state`.
+        folder: folder to write to.
+        state: tensors by file name.
+        unchanging: file whose tensors never change, and need no copy.
+    """
+    copied = {
+        file: held if file == unchanging else {n: t.detach().to("cpu", copy=True) for n, t in held.items()}
+        for file, held in state.items()
+    }
+    return run_in_background(partial(write_state, precision, folder, copied))

@@ -1,0 +1,177 @@
+"""Role `teacher`: log-probs of another model, or of the live policy with a hint, for distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from string import Formatter
+from typing import ClassVar, cast
+
+import numpy as np
+
+from broker.codec import Array
+from relax_actors.config import Config
+from relax_actors.data.model_folder import measure
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.scoring import Scores, TeacherEngine
+from relax_actors.errors import RelaxError, RowError
+from relax_actors.messages import Prompt, Trajectory
+from relax_actors.messages.teacher import TeacherScores
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.scorer import Scorer
+from relax_actors.runtime import Row
+from relax_actors.training.samples import in_layout, without_truncated
+
+
+class Teacher(Scorer):
+    """Scores the tokens of trajectories with a teacher; writes `TeacherScores`.
+
+    The teacher is one of three: the model of the folder `model`, which is frozen; an SGLang server at `server`; or,
+    with neither, the live policy, which then needs a `hint` (self-distillation, arXiv 2601.19897): without it teacher
+    and student would agree.
+    """
+
+    writes: ClassVar = "teacher"
+    spec: ClassVar = RoleSpec(device=True, start_order=72)
+    follows_weights: ClassVar = True
+
+    model: Path | None = None
+    """Model folder of the teacher, with weights and the tokenizer of the student."""
+    server: str = ""
+    """URL of an SGLang server that serves the teacher."""
+    api_key_file: Path | None = None
+    """File with the API key of `server`."""
+    hint: str = ""
+    """Text that the teacher reads in place of the prompt. It contains {prompt}, the text that the student reads, and
+    may contain {answer} and the names of metadata of the row. With a chat template write its markers, such as
+    "<|im_start|>system\\nThe answer is {answer}.<|im_end|>\\n{prompt}"."""
+    patience: float = 60.0
+    """Seconds to wait for a `server` that does not answer; then the actor ends and is restarted."""
+
+    def inputs(self, config: Config) -> tuple[str, ...]:  # noqa: ARG002 as every role's
+        """Return the columns to read: the trajectory, and with a hint also the prompt."""
+        return ("trajectory", "prompt") if self.hint else ("trajectory",)
+
+    def start_engine(self) -> None:
+        """Load the teacher, or connect to it."""
+        config = self.context.config
+        self._top_k = config.algorithm.distil.top_k or 0
+        self._tokenizer = Tokenizer(config.model_path) if self.hint else None
+        context = measure(self.model or config.model_path).context_length
+        self._room = min(context, config.trainer.max_tokens_per_microbatch)
+        self._is_live = not self.server and self.model is None
+        if self._is_live:
+            super().start_engine()
+            # The torch engine is both; `check_teacher` refuses others.
+            self._teacher = cast("TeacherEngine", self._engine)
+        elif self.server:
+            from relax_actors.engines.sglang.teacher import SglangTeacher  # noqa: PLC0415 only this kind needs HTTP
+
+            key = self.api_key_file.read_text().strip() if self.api_key_file is not None else ""
+            self._teacher = SglangTeacher(self.server, key, self.patience, self.context.stopping)
+        elif self.model is not None:
+            from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415 only a process that scores needs torch
+            from relax_actors.engines.torch.scorer import TorchTeacher  # noqa: PLC0415
+
+            configure_torch(config.run)
+            self._teacher = TorchTeacher(config, self.model, self.device)
+
+    def use_weights(self, newest_sampled: int) -> None:
+        """Load the newest weights that are ready, at least `newest_sampled`, if the teacher is the live policy."""
+        if self._is_live:
+            self._stager.use_newest(newest_sampled)
+
+    def trajectory(self, row: Row) -> Trajectory:
+        """Return the trajectory of a row without the samples that the trainer leaves out."""
+        found = super().trajectory(row)
+        if not self.context.config.algorithm.shaping.mask_truncated:
+            return found
+        kept = without_truncated(found)
+        if isinstance(kept, RelaxError):
+            raise kept
+        return kept
+
+    def samples(self, rows: Sequence[Row]) -> list[TrainSample]:
+        """Return the sequences to score, with the hint in place of the prompt."""
+        found = super().samples(rows)
+        if not self.hint:
+            return found
+        prompts = [self._hinted(row.prompt) for row in rows]
+        return [self._with_prompt(sample, *prompts[sample.row]) for sample in found]
+
+    def _problem_of(self, row: Row) -> RelaxError | None:
+        """Return why a row cannot be scored; a hint can make it too long, and the teacher's context may be shorter."""
+        problem = super()._problem_of(row)
+        if problem is not None:
+            return problem
+        try:
+            self.trajectory(row)
+            before, after = self._hinted(row.prompt) if self.hint else ((), ())
+        except RelaxError as error:
+            return error
+        longest = max(row.trajectory.sequence_lengths) + len(after) - len(before)
+        if longest > self._room:
+            return RowError(
+                f"with its hint the teacher reads {longest} tokens in a sequence, more than the {self._room} of its "
+                "context or of trainer.max_tokens_per_microbatch; shorten the hint, or lower rollout.max_tokens"
+            )
+        return None
+
+    def _hinted(self, prompt: Prompt) -> tuple[Array, Array]:
+        """Return the tokens of a prompt, and those of the text that the teacher reads in place of it."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return prompt.tokens, prompt.tokens
+        known = {**prompt.metadata, "prompt": prompt.text, "answer": prompt.answer}
+        parts = [(literal, name) for literal, name, _, _ in Formatter().parse(self.hint)]
+        names = {name for _, name in parts if name is not None}
+        if missing := sorted(names - known.keys()):
+            msg = f"roles.teacher.hint names {missing}, which the row's metadata lacks; it has {sorted(known)}"
+            raise RowError(msg)
+        text = "".join(
+            literal + str(known[name] if name else "") for literal, name, _, _ in Formatter().parse(self.hint)
+        )
+        # A prompt of a chat template was encoded without the special tokens that the model adds to plain text.
+        is_plain = np.array_equal(tokenizer.encode(prompt.text), prompt.tokens)
+        return prompt.tokens, tokenizer.encode(text, special=is_plain)
+
+    def _with_prompt(self, sample: TrainSample, before: Array, after: Array) -> TrainSample:
+        """Replace the prompt of a sequence; one that does not begin with the whole prompt is left as it is."""
+        start = len(before)
+        if len(sample) < start or not np.array_equal(sample.token_ids[:start], before):
+            return sample
+        tokens = np.concatenate([after, sample.token_ids[start:]]).astype(np.int32)
+        mask = np.concatenate([np.zeros(len(after), np.bool_), sample.loss_mask[start:]])
+        return TrainSample(tokens, mask, row=sample.row, sample_tokens=sample.sample_tokens)
+
+    def score(self, samples: list[TrainSample]) -> Sequence[Scores]:
+        """Score sequences with the teacher."""
+        return self._teacher.score_top(samples, self._top_k, self.progress)
+
+    def values(self, trajectories: Sequence[Trajectory], scored: Sequence[Scores]) -> list[TeacherScores]:
+        """Return the column of each row from the scores of its sequences."""
+        rest = iter(scored)
+        return [self._column(trajectory, rest) for trajectory in trajectories]
+
+    def _column(self, trajectory: Trajectory, scored: Iterator[Scores]) -> TeacherScores:
+        mask = trajectory.trained
+        ends = np.cumsum(trajectory.lengths, dtype=np.int64)
+        of_row = list(islice(scored, sum(bool(part.any()) for part in np.split(mask, ends[:-1]))))
+        logprobs = in_layout(trajectory, iter(scores.logprobs for scores in of_row))
+        if not self._top_k:
+            return TeacherScores(logprobs)
+        ids = np.concatenate([scores.top_ids for scores in of_row])
+        return TeacherScores(logprobs, ids, np.concatenate([scores.top_logprobs for scores in of_row]))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the tokens scored by this incarnation, and the version in use of the live policy."""
+        return super().metrics() if self._is_live else {"scored_tokens": self._scored_tokens}
+
+    def close(self) -> None:
+        """Release the teacher."""
+        if self._is_live:
+            super().close()
+        else:
+            self._teacher.close()

@@ -1,0 +1,215 @@
+"""Sandbox of an actor: what a process of bubblewrap sees of this machine.
+
+No network but a loopback interface of its own, no files but those of the list below, all read-only except the actor's
+black box and an empty /tmp, no other processes, no capabilities.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.address import Address
+from broker.files import make_private_folder
+from relax_actors.config import Config
+from relax_actors.config.masking import masked
+from relax_actors.config.pools import RoleSection
+from relax_actors.errors import ConfigError
+from relax_actors.roles import section_of
+from relax_actors.runtime.run_folder import RunFolder
+
+SANDBOX = "sandbox"
+KEEPER_MODULE = "relax_actors.supervision.sandbox_keeper"
+PORT = 4222
+"""Port of the loopback interface in a sandbox at which the broker answers."""
+TMP, TMP_BYTES = "/tmp", 256 << 20  # noqa: S108 the sandbox's own
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
+ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "passwd", "group", "alternatives")
+CERTIFICATES = ("ssl/openssl.cnf", "ssl/certs", "pki/tls/certs", "ca-certificates")
+BESIDE_CREDENTIALS = ("ca.pem", "cert.pem", "key.pem")
+
+
+def is_sandboxed(config: Config, role: str) -> bool:
+    """Whether the actors of a role run in a sandbox."""
+    return getattr(section_of(config, role), "isolation", "none") == SANDBOX
+
+
+def check_sandbox(config: Config, roles: Iterable[str]) -> None:
+    """Check that this machine can run the roles that need a sandbox.
+
+    Raises:
+        ConfigError: bubblewrap is missing or cannot create a sandbox, or a limit would not bind.
+    """
+    for role in roles:
+        if not is_sandboxed(config, role):
+            continue
+        key = f"roles.{role}" if role in config.roles else role
+        problem = _problem()
+        if config.simulate is not None:
+            problem = "simulated actors share files of the run folder"
+        elif getattr(section_of(config, role), "max_processes", None) and os.geteuid() == 0:
+            msg = f"{key}.max_processes does not bind root; run as another user, or leave it out"
+            raise ConfigError(msg)
+        if problem:
+            msg = f'{key}.isolation = "sandbox": {problem}; or set {key}.isolation = "none" if you trust its code'
+            raise ConfigError(msg)
+
+
+def _problem() -> str:
+    """Why no sandbox can be created here; empty if it can."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return "bwrap is not installed; install bubblewrap (apt install bubblewrap)"
+    command = [program, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return f"bwrap cannot create a sandbox ({said[0]}); allow user namespaces, which containers often forbid"
+    return ""
+
+
+@dataclass(frozen=True)
+class SandboxFiles:
+    """The files of one actor that its sandbox shows.
+
+    Attributes:
+        folder: folder of the actor's node.
+        role: the actor's role.
+        n: its number.
+    """
+
+    folder: RunFolder
+    role: str
+    n: int
+
+    @property
+    def view(self) -> Path:
+        """Folder that stands for the run folder in the sandbox."""
+        return self.folder.root / "sandboxes" / f"{self.role}.{self.n}"
+
+    @property
+    def address(self) -> Address:
+        """Address with which the actor signs in outside."""
+        return Address.load(self.folder.address).for_user(self.role)
+
+    def prepare(self) -> list[str]:
+        """Write the view, and return the arguments of bwrap that show files; later ones cover earlier ones.
+
+        Raises:
+            ConfigError: the home directory would be shown.
+        """
+        if self.view.exists():
+            shutil.rmtree(self.view)
+        make_private_folder(self.view)
+        config, view = self.folder.load_config(), RunFolder(self.view)
+        view.save_config(self._without_secrets(config), self.folder.import_path)
+        self.address.inside(PORT).save(view.address)
+        arguments = [*_system(), "--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", TMP]
+        shown = self._code(config)
+        for path in shown:
+            arguments += ["--ro-bind-try", str(path), str(path)]
+        for path in self._covered(config, shown):
+            arguments += ["--tmpfs", str(path)]
+        arguments += ["--ro-bind", str(self.view), str(self.folder.root)]
+        arguments += self._show(self.folder.black_box(f"{self.role}.{self.n}"), "--bind")
+        for path in (config.store_path, config.model_path, *self._credentials()):
+            if path.exists():
+                arguments += self._show(path.absolute())
+        # Folders that bwrap made for mount points are on the sandbox's first file system.
+        return [*arguments, "--remount-ro", "/"]
+
+    def _show(self, path: Path, how: str = "--ro-bind") -> list[str]:
+        """Arguments that show a file or a folder; creates its mount point if it is below the run folder."""
+        if path.is_relative_to(self.folder.root):
+            point = self.view / path.relative_to(self.folder.root)
+            (point if path.is_dir() else point.parent).mkdir(parents=True, exist_ok=True)
+            if not path.is_dir():
+                point.touch()
+        return [how, str(path), str(path)]
+
+    def _without_secrets(self, config: Config) -> Config:
+        """Return the settings without the broker's address and the secrets of other roles."""
+        hidden = {"url": None, "credentials": None, "ca": None, "published": None}
+        roles = {
+            name: section if name == self.role else RoleSection(**masked(section.model_dump()))
+            for name, section in config.roles.items()
+        }
+        return config.model_copy(update={"broker": config.broker.model_copy(update=hidden), "roles": roles})
+
+    def _code(self, config: Config) -> list[Path]:
+        """Folders with code, and those that the settings name."""
+        readable = getattr(section_of(config, self.role), "readable", None) or ()
+        shown = list(dict.fromkeys([Path(self.folder.import_path), *_python_folders(), *readable]))
+        home = Path.home().resolve()
+        for path in shown:
+            if home.is_relative_to(path.resolve()):
+                msg = (
+                    f"the sandbox of {self.role} would show {path}, and with it the home directory {home}; move the "
+                    "configuration and its modules to a folder of their own"
+                )
+                raise ConfigError(msg)
+        return shown
+
+    def _covered(self, config: Config, shown: list[Path]) -> list[Path]:
+        """Folders below the code that must not be seen: other runs, and credentials of other roles."""
+        secret = [config.folder.absolute().parent, self.folder.root.parent]
+        if self.address.credentials:
+            own = Path(self.address.credentials).parent
+            secret += [own.parent, own]
+        return [
+            path for path in dict.fromkeys(secret) if any(path != code and path.is_relative_to(code) for code in shown)
+        ]
+
+    def _credentials(self) -> list[Path]:
+        """This role's own credentials; the folder where it is the role's, so that renewed ones are seen."""
+        address = self.address
+        found = [Path(path) for path in (address.credentials, address.ca) if path]
+        if address.credentials:
+            own = Path(address.credentials).parent
+            if own.name == self.role:
+                return [own, *(path for path in found if path.parent != own)]
+            found += [own / name for name in BESIDE_CREDENTIALS]
+        return found
+
+
+def command(files: SandboxFiles, info: int, inner: list[str]) -> list[str]:
+    """Return the command line of bwrap that runs a command in a sandbox.
+
+    Args:
+        files: what the sandbox shows.
+        info: descriptor for the id of the sandboxed process.
+        inner: the command.
+    """
+    isolated = ["--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+    places = ["--chdir", TMP, "--setenv", "HOME", TMP, "--setenv", "TMPDIR", TMP]
+    return ["bwrap", *isolated, *files.prepare(), *places, "--info-fd", str(info), "--", *inner]
+
+
+def _system() -> Iterator[str]:
+    for path in map(Path, SYSTEM):
+        if path.is_symlink():
+            yield from ("--symlink", os.readlink(path), str(path))  # noqa: PTH115
+        elif path.exists():
+            yield from ("--ro-bind", str(path), str(path))
+    for path in (Path("/etc") / name for name in (*ETC, *CERTIFICATES)):
+        yield from ("--ro-bind-try", str(path), str(path))
+
+
+def _python_folders() -> list[Path]:
+    """Folders from which this Python imports, without the working directory that `-m` adds."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent]
+    for text in sys.path:
+        path = Path(text)
+        if path.is_absolute() and path.exists() and (text in named or path.resolve() != Path.cwd().resolve()):
+            folders.append(path)
+    kept: list[Path] = []
+    for path in folders:
+        if path != Path("/usr") and not any(path.is_relative_to(other) for other in (*kept, Path("/usr"))):
+            kept.append(path)
+    return kept

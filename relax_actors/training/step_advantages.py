@@ -1,0 +1,108 @@
+"""The part of the advantages that needs the whole step: statistics of its rows, and state across steps.
+
+Invariant: the state is a function of the checkpoint and the batches after it, like the weights. It is saved beside the
+engine's files, and a replayed step updates it from the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from relax_actors.algorithms.controllers import adapted_kl
+from relax_actors.algorithms.step_statistics import (
+    RowAdvantages,
+    scale_by_reward_std,
+    scale_by_signal,
+    subtract_running_means,
+    whiten,
+)
+from relax_actors.config.algorithm import AlgorithmSection
+
+if TYPE_CHECKING:
+    from relax_actors.training.step_rows import StepRows
+
+STATE_FILE = "advantages.json"
+
+
+class StepAdvantages:
+    """Completes the advantages of one step after another.
+
+    Args:
+        algorithm: section [algorithm] of the run.
+
+    Attributes:
+        means: running mean reward by role, with `algorithm.advantage = "ema"`.
+        kl_coefficient: coefficient of the KL in the reward for rows that the next version samples; None unless it
+            adapts to `algorithm.kl.target`.
+    """
+
+    def __init__(self, algorithm: AlgorithmSection) -> None:
+        self._algorithm = algorithm
+        self.means: dict[str, float] = {}
+        kl = algorithm.kl
+        self.kl_coefficient = kl.coefficient if kl.place == "reward" and kl.target is not None else None
+
+    @property
+    def _has_state(self) -> bool:
+        return self._algorithm.advantage == "ema" or self.kl_coefficient is not None
+
+    def apply(self, rows: StepRows) -> StepRows:
+        """Return a copy of a step's rows with complete advantages, float32; update the state.
+
+        Call it once a step, with all of its rows in the order of the batch cell.
+        """
+        algorithm = self._algorithm
+        self._adapt_kl(rows)
+        if not algorithm.needs_whole_step:
+            return rows
+        found = [
+            RowAdvantages(
+                values=np.asarray(advantage.values, np.float64),
+                lengths=trajectory.sample_lengths,
+                mask=trajectory.trained,
+                rewards=advantage.rewards,
+                role=advantage.role,
+            )
+            for advantage, trajectory in zip(rows.advantages, rows.trajectories, strict=True)
+        ]
+        if algorithm.advantage == "ema":
+            found, self.means = subtract_running_means(found, self.means, decay=algorithm.ema_decay)
+        if algorithm.scale == "batch_std":
+            found = scale_by_reward_std(found, epsilon=algorithm.epsilon)
+        if algorithm.signal_scale:
+            found = scale_by_signal(found)
+        found = whiten(found, over=algorithm.whiten)
+        advantages = [
+            replace(advantage, values=row.values.astype(np.float32))
+            for advantage, row in zip(rows.advantages, found, strict=True)
+        ]
+        return replace(rows, advantages=advantages)
+
+    def _adapt_kl(self, rows: StepRows) -> None:
+        """Adapt the coefficient of the KL in the reward to the KL of the samples of a step."""
+        kl, measured = self._algorithm.kl, rows.reward_kl
+        if self.kl_coefficient is None or kl.target is None or measured is None:
+            return
+        samples = sum(int(np.count_nonzero(trajectory.trained_lengths)) for trajectory in rows.trajectories)
+        self.kl_coefficient = adapted_kl(
+            self.kl_coefficient, measured, target=kl.target, horizon=kl.horizon, samples=samples
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the state into the folder of a checkpoint, if the algorithm has any."""
+        if self._has_state:
+            state = {"means": self.means, "kl_coefficient": self.kl_coefficient}
+            (folder / STATE_FILE).write_text(json.dumps(state, sort_keys=True))
+
+    def load(self, folder: Path) -> None:
+        """Read the state of a checkpoint; JSON keeps every bit of a float64."""
+        if self._has_state:
+            state = json.loads((folder / STATE_FILE).read_text())
+            self.means = {str(role): float(mean) for role, mean in state["means"].items()}
+            found = state["kl_coefficient"]
+            self.kl_coefficient = None if found is None else float(found)

@@ -1,0 +1,46 @@
+"""Advantages that need the whole step, single tokens, a greedy sample or state: kills do not change the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.equivalence import compare
+
+KL_IN_REWARD = (
+    "algorithm.kl.place=reward",
+    "algorithm.kl.kind=k1",
+    "algorithm.kl.coefficient=0.05",
+    "algorithm.kl.target=0.01",
+    "algorithm.kl.horizon=100",
+    "roles.reference.actor=reference",
+)
+CASES = {
+    "whitened tokens with an adaptive KL": (
+        "algorithm.advantage=returns",
+        "algorithm.scale=none",
+        "algorithm.whiten=tokens",
+        "algorithm.gamma=0.9",
+        *KL_IN_REWARD,
+    ),
+    "running means": ("algorithm.advantage=ema", "algorithm.scale=none", "data.function=tiny_tasks.with_roles"),
+    "a greedy sample": ("algorithm.advantage=greedy", "algorithm.scale=none"),
+    "an optimal token baseline": (
+        "algorithm.advantage=optimal_token",
+        "algorithm.scale=none",
+        "roles.squares.replicas=1",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", CASES)
+def test_killed_run_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path, case: str) -> None:
+    text, tally, result, story = compare(tmp_path, kills=12, seed=5, settings=CASES[case])
+    assert result["alone"] == result["weights_fingerprint"], text
+    assert tally.by_victim["trainer.0"] > 0, text
+    assert sum(event["replayed"] for event in story.of("recovered")) > 0, text
+    assert story.of("replay_diverged") == []
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)

@@ -1,0 +1,52 @@
+"""Distillation survives kills: the same weights bit for bit, with a frozen teacher and with the live policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.chaos.test_crash_equivalence import kill_at
+from tests.support.faults import story_of
+from tests.support.running import ON_POLICY, Run
+
+MakeRun = Callable[..., Run]
+LIVE = ("roles.teacher.hint='{answer}{prompt}'", *ON_POLICY)
+
+
+def complete(run: Run) -> str:
+    result = run.complete()
+    assert (result["admitted"], result["trained"]) == (32, 32)
+    return str(result["weights_fingerprint"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("algorithm.distil.place=advantage",),
+        ("algorithm.distil.place=loss", "algorithm.distil.kind=jsd", "algorithm.distil.top_k=3"),
+    ],
+    ids=["advantage", "loss"],
+)
+def test_kills_of_teacher_and_trainer_do_not_change_the_weights(make_run: MakeRun, settings: tuple[str, ...]) -> None:
+    first = make_run("first", *ON_POLICY)
+    undistilled = complete(first)
+    # A frozen teacher: the model that the first run trained.
+    frozen = f"roles.teacher.model={first.folder.model}"
+    for name, options in (("live", LIVE), ("frozen", (frozen, *ON_POLICY))):
+        expected = complete(make_run(f"calm-{name}", *settings, *options))
+        assert expected != undistilled
+        run = make_run(f"killed-{name}", *settings, *options).start()
+        kill_at(run, "teacher.0", "group.0.0.trajectory")
+        kill_at(run, "trainer.0", "batch.1")
+        kill_at(run, "teacher.0", "group.3.1.teacher")
+        kill_at(run, "trainer.0", "group.4.0.teacher")
+        kill_at(run, "teacher.0", "weights.6")
+        code, result, said = run.finish()
+        assert code == 0, said
+        assert result["weights_fingerprint"] == expected
+        assert (result["admitted"], result["trained"]) == (32, 32)
+        assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+        assert story_of(run).of("replay_diverged") == []

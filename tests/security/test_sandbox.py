@@ -1,0 +1,122 @@
+"""Hostile reward functions in a sandbox reach nothing of the machine, and the honest part of them works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relax_actors.config import load_config
+from relax_actors.errors import ConfigError
+from relax_actors.supervision.sandbox import check_sandbox
+from tests.support import hostile_rewards
+from tests.support.guarded import MakeGuarded
+from tests.support.running import TINY, Run, processes_of, wait_until
+
+MakeRun = Callable[..., Run]
+
+
+def unavailable() -> str:
+    try:
+        check_sandbox(load_config(TINY, ["reward.isolation=sandbox"]), ["reward"])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+needs_sandbox = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
+
+
+def set_targets(monkeypatch: pytest.MonkeyPatch, ports: list[int], folders: list[Path], files: list[Path]) -> None:
+    for name, targets in zip(
+        (hostile_rewards.PORTS, hostile_rewards.FOLDERS, hostile_rewards.FILES), (ports, folders, files), strict=True
+    ):
+        monkeypatch.setenv(name, " ".join(map(str, targets)))
+
+
+def log_of(run: Run) -> str:
+    return run.folder.log("reward.0").read_text(errors="replace")
+
+
+@needs_sandbox
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_attacks_of_a_sandboxed_reward_fail_and_its_rows_are_trained(
+    make_run: MakeRun, make_guarded: MakeGuarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = make_guarded(["run.name=caged"])
+    guarded.make()
+    guarded.start()
+    others = [guarded.keys / name for name in ("trainer/nats.creds", "private/keys.json", "operator/nats.creds")]
+    files = [*others, Path("/etc/shadow"), tmp_path / "runs" / "caged" / "lock"]
+    folders = [tmp_path, Path.home(), *map(Path, ("/usr/local", "/etc", "/"))]
+    set_targets(monkeypatch, [guarded.port], folders, files)
+    # The code is in a folder above the credentials and the runs.
+    for name in ("tiny.toml", "tiny_tasks.py", "hostile_rewards.py"):
+        shutil.copy(TINY.parent / name, tmp_path)
+    broker = [f"broker.url=nats://127.0.0.1:{guarded.port}", f"broker.credentials={guarded.keys}"]
+    settings = ["reward.isolation=sandbox", "reward.function=hostile_rewards.attack", "run.steps=40"]
+    run = make_run("caged", *settings, *broker, config=tmp_path / "tiny.toml").start()
+    wait_until(lambda: run.folder.last_checkpoint, "checkpoint", 120)
+    hit_keeper(run, signal.SIGKILL)
+    code, result, said = run.finish()
+    assert code == 0, said + log_of(run)
+    assert (result["trained"], result["quarantined"]) == (160, 0)
+    assert "REACHED" not in log_of(run)
+    assert not (tmp_path / "planted").exists()
+
+
+def hit_keeper(run: Run, number: signal.Signals) -> None:
+    """Signal the process that the supervisor knows as the reward actor."""
+
+    def keeper() -> int | None:
+        for pid in processes_of(run.folder.root):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"relax_actors.supervision.sandbox_keeper" in command:
+                return pid
+        return None
+
+    os.kill(wait_until(keeper, "keeper of the sandbox"), number)
+
+
+@needs_sandbox
+@pytest.mark.slow
+def test_the_same_attacks_succeed_without_a_sandbox(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the test above would prove nothing."""
+    victim = tmp_path / "secret"
+    victim.write_text("x")
+    set_targets(monkeypatch, [], [tmp_path], [victim])
+    run = make_run("free", "reward.function=hostile_rewards.attack").start()
+    wait_until(lambda: run.folder.log("reward.0").exists() and "REACHED" in log_of(run), "log of the attack", 60)
+    line = next(line for line in log_of(run).splitlines() if "REACHED" in line)
+    assert f"'write {tmp_path}'" in line
+    assert f"'read {victim}'" in line
+    assert "'processes'" in line
+
+
+def test_sandbox_that_cannot_be_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = load_config(TINY, ["reward.isolation=sandbox"])
+    trusted = 'or set reward.isolation = "none" if you trust its code'
+
+    def refusal() -> str:
+        with pytest.raises(ConfigError) as caught:
+            check_sandbox(config, ["reward", "trainer"])
+        return str(caught.value)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refusal() == (
+        'reward.isolation = "sandbox": bwrap is not installed; install bubblewrap (apt install bubblewrap); ' + trusted
+    )
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    assert refusal() == (
+        'reward.isolation = "sandbox": bwrap cannot create a sandbox (bwrap: No permissions to create a new '
+        f"namespace); allow user namespaces, which containers often forbid; {trusted}"
+    )

@@ -1,0 +1,357 @@
+"""Section [algorithm]: presets, overrides, sources, and refusals of what makes no sense."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from relax_actors.algorithms.effective import ADVANTAGE_SETTINGS, LOSS_SETTINGS
+from relax_actors.algorithms.formulas import ADVANTAGES, SURROGATES, formulas, needs
+from relax_actors.algorithms.refusals import refusals
+from relax_actors.cli.algorithms import algorithm_lines
+from relax_actors.cli.main import build
+from relax_actors.config import load_config
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.load import set_by
+from relax_actors.config.presets import PRESETS, leaves
+from relax_actors.errors import ConfigError
+from relax_actors.registry import Registry, catalog
+from relax_actors.supervision.resume import compare
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_sets_its_settings(name: str) -> None:
+    algorithm = dict(leaves(AlgorithmSection(name=name).model_dump()))
+    for key, value in leaves(PRESETS[name].settings):
+        assert algorithm[key] == value, key
+    defaults = dict(leaves(AlgorithmSection().model_dump()))
+    named = {"name", *dict(leaves(PRESETS[name].settings))}
+    assert {key: value for key, value in algorithm.items() if key not in named} == {
+        key: value for key, value in defaults.items() if key not in named
+    }
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_any_setting_of_a_preset_can_be_overridden(name: str) -> None:
+    config = load_config(DEMO, [f"algorithm.name={name}", "algorithm.clip_high=0.5", "algorithm.kl.coefficient=0.7"])
+    assert config.algorithm.clip_high == 0.5
+    assert config.algorithm.kl.coefficient == 0.7
+    assert config.algorithm.kl.place == AlgorithmSection(name=name).kl.place
+
+
+def test_unknown_preset_is_refused_with_a_suggestion() -> None:
+    known = ", ".join(PRESETS)
+    message = f"{DEMO}: algorithm: algorithm.name = 'gsop' is not a known preset; did you mean 'gspo'? known: {known}"
+    with pytest.raises(ConfigError) as caught:
+        load_config(DEMO, ["algorithm.name=gsop"])
+    assert str(caught.value) == message
+
+
+def test_resolved_settings_are_stored_and_compared_when_a_run_resumes() -> None:
+    saved = load_config(DEMO, ["algorithm.name=dr_grpo"])
+    spelled = [f"algorithm.{key}={json.dumps(value)}" for key, value in leaves(PRESETS["dr_grpo"].settings)]
+    changed = compare(saved, load_config(DEMO, spelled))
+    assert {change.key for change in changed} - {"run.folder"} == {"algorithm.name"}
+    assert {c.key for c in compare(saved, load_config(DEMO))} > {"algorithm.scale", "algorithm.aggregate"}
+
+
+def test_sources_of_settings_are_shown() -> None:
+    overrides = ["algorithm.name=dr_grpo", "algorithm.clip_high=0.28"]
+    shown = [line.split() for line in algorithm_lines(load_config(DEMO, overrides), set_by(DEMO, overrides))]
+    assert shown[0] == ["algorithm:", "dr_grpo"]
+    found = {name: (value, " ".join(source)) for name, value, *source in shown[1:]}
+    assert found["clip_high"] == ("0.28", "override")
+    assert found["scale"] == ('"none"', "preset dr_grpo")
+    assert found["length"] == ("6", "from rollout.max_tokens")
+    assert found["dual_clip"] == ("unset", "default")
+    assert "tau_pos" not in found
+    assert "kl.coefficient" not in found
+
+
+def test_lengths_follow_from_the_longest_completion() -> None:
+    assert load_config(DEMO, ["algorithm.name=dapo", "rollout.max_tokens=50"]).algorithm.shaping.overlong_buffer == 10
+    assert load_config(DEMO, ["algorithm.shaping.overlong=true"]).algorithm.shaping.overlong_buffer == 1
+    kept = load_config(DEMO, ["algorithm.name=dapo", "algorithm.shaping.overlong_buffer=3"])
+    assert kept.algorithm.shaping.overlong_buffer == 3
+
+
+def test_settings_of_the_file_are_named_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[algorithm]\nclip_low = 0.1\n[algorithm.kl]\nplace = 'loss'\n")
+    assert set_by(file, ["algorithm.clip_high=0.3"]) == {
+        "algorithm.clip_low": "file",
+        "algorithm.kl.place": "file",
+        "algorithm.clip_high": "override",
+    }
+
+
+def test_check_prints_the_settings_and_refuses_what_makes_no_sense() -> None:
+    result = CliRunner().invoke(build(["check"]), ["check", str(DEMO), "algorithm.whiten=samples"])
+    assert result.exit_code == 2
+    assert f"error: {REFUSED['whiten and scale'].message}\n" in result.stderr
+    assert '\n  whiten                       "samples"                override\n' in result.stderr
+
+
+ON_POLICY = "staleness.max=0"
+
+
+class Refused(NamedTuple):
+    """Settings that are refused, and the whole message."""
+
+    overrides: tuple[str, ...]
+    message: str
+
+
+REFUSED = {
+    "idle bound": Refused(
+        ("algorithm.name=sapo", "algorithm.clip_high=0.5"),
+        'algorithm.clip_high = 0.5 has no effect with algorithm.surrogate = "gate"; set algorithm.surrogate '
+        'to "clip" or "clip_weight" or "geometric" or "divergence_mask" or "clip_cov", or remove it',
+    ),
+    "idle dual clip": Refused(
+        ("algorithm.name=cispo", "algorithm.dual_clip=3"),
+        'algorithm.dual_clip = 3.0 has no effect with algorithm.surrogate = "clip_weight"; set '
+        'algorithm.surrogate = "clip", or remove it',
+    ),
+    "idle length": Refused(
+        ("algorithm.length=9",),
+        'algorithm.length = 9 has no effect with algorithm.aggregate = "token_mean"; set algorithm.aggregate '
+        '= "constant", or remove it',
+    ),
+    "idle coefficient": Refused(
+        ("algorithm.kl.coefficient=0.1",),
+        'algorithm.kl.coefficient = 0.1 has no effect with algorithm.kl.place = "none"; set '
+        'algorithm.kl.place to "loss" or "reward", or remove it',
+    ),
+    "idle bound of tis": Refused(
+        ("algorithm.proximal=trainer", "algorithm.correction.kind=tis", "algorithm.correction.low=0.2"),
+        'algorithm.correction.low = 0.2 has no effect with algorithm.correction.kind = "tis"; set '
+        'algorithm.correction.kind = "icepop", or remove it',
+    ),
+    "idle lambda": Refused(
+        ("algorithm.gae_lambda=0.9",),
+        'algorithm.gae_lambda = 0.9 has no effect with algorithm.advantage = "group"; set '
+        'algorithm.advantage = "gae", or remove it',
+    ),
+    "one sample": Refused(
+        ("rollout.group_size=1",),
+        'rollout.group_size = 1 leaves algorithm.advantage = "group" no other sample to compare with; set '
+        'rollout.group_size to 2 or more, or algorithm.advantage to "greedy", "ema", "returns" or "gae"',
+    ),
+    "no critic": Refused(
+        ("algorithm.advantage=gae", "algorithm.scale=none"),
+        'algorithm.advantage = "gae" needs the values of a critic; add the section [critic]',
+    ),
+    "no squared probabilities": Refused(
+        ("algorithm.name=optimal_token_baseline",),
+        'algorithm.advantage = "optimal_token" needs the sum of the squared probabilities at each token; add '
+        "[roles.squares]",
+    ),
+    "no greedy sample": Refused(
+        ("algorithm.name=remax", ON_POLICY, "rollout.actor=my.Rollout"),
+        'algorithm.advantage = "greedy" needs one more, greedy sample of each prompt, which rollout.actor = '
+        '"my.Rollout" does not generate; use the built-in rollout, or another algorithm.advantage',
+    ),
+    "negative rewards": Refused(
+        ("algorithm.name=max_rl", "algorithm.shaping.overlong=true"),
+        'algorithm.advantage = "mean_ratio" divides by the mean reward and needs rewards of at least 0, '
+        "which algorithm.shaping.overlong = true can make negative; remove one of them",
+    ),
+    "whiten and scale": Refused(
+        ("algorithm.whiten=samples",),
+        'algorithm.whiten = "samples" with algorithm.scale = "group_std" normalises twice; set '
+        'algorithm.scale = "none", or algorithm.whiten = "none"',
+    ),
+    "whiten rloo": Refused(
+        ("algorithm.name=rloo", ON_POLICY, "algorithm.whiten=samples"),
+        'algorithm.whiten = "samples" puts back the standard deviation that algorithm.advantage = "rloo" '
+        'leaves out; set algorithm.whiten = "none", or algorithm.advantage = "group"',
+    ),
+    "decoupled rloo": Refused(
+        ("algorithm.name=gdpo", "algorithm.advantage=rloo", "algorithm.whiten=none"),
+        'algorithm.components = "decoupled" normalises each component within the group; set '
+        'algorithm.advantage = "group" instead of "rloo", or algorithm.components = "sum"',
+    ),
+    "one component": Refused(
+        ("algorithm.name=gdpo", "reward.function.exact_match=1", "reward.components=['only']"),
+        'algorithm.components = "decoupled" needs 2 or more reward components, this run has 1; make '
+        "reward.function a table of functions with weights, or set reward.components",
+    ),
+    "unknown component": Refused(
+        ("algorithm.name=gdpo", "algorithm.weights.style=2"),
+        "algorithm.weights names 'style'; the reward components of the run are 'exact_match', 'positional_match'",
+    ),
+    "length-weighted ratio": Refused(
+        ("algorithm.name=gspo", "algorithm.aggregate=token_mean"),
+        'algorithm.ratio = "sequence_mean" with algorithm.aggregate = "token_mean" weighs samples by their '
+        'length; set algorithm.aggregate = "sample_mean_of_means", or "sample_weight_length" for LUSPO',
+    ),
+    "luspo of tokens": Refused(
+        ("algorithm.aggregate=sample_weight_length",),
+        'algorithm.aggregate = "sample_weight_length" with algorithm.ratio = "token" is the mean of sums; '
+        'set algorithm.ratio = "sequence_mean" for LUSPO, or algorithm.aggregate = "sample_mean_of_sums"',
+    ),
+    "clip of no ratio": Refused(
+        ("algorithm.name=rloo", "algorithm.surrogate=clip"),
+        'algorithm.surrogate = "clip" bounds a ratio, and algorithm.ratio is "none"; set algorithm.ratio = '
+        '"token", or algorithm.surrogate = "score"',
+    ),
+    "stale score": Refused(
+        ("algorithm.name=rloo",),
+        'algorithm.surrogate = "score" has no ratio, and staleness.max = 1 trains samples of older weights; '
+        'set staleness.max = 0, algorithm.correction.kind = "tis", or algorithm.surrogate = "clip"',
+    ),
+    "score in several updates": Refused(
+        ("algorithm.name=rloo", ON_POLICY, "trainer.epochs=2"),
+        'algorithm.surrogate = "score" has no ratio, and 2 updates of a batch train samples of older '
+        'weights; set trainer.minibatches = 1 and trainer.epochs = 1, algorithm.correction.kind = "tis", or '
+        'algorithm.surrogate = "clip"',
+    ),
+    "bound below zero": Refused(
+        ("algorithm.clip_low=1.5",),
+        "algorithm.clip_low = 1.5 is the distance of the lower bound from 1, which is then below 0; set it "
+        "to 1 for no lower bound, or to less",
+    ),
+    "k1 in the loss": Refused(
+        ("algorithm.kl.place=loss", "algorithm.kl.kind=k1"),
+        'algorithm.kl.kind = "k1" as a term of the loss has an expected gradient of 0; set algorithm.kl.kind '
+        '= "k2" or "k3", or algorithm.kl.place = "reward"',
+    ),
+    "KL without a reference": Refused(
+        ("algorithm.name=reinforce_pp",),
+        'algorithm.kl.place = "reward" needs log-probs of the reference before the advantages; add '
+        '[roles.reference], or set algorithm.kl.place = "loss"',
+    ),
+    "weight of 1": Refused(
+        ("algorithm.correction.kind=tis",),
+        'algorithm.correction.kind = "tis" weighs by the proximal policy over the rollout policy, which are '
+        'the same here; set algorithm.proximal to "trainer" or "actor_fwd"',
+    ),
+    "normalised weights inside a sample": Refused(
+        (
+            *("algorithm.name=vespo", "algorithm.proximal=trainer", "algorithm.correction.kind=tis"),
+            "algorithm.correction.normalise=tokens",
+        ),
+        'algorithm.correction.normalise = "tokens" with algorithm.surrogate = "gamma" would scale the weights inside a '
+        "number of the whole sample, before their mean over the step is known; set algorithm.correction.normalise = "
+        '"none"',
+    ),
+    "no lower bound": Refused(
+        ("algorithm.proximal=trainer", "algorithm.correction.kind=icepop", "algorithm.correction.low=0"),
+        "algorithm.correction.low = 0 is no lower bound of a ratio; set it between 0 and 1, such as 0.5, or "
+        'use algorithm.correction.kind = "tis"',
+    ),
+    "no teacher": Refused(
+        ("algorithm.name=opd",),
+        'algorithm.distil.place = "advantage" needs a teacher; add [roles.teacher] with model = "<folder>", '
+        "server = <URL>, or hint for self-distillation",
+    ),
+    "nothing to train": Refused(
+        ("algorithm.advantage=none",),
+        'algorithm.advantage = "none" trains nothing without distillation; set algorithm.distil.place, or '
+        "another algorithm.advantage",
+    ),
+    "nucleus": Refused(
+        ("rollout.top_p=0.9",),
+        "rollout.top_p = 0.9 samples from another distribution than the one that the trainer's log-probs are "
+        "of; set rollout.top_p = 1 for training",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_that_make_no_sense_are_refused_with_the_fix(case: str) -> None:
+    overrides, message = REFUSED[case]
+    assert list(refusals(load_config(DEMO, list(overrides)))) == [message]
+
+
+COMPLETED = {
+    "ppo": ("critic.warmup_steps=0", "roles.reference.replicas=1"),
+    "reinforce_pp": ("roles.reference.replicas=1",),
+    "optimal_token_baseline": ("roles.squares.actor=x.Squares",),
+    "optimal_turn_baseline": ("roles.squares.actor=x.Squares",),
+    "opd": ("roles.teacher.actor=x.Teacher",),
+    "self_distill": ("roles.teacher.actor=x.Teacher",),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_is_not_refused_with_what_it_needs(name: str) -> None:
+    overrides = [f"algorithm.name={name}", ON_POLICY, *COMPLETED.get(name, ())]
+    assert list(refusals(load_config(DEMO, overrides))) == []
+
+
+ELSEWHERE = {
+    "ema": {"ema_decay"},
+    "clip_cov": {"covariance_share", "covariance_bounds"},
+    "kl_cov": {"covariance_share"},
+}
+"""Settings that a step-wide function reads for the one that is named."""
+
+
+@pytest.mark.parametrize(
+    ("registry", "formulas_of", "settings"),
+    [(catalog.ADVANTAGES, ADVANTAGES, ADVANTAGE_SETTINGS), (catalog.POLICY_LOSSES, SURROGATES, LOSS_SETTINGS)],
+    ids=["advantages", "losses"],
+)
+def test_settings_of_functions_are_those_that_they_read(
+    registry: Registry[Any], formulas_of: dict[str, Any], settings: dict[str, tuple[str, ...]]
+) -> None:
+    assert set(formulas_of) == set(registry.built_in) >= set(settings)
+    for name in registry.built_in:
+        parameters = inspect.signature(registry.load(name, "")).parameters.values()
+        read = {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+        assert read | ELSEWHERE.get(name, set()) == set(settings.get(name, ())) - {"ratio"}, name
+
+
+def commands(*arguments: str) -> str:
+    result = CliRunner().invoke(build(["algorithms"]), ["algorithms", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_algorithms_are_listed_with_formula_source_and_needs() -> None:
+    listed = [json.loads(line) for line in commands("--json").splitlines()]
+    assert [found["name"] for found in listed] == list(PRESETS)
+    ppo = next(found for found in listed if found["name"] == "ppo")
+    assert ppo["paper"] == "1707.06347"
+    assert ppo["needs"] == ["reference", "critic"]
+    table = commands()
+    assert all(name in table for name in PRESETS)
+    assert "2507.18071" in table
+
+
+def test_algorithm_is_shown_in_full() -> None:
+    shown = commands("gspo")
+    assert shown.startswith("gspo: GSPO, arXiv 2507.18071\n")
+    assert "  ratio        R = exp(mean over the sample of (lp - old))\n" in shown
+    assert "  needs        rewards only\n" in shown
+    settings = shown.split("sets\n", 1)[1]
+    assert tomllib.loads(settings) == dict(leaves(PRESETS["gspo"].settings))
+
+
+def test_formulas_follow_overridden_settings() -> None:
+    section = AlgorithmSection.model_validate({"name": "gspo", "scale": "none", "kl": {"place": "loss"}})
+    plain = {formula.part: formula.plain for formula in formulas(section)}
+    assert plain["advantage"] == "A = r - mean(r)"
+    assert plain["KL"] == "+ coefficient (exp(-x) - 1 + x) in the loss of each token, with x = lp - ref"
+    assert needs(section) == ["reference"]
+
+
+def every_formula() -> Iterator[str]:
+    for name in PRESETS:
+        yield from (formula.latex for formula in formulas(AlgorithmSection(name=name)))
+
+
+def test_braces_of_formulas_are_balanced() -> None:
+    for latex in every_formula():
+        assert latex.replace(r"\{", "").replace(r"\}", "").count("{") == latex.replace(r"\}", "").count("}"), latex

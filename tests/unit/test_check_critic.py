@@ -1,0 +1,120 @@
+"""Checks of several updates a batch and of the critic: what is refused before anything starts, and what is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from relax_actors.cli.check import examine
+from relax_actors.config import load_config
+from relax_actors.data.model_folder import prepare
+from relax_actors.engines.torch.model import build, build_critic
+from relax_actors.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+PPO = ROOT / "examples" / "ppo" / "ppo.toml"
+DEMO = ROOT / "examples" / "demo" / "demo.toml"
+CLUSTER = ROOT / "tests" / "support" / "cluster.toml"
+
+
+def errors(path: Path, *settings: str) -> list[str]:
+    return list(examine(load_config(path, list(settings))).errors)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The model folder of the example."""
+    config = load_config(PPO, [f"run.folder={tmp_path / 'run'}"])
+    prepare(config, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_example_can_be_run_and_says_how_its_batches_are_used() -> None:
+    found = examine(load_config(PPO, []))
+    assert found.errors == ()
+    assert (
+        "a batch is used for 4 optimizer updates of 8 rows each (trainer.minibatches = 2, trainer.epochs = 2); a step "
+        "is computed when all of its rows are there, as with trainer.stream = false"
+    ) in found.notes
+    assert "the critic starts from version 0 of the policy, with a value head of zeros" in found.notes
+    short = examine(load_config(PPO, ["run.steps=10"])).notes
+    assert (
+        "critic.warmup_steps = 10 leaves no step of run.steps = 10 to train the policy: its weights stay those of "
+        "version 0"
+    ) in short
+
+
+def test_device_of_the_critic_is_checked() -> None:
+    assert 'critic.device = \'gpu\' is no torch device; write "auto", "cpu", "cuda" or "cuda:<number>"' in errors(
+        PPO, "critic.device=gpu"
+    )
+
+
+def test_minibatches_of_unequal_size_are_refused() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(DEMO, ["trainer.minibatches=3"])
+    assert str(raised.value) == (
+        f"{DEMO}: trainer: trainer.minibatches = 3 does not divide trainer.prompts_per_step = 16; choose a divisor, so "
+        "that all updates of a batch have as many rows"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [("trainer.epochs=2", "trainer.minibatches and trainer.epochs"), ("critic.warmup_steps=1", "critic")],
+)
+def test_simulated_engines_make_no_several_updates_and_have_no_critic(setting: str, key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(CLUSTER, [setting])
+    said = f"{CLUSTER}: {key}: simulated engines take the time of whole steps from [simulate]; leave it out"
+    assert said in str(raised.value)
+
+
+def test_values_that_no_role_reads_are_refused() -> None:
+    assert (
+        '[critic] would compute values that no role reads: algorithm.advantage = "group"; set algorithm.name = "ppo" '
+        'or algorithm.advantage = "gae", or remove [critic]'
+    ) in errors(DEMO, "critic.warmup_steps=0")
+
+
+def test_folder_without_a_value_head_is_refused(folder: Path) -> None:
+    build(folder).save_pretrained(folder)
+    said = (
+        f"critic.path {folder} holds no value head: its *.safetensors have no tensor score.weight of one row; give a "
+        "folder `critic` that a run has written, or leave critic.path out to start from version 0 of the policy"
+    )
+    assert errors(PPO, f"critic.path={folder}") == [said]
+    assert errors(PPO, f"critic.path={folder.parent}") == [
+        f"critic.path {folder.parent} is not a model folder: it has no config.json"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("vocab_size", 20, "has a vocabulary of 20 ids, the policy one of 13; give a critic of the policy's tokenizer"),
+        (
+            "max_position_embeddings",
+            32,
+            "has a context of 32 tokens, the policy one of 64; give a critic with the policy's context",
+        ),
+    ],
+)
+def test_critic_of_another_model_is_refused(folder: Path, field: str, value: int, said: str) -> None:
+    body = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(body | {field: value}))
+    build_critic(folder, seed=1).save_pretrained(folder)
+    assert errors(PPO, f"critic.path={folder}") == [f"critic.path {folder} {said}"]
+
+
+def test_critic_starts_from_its_folder(folder: Path) -> None:
+    model = build_critic(folder, seed=1)
+    with torch.no_grad():
+        model.score.weight.fill_(0.5)
+    model.save_pretrained(folder)
+    found = examine(load_config(PPO, [f"critic.path={folder}"]))
+    assert found.errors == ()
+    assert f"the critic starts from {folder}, 0.14 M parameters" in found.notes

@@ -1,0 +1,140 @@
+"""Checks of the teacher before a run starts: every impossible combination names the reason and the remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from relax_actors.cli.check import examine
+from relax_actors.config import load_config
+from relax_actors.data.model_folder import prepare
+from relax_actors.errors import ConfigError
+from tests.support.running import TINY
+
+Errors = Callable[..., tuple[str, ...]]
+ON = "algorithm.distil.place=advantage"
+
+
+@pytest.fixture
+def errors(tmp_path: Path) -> Errors:
+    """Errors of the tiny configuration with settings."""
+
+    def find(*settings: str) -> tuple[str, ...]:
+        try:
+            config = load_config(TINY, [f"run.folder={tmp_path / 'run'}", *settings])
+        except ConfigError as error:
+            return (str(error).removeprefix(f"{TINY}: "),)
+        return examine(config).errors
+
+    return find
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    """Folder of a model with the vocabulary of the tiny configuration; its weights are never read here."""
+    folder = tmp_path / "teacher"
+    prepare(load_config(TINY, []), folder)
+    save_file({"weight": np.zeros(1, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def test_teacher_in_a_folder_on_a_server_or_with_a_hint_is_accepted(errors: Errors, teacher: Path) -> None:
+    for option in (f"model={teacher}", "server=http://127.0.0.1:1", "hint='{answer}{prompt}'"):
+        assert errors(ON, f"roles.teacher.{option}") == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            [ON],
+            (
+                'algorithm.distil.place = "advantage" needs a teacher; add [roles.teacher] with model = "<folder>", '
+                "server = <URL>, or hint for self-distillation"
+            ),
+        ),
+        (
+            ["roles.teacher.hint='{prompt}'"],
+            '[roles.teacher] has no effect without algorithm.distil.place; set it to "advantage" or "loss"',
+        ),
+        (
+            [ON, "roles.teacher.replicas=1"],
+            (
+                "[roles.teacher] without model and server is the policy itself, which has nothing to teach: set model "
+                "or server, or a hint that it reads and the student does not (self-distillation)"
+            ),
+        ),
+        (
+            [ON, "roles.teacher.server=http://127.0.0.1:1", "rollout.temperature=0.8"],
+            (
+                "roles.teacher.server computes log-probs at temperature 1; rollout.temperature = 0.8 needs "
+                "roles.teacher.model, or set the temperature to 1"
+            ),
+        ),
+        (
+            [ON, "roles.teacher.server=localhost"],
+            "roles.teacher.server = 'localhost' is not a URL such as http://127.0.0.1:30000",
+        ),
+        (
+            [ON, "roles.teacher.hint='the answer is {answer}'"],
+            "roles.teacher.hint 'the answer is {answer}' lacks {prompt}, where the teacher reads the prompt; add it",
+        ),
+        (
+            [ON, "roles.teacher.hint='{prompt'"],
+            (
+                "roles.teacher.hint '{prompt' is not a template: expected '}' before end of string; write {{ and "
+                "}} for braces"
+            ),
+        ),
+        (
+            [ON, "roles.teacher.hint='{prompt}'", "roles.teacher.backend=megatron"],
+            'roles.teacher.backend = "megatron" scores no most likely tokens; set "torch"',
+        ),
+        (
+            [ON, "roles.teacher.hint='{prompt}'", "roles.teacher.api_key_file=/nowhere"],
+            "roles.teacher.api_key_file is the key of a server; set roles.teacher.server, or remove it",
+        ),
+        (
+            ["algorithm.distil.place=loss", "algorithm.distil.kind=jsd", "roles.teacher.hint='{prompt}'"],
+            (
+                'algorithm.distil: kind = "jsd" compares distributions and needs top_k, e.g. 64; only "reverse_kl" can '
+                "be estimated at the sampled token"
+            ),
+        ),
+    ],
+)
+def test_impossible_teachers_are_refused(errors: Errors, settings: list[str], message: str) -> None:
+    assert message in errors(*settings)
+
+
+def test_folder_without_a_model_or_with_another_vocabulary_is_refused(errors: Errors, teacher: Path) -> None:
+    option = f"roles.teacher.model={teacher}"
+    assert errors(ON, option, "roles.teacher.server=http://127.0.0.1:1") == (
+        "roles.teacher has both model and server; remove one",
+    )
+    (error,) = errors(ON, option, "model.tokenizer.alphabet=0123456789>#x")
+    assert error == (
+        f"roles.teacher.model {teacher} has another vocabulary than the student: token 'x' is id 12 here, missing "
+        "there. A teacher scores the student's tokens, so both need the same tokenizer"
+    )
+    (teacher / "model.safetensors").unlink()
+    (error,) = errors(ON, option)
+    where = f"roles.teacher.model {teacher}"
+    assert error == f"{where} has no *.safetensors; name the folder of a trained model, such as runs/demo/model"
+    shutil.rmtree(teacher)
+    (error,) = errors(ON, option)
+    assert error == f"{where} does not exist; name the folder of a trained model, such as runs/demo/model"
+
+
+def test_short_context_of_the_teacher_is_noted(errors: Errors, teacher: Path, tmp_path: Path) -> None:
+    body = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(body | {"max_position_embeddings": 8}))
+    config = load_config(TINY, [f"run.folder={tmp_path / 'run'}", ON, f"roles.teacher.model={teacher}"])
+    notes = examine(config).notes
+    assert "roles.teacher.model has a context of 8 tokens; longer sequences, up to 64, are quarantined" in notes

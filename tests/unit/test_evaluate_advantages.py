@@ -1,0 +1,65 @@
+"""The kind `advantage` of the evaluation of cases: groups, ragged tokens, the statistics of the step, and bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from relax_actors.algorithms.evaluate.kinds import evaluate
+
+
+def advantages(name: str, settings: dict[str, Any] | None = None, **inputs: Any) -> Any:
+    (found,) = evaluate([{"kind": "advantage", "name": name, "settings": settings or {}, "inputs": inputs}])
+    return found["outputs"] if "outputs" in found else found["error"]
+
+
+def test_groups_are_told_by_their_ids_in_any_order() -> None:
+    found = advantages("rloo", rewards=[1, 5, 0, 3], groups=["a", "b", "a", "b"])
+    assert found == {"advantages": [1.0, 2.0, -1.0, -2.0]}
+
+
+def test_tokens_are_ragged_and_masked() -> None:
+    settings = {"gamma": 0.5, "gae_lambda": 0.5}
+    found = advantages("gae", settings, rewards=[2, 7], values=[[0.5, 9, 0.25, 1], []], mask=[[1, 0, 1, 1], []])
+    # delta is -0.375, 0.25 and 1 at tokens 0, 2 and 3; each adds to the one before by a quarter.
+    assert found["advantages"] == [[-0.25, 0.0, 0.5, 1.0], []]
+    assert found["returns"] == [[0.25, 0.0, 0.75, 2.0], []]
+
+
+def test_kl_enters_the_reward_of_tokens_or_of_samples() -> None:
+    tokens = {"logprobs": [[-1.0, -1.0], [-1.0]], "reference_logprobs": [[-1.5, -1.5], [-1.5]]}
+    settings = {"kl_coefficient": 0.5}
+    assert advantages("returns", settings, rewards=[1, 0], **tokens)["advantages"] == [[0.5, 0.75], [-0.25]]
+    assert advantages("rloo", settings, rewards=[1, 0], **tokens)["advantages"] == [0.75, -0.75]
+
+
+def test_statistics_cover_the_samples_of_all_groups() -> None:
+    found = advantages("group", {"scale": "none", "whiten": "samples"}, rewards=[1, 0, 4, 0], groups=[0, 0, 1, 1])
+    centred = np.array([0.5, -0.5, 2.0, -2.0])
+    np.testing.assert_allclose(found["advantages"], centred / centred.std(ddof=1), rtol=1e-6)
+    scaled = advantages("group", {"scale": "batch_std", "epsilon": 1e-4}, rewards=[1, 0, 4, 0], groups=[0, 0, 1, 1])
+    np.testing.assert_allclose(scaled["advantages"], centred / (np.std([1, 0, 4, 0], ddof=1) + 1e-4), rtol=1e-12)
+    signal = advantages("group", {"scale": "none", "signal_scale": True}, rewards=[1, 0, 4, 4], groups=[0, 0, 1, 1])
+    assert signal["advantages"] == [1.0, -1.0, 0.0, 0.0]
+
+
+def test_other_inputs_are_read_where_they_are_needed() -> None:
+    assert advantages("greedy", rewards=[1, 3], greedy_rewards=[2, 2])["advantages"] == [-1.0, 1.0]
+    parts = {"a": [2.0, 0.0], "b": [0.0, 2.0]}
+    weighted = advantages("decoupled", {"weights": {"b": 0.0}}, rewards=[2, 2], components=parts)["advantages"]
+    np.testing.assert_allclose(weighted, [0.5**0.5, -(0.5**0.5)], rtol=1e-5)
+    means = advantages("ema", {"ema_decay": 0.5}, rewards=[1, 3, 8], roles=["w", "w", "b"], groups=[0, 0, 1])
+    assert means["advantages"] == [1.0, 2.5, 8.0]
+    assert advantages("length_weighted", rewards=[1, 4], lengths=[2, 1])["advantages"] == [-1.0, 2.0]
+
+
+def test_bad_cases_say_what_is_wrong() -> None:
+    known = "scale, epsilon, gamma, gae_lambda, weights, whiten, whiten_epsilon, signal_scale, ema_decay, "
+    assert advantages("group", {"beta": 1}, rewards=[1]) == (
+        f"ValueError: 'beta' is not a setting of an advantage; known: {known}kl_coefficient, kl_kind"
+    )
+    assert advantages("group", rewards=[1, 2], groups=[0]) == (
+        "ValueError: groups has 1 ids for 2 samples; give one for each"
+    )
+    assert "is not a known advantage estimator" in advantages("nothing", rewards=[1])
