@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from broker.codec import Envelope, decode, encode
     from broker.connection import Connection
     from broker.errors import (
+        AddressError,
         BrokerError,
         BrokerFullError,
         BrokerUnreachableError,
@@ -38,6 +39,7 @@ _MODULES = {
     "codec": ("Envelope", "decode", "encode"),
     "connection": ("Connection",),
     "errors": (
+        "AddressError",
         "BrokerError",
         "BrokerFullError",
         "BrokerUnreachableError",
@@ -61,6 +63,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "Address",
+    "AddressError",
     "BrokerError",
     "BrokerFullError",
     "BrokerUnreachableError",

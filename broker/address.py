@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from broker.credentials import read_claims
-from broker.errors import BrokerError
+from broker.errors import AddressError, BrokerError
 from broker.files import write_private
 
 CREDENTIALS_FILE = "nats.creds"
@@ -42,7 +42,7 @@ class Address:
         subfolders. An address without such a folder is returned unchanged.
 
         Raises:
-            BrokerError: the folder has no credentials for the user.
+            AddressError: the folder has no credentials for the user.
         """
         if self.credentials is None or not Path(self.credentials).is_dir():
             return self
@@ -51,7 +51,7 @@ class Address:
             if path.is_file():
                 return replace(self, credentials=str(path))
         msg = f"{folder} holds no credentials of {user}: no {user}/{CREDENTIALS_FILE}; create it with `relax keys`"
-        raise BrokerError(msg)
+        raise AddressError(msg)
 
     def inside(self, port: int) -> Address:
         """Return the address of the same broker behind a port of the loopback interface that leads to it."""
@@ -83,7 +83,7 @@ class Address:
         For mutual TLS it contains `cert.pem` and `key.pem` from the folder of the credentials.
 
         Raises:
-            BrokerError: the files are not certificates.
+            AddressError: the files are not certificates.
         """
         beside = Path(self.credentials).parent if self.credentials else None
         ca = Path(self.ca) if self.ca else beside / "ca.pem" if beside else None
@@ -95,7 +95,7 @@ class Address:
                 context.load_cert_chain(beside / "cert.pem", beside / "key.pem")
         except (OSError, ssl.SSLError) as error:
             msg = f"the certificates beside {ca} cannot be used: {error}; create new ones with `relax keys --tls`"
-            raise BrokerError(msg) from error
+            raise AddressError(msg) from error
         return context
 
     def save(self, path: Path) -> None:
@@ -120,7 +120,7 @@ def address_of(url: str, credentials: Path | None = None, ca: Path | None = None
     """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster.
 
     Raises:
-        BrokerError: it is no such address.
+        AddressError: it is no such address.
     """
     own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     servers, account = [], ""
@@ -144,4 +144,4 @@ def _check_server(scheme: str, host: str) -> None:
         valid = False
     if not valid:
         msg = f"broker address {f'{scheme}://{host}' if host else scheme!r} is invalid; write nats://host:port"
-        raise BrokerError(msg)
+        raise AddressError(msg)

@@ -18,13 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from broker.accounts import exports, imports
-from broker.errors import BrokerError
+from broker.errors import AddressError, BrokerError
 from broker.files import write_private
 from broker.permissions import Permissions
 
 _UNLIMITED = {"subs": -1, "data": -1, "payload": -1}
 _ACCOUNT = {**_UNLIMITED, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1}
+MAX_CONNECTIONS, MAX_SUBSCRIPTIONS = 4096, 1024
+"""Connections of a user, so that no user takes up those of a server (65536), and subscriptions of one connection."""
 _JETSTREAM = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
+_MAX_CREDENTIALS = 64 << 10
+"""Bytes of a `.creds` file that are read."""
 _NO_DEFAULTS: dict[str, Any] = {"type": "account", "default_permissions": {"pub": {}, "sub": {}}}
 _OPERATOR_PREFIX, _ACCOUNT_PREFIX, _USER_PREFIX = 14 << 3, 0, 20 << 3
 
@@ -130,7 +134,8 @@ class OperatorKeys:
         owner = self.account.public
         accounts = {owner: (owner, {"limits": _ACCOUNT | _JETSTREAM, "exports": exports(users.values())})}
         for name, granted in users.items():
-            accounts[self.account_of(name).public] = (name, {"limits": _ACCOUNT, "imports": imports(granted, owner)})
+            limits = _ACCOUNT | {"conn": MAX_CONNECTIONS, "subs": MAX_SUBSCRIPTIONS, "leaf": 0}
+            accounts[self.account_of(name).public] = (name, {"limits": limits, "imports": imports(granted, owner)})
         issued = max(self.issued, self.revoked)
         revoked = {"revocations": {"*": self.revoked}} if self.revoked else {}
         preload = {
@@ -149,7 +154,13 @@ class OperatorKeys:
         )
 
     def credentials(
-        self, name: str, permissions: Permissions, expires: float | None = None, *, account: SigningKey | None = None
+        self,
+        name: str,
+        permissions: Permissions,
+        expires: float | None = None,
+        *,
+        account: SigningKey | None = None,
+        websocket: bool = False,
     ) -> str:
         """Return the content of a `.creds` file for a new user.
 
@@ -158,6 +169,7 @@ class OperatorKeys:
             permissions: what the user may publish and subscribe to.
             expires: Unix time in seconds; None never expires.
             account: the user's account; by default that of the streams.
+            websocket: whether the user may connect over WebSocket, as browsers do, besides plain NATS.
         """
         user, account = SigningKey.new(_USER_PREFIX), account or self.account
         # NATS takes an empty allow list as "everything is allowed".
@@ -165,9 +177,9 @@ class OperatorKeys:
             {"allow": list(allowed)} if allowed else {"deny": [">"]}
             for allowed in (permissions.publish, permissions.subscribe)
         )
-        claims = account.sign(
-            user.public, name, {"type": "user", **_UNLIMITED, "pub": pub, "sub": sub}, expires=expires
-        )
+        kinds = ["STANDARD", "WEBSOCKET"] if websocket else ["STANDARD"]
+        own = {"type": "user", **_UNLIMITED, "pub": pub, "sub": sub, "allowed_connection_types": kinds}
+        claims = account.sign(user.public, name, own, expires=expires)
         return (
             f"-----BEGIN NATS USER JWT-----\n{claims}\n------END NATS USER JWT------\n\n"
             f"-----BEGIN USER NKEY SEED-----\n{user.seed}\n------END USER NKEY SEED------\n"
@@ -188,18 +200,19 @@ def read_claims(path: Path) -> Claims:
     """Read the claims of a `.creds` file without checking the signature, which the server does.
 
     Raises:
-        BrokerError: the file is not a `.creds` file.
+        AddressError: the file is not a `.creds` file.
     """
     try:
-        text = path.read_text().split("-----BEGIN NATS USER JWT-----", 1)[1].split()[0].split(".")[1]
+        with path.open("rb") as file:
+            text = file.read(_MAX_CREDENTIALS).decode()
+        text = text.split("-----BEGIN NATS USER JWT-----", 1)[1].split()[0].split(".")[1]
         body = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         allowed = body["nats"].get("sub", {}).get("allow", [])
-        name = str(body["name"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        msg = f"{path} is not a NATS .creds file ({type(error).__name__}: {error}); fix broker.credentials"
-        raise BrokerError(msg) from error
-    prefix = next((pattern.removesuffix(".>") for pattern in allowed if pattern.startswith("_INBOX")), None)
-    return Claims(name, prefix)
+        prefix = next((pattern.removesuffix(".>") for pattern in allowed if pattern.startswith("_INBOX")), None)
+        return Claims(str(body["name"]), prefix)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        msg = f"{path} is not a NATS .creds file ({type(error).__name__}: {error}); name one written by `relax keys`"
+        raise AddressError(msg) from error
 
 
 def _nkeys() -> Any:

@@ -22,6 +22,10 @@ class BrokerFullError(BrokerError):
     """The broker has no room for a message."""
 
 
+class AddressError(BrokerError):
+    """An address or a file of credentials that the user named cannot be used."""
+
+
 class CodecError(RelaxError):
     """A message cannot be decoded: wrong schema, unknown field, wrong type or too large."""
 

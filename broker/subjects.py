@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from broker.errors import SubjectError
 
 ROOT = "relax"
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 ROW_KINDS = ("group", "eval")
@@ -37,7 +37,7 @@ def check_name(name: str, what: str) -> str:
     Raises:
         SubjectError: the name is not 1 to 64 letters, digits, `-` or `_`.
     """
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         msg = f"{what} {name!r} cannot be part of a subject; use 1 to 64 letters, digits, '-' or '_'"
         raise SubjectError(msg)
     return name
@@ -166,7 +166,7 @@ class Subjects:
         parts = subject[len(head) :].split(".") if subject.startswith(head) else []
         if len(parts) == 4 and parts[0] in ROW_KINDS:  # noqa: PLR2004
             kind, step, index, field = parts
-            if _NUMBER.fullmatch(step) and _NUMBER.fullmatch(index) and _NAME.fullmatch(field):
+            if _NUMBER.fullmatch(step) and _NUMBER.fullmatch(index) and NAME.fullmatch(field):
                 return CellId(kind, int(step), int(index), field)
         if len(parts) == 2 and parts[0] in NUMBERED_KINDS and _NUMBER.fullmatch(parts[1]):  # noqa: PLR2004
             return CellId(parts[0], int(parts[1]))

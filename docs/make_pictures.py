@@ -27,6 +27,7 @@ from broker.errors import BrokerError
 from broker.permissions import OBSERVER
 from broker.subjects import Subjects
 from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.progress import Progress
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
@@ -78,7 +79,8 @@ def follow(folder: RunFolder, progress: Progress) -> Connection:
 
     async def subscribe() -> None:
         async def take(message: Msg) -> None:
-            progress.take(message.subject, message.data)
+            if (read := LogMessage.parse(message.subject, message.data)) is not None:
+                progress.take(read)
 
         for subject in Subjects(progress.run).log_subjects():
             await found[0].nc.subscribe(subject, cb=take)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broker.errors import (
+    AddressError,
     BrokerError,
     BrokerFullError,
     BrokerUnreachableError,
@@ -16,6 +17,7 @@ from broker.errors import (
 
 __all__ = [
     "ActorError",
+    "AddressError",
     "AllRowsFailedError",
     "BrokerError",
     "BrokerFullError",
@@ -26,6 +28,7 @@ __all__ = [
     "FencedError",
     "RelaxError",
     "RowError",
+    "SlowRowError",
     "StoreError",
     "StoreFullError",
     "SubjectError",
@@ -39,6 +42,10 @@ class ConfigError(RelaxError):
 
 class RowError(RelaxError):
     """Permanently bad data in a row: the row is quarantined at once, and the actor continues."""
+
+
+class SlowRowError(RowError):
+    """Row whose prompt took too long to make."""
 
 
 class ActorError(RelaxError):

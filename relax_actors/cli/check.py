@@ -13,6 +13,7 @@ import typer
 
 from relax_actors.cli.options import ConfigPath, Overrides
 from relax_actors.errors import ConfigError
+from relax_actors.printable import printable_lines
 
 if TYPE_CHECKING:
     from relax_actors.config import Config
@@ -43,11 +44,11 @@ def check(
     loaded = load_config(config, settings or [])
     findings = examine(loaded, None if roles is None else [role for role in roles.split(",") if role])
     for error in findings.errors:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(printable_lines(f"error: {error}"), err=True)
     for note in findings.notes:
-        typer.echo(f"note: {note}", err=True)
+        typer.echo(printable_lines(f"note: {note}"), err=True)
     for line in algorithm_lines(loaded, set_by(config, settings or [])):
-        typer.echo(line, err=True)
+        typer.echo(printable_lines(line), err=True)
     if findings.errors:
         count = len(findings.errors)
         them = "1 error; fix it" if count == 1 else f"{count} errors; fix them"

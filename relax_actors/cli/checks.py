@@ -20,11 +20,12 @@ from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.prompt_maker import PromptMaker, open_data
+from relax_actors.data.source import DataSource
 from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend, scoring_backend
 from relax_actors.engines.sglang.backend import SERVER_BYTES
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import ConfigError, RowError, SlowRowError
 from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL, ROLES
 from relax_actors.rewards import load_reward, load_rewards
@@ -36,6 +37,7 @@ from relax_actors.supervision.sandbox import check_sandbox, is_sandboxed
 
 CACHED_BYTES = 4
 """Bytes of a number in the key-value cache of a rollout that generates in its own process."""
+MAX_SLOW_ROWS = 2
 SAMPLED_ROWS = 200
 """Rows of a data source that are read."""
 TRAINER_BYTES, ENGINE_BYTES, REFERENCE_BYTES = 16, 8, 4
@@ -285,17 +287,9 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
     tokenizer = Tokenizer(folder)
     maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens)
     sampled = min(SAMPLED_ROWS, len(source))
+    good, longest, bad = _sample(source, maker, sampled, where)
     warm_start = config.trainer.warm_start is not None and data is config.data
-    longest, bad, bad_answers = 0, [], []
-    for i in range(sampled):
-        try:
-            task = source[i]
-            longest = max(longest, len(maker.make(task, seed=0, min_version=0).tokens))
-        except RowError as error:
-            bad.append(str(error))
-            continue
-        if warm_start and (problem := _answer_problem(tokenizer, task)):
-            bad_answers.append(problem)
+    bad_answers = [problem for task in good if warm_start and (problem := _answer_problem(tokenizer, task))]
     if len(bad) == sampled:
         msg = f"{where}: none of the first {sampled} rows can be used; the first: {bad[0]}"
         raise ConfigError(msg)
@@ -313,6 +307,28 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
     yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {sampled}"
     if config.eval is not None and data is config.eval.data and config.eval.rows > len(source):
         yield f"eval.rows = {config.eval.rows}, but eval.data has {len(source)} rows: {len(source)} are evaluated"
+
+
+def _sample(source: DataSource, maker: PromptMaker, count: int, where: str) -> tuple[list[Task], int, list[str]]:
+    """Make the prompts of the first rows; return the good tasks, the most tokens of a prompt, and the errors.
+
+    Raises:
+        ConfigError: prompts take too long, so that making further ones would take hours.
+    """
+    good: list[Task] = []
+    longest, slow, bad = 0, 0, []
+    for i in range(count):
+        try:
+            task = source[i]
+            longest = max(longest, len(maker.make(task, seed=0, min_version=0).tokens))
+            good.append(task)
+        except RowError as error:
+            bad.append(str(error))
+            slow += isinstance(error, SlowRowError)
+            if slow == MAX_SLOW_ROWS:
+                msg = f"{where}: {slow} of the first {i + 1} rows take too long; the last: {error}"
+                raise ConfigError(msg) from error
+    return good, longest, bad
 
 
 def _answer_problem(tokenizer: Tokenizer, task: Task) -> str:

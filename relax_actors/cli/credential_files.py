@@ -6,55 +6,26 @@ import json
 import secrets
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from broker.address import CREDENTIALS_FILE
 from broker.credentials import OperatorKeys
 from broker.files import write_private
-from broker.permissions import OPERATOR
+from broker.permissions import OBSERVER, OPERATOR
 from broker.server import MAX_PAYLOAD
 from relax_actors.cli.credential_folder import prepare_folders
+from relax_actors.cli.listeners import Settings, tls_block
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import find
 from relax_actors.roles.permissions import permissions, users
 
+BROWSERS = (OBSERVER, OPERATOR)
+"""Users that may connect over WebSocket."""
 DAY = 86400.0
 CA_DAYS, SERVER_DAYS = 3650.0, 825.0
-ROUTE_PORT = 6222
 HOSTS = ("localhost", "127.0.0.1", "nats")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Options of `relax keys`.
-
-    Attributes:
-        tls: create a certificate authority and a certificate of the server.
-        mutual: create a certificate for each user too, which the server requires; needs `tls`.
-        hosts: names or addresses of the server in its certificate, besides the default ones.
-        days: days until the credentials expire; None for never.
-        renew: revoke all credentials created before.
-        replace: replace the credentials of another run.
-        listen: address that the server listens on.
-        websocket: port for WebSocket clients.
-        store: folder of the server's files; DIR/server/store if None.
-        cluster: names of the servers of a cluster.
-        http: unauthenticated monitoring port of the server.
-    """
-
-    tls: bool = False
-    mutual: bool = False
-    hosts: tuple[str, ...] = ()
-    days: float | None = None
-    renew: bool = False
-    replace: bool = False
-    listen: str = "0.0.0.0:4222"
-    websocket: int | None = None
-    store: Path | None = None
-    cluster: tuple[str, ...] = ()
-    http: int | None = None
 
 
 def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) -> list[str]:
@@ -86,7 +57,9 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
     expires = None if settings.days is None else time.time() + settings.days * DAY
     for user in names:
         account = None if user == OPERATOR else authority.account_of(user)
-        text = authority.credentials(f"{config.run.name}.{user}", granted[user], expires, account=account)
+        text = authority.credentials(
+            f"{config.run.name}.{user}", granted[user], expires, account=account, websocket=user in BROWSERS
+        )
         write_private(folder / user / CREDENTIALS_FILE, text)
     if settings.tls:
         _certificates(folder, names, settings)
@@ -99,14 +72,15 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
     if settings.cluster:
         password = _route_password(private / "route.json")
         for name in settings.cluster:
-            text = server_config(config, server, settings) + _cluster_block(name, server, settings, password)
+            text = server_config(config, server, settings) + settings.cluster_block(name, server, password)
             write_private(server / f"{name}.conf", text)
-    scheme = "tls" if settings.tls else "nats"
-    url = f"{scheme}://HOST:{settings.listen.rpartition(':')[2]}"
+    scheme, host = "tls" if settings.tls else "nats", settings.host if settings.is_loopback else "HOST"
+    url = f"{scheme}://{host}:{settings.listen.rpartition(':')[2]}"
     return [
         f"credentials of {', '.join(names)}: {folder}/<user>/{CREDENTIALS_FILE}",
         f"the server: nats-server -c {server}/nats-server.conf",
         f"the run: relax up {run} broker.url={url} broker.credentials={folder}",
+        *(["for clients on other machines: add --listen 0.0.0.0:4222"] if settings.is_loopback else []),
     ]
 
 
@@ -125,41 +99,9 @@ def server_config(config: Config, folder: Path, settings: Settings) -> str:
         f"  sync_interval: {quote(config.broker.sync_interval)}",
         "}",
     ]
-    certificates = _tls_block(folder, mutual=settings.mutual)
     if settings.tls:
-        lines += ["tls {", certificates, "}"]
-    if settings.http is not None:
-        lines.append(f"http: {settings.http}")
-    if settings.websocket is not None:
-        inner = ["  tls {", certificates, "  }"] if settings.tls else ["  no_tls: true"]
-        lines += ["websocket {", f"  port: {settings.websocket}", *inner, "}"]
-    return "\n".join(lines) + "\n"
-
-
-def _tls_block(folder: Path, *, mutual: bool) -> str:
-    """Return the settings of a block `tls`."""
-    quote = json.dumps
-    return (
-        f"  cert_file: {quote(str(folder / 'cert.pem'))}\n  key_file: {quote(str(folder / 'key.pem'))}\n"
-        f"  ca_file: {quote(str(folder / 'ca.pem'))}\n  verify: {'true' if mutual else 'false'}"
-    )
-
-
-def _cluster_block(name: str, folder: Path, settings: Settings, password: str) -> str:
-    """Return the block `cluster` of one server: the routes to all servers."""
-    names = settings.cluster
-    secure = f"  tls {{\n{_tls_block(folder, mutual=True)}\n  }}\n" if settings.tls else ""
-    routes = "".join(f"    {json.dumps(f'nats-route://route:{password}@{other}:{ROUTE_PORT}')}\n" for other in names)
-    return (
-        f"server_name: {json.dumps(name)}\n"
-        "cluster {\n"
-        "  name: relax\n"
-        f'  listen: "0.0.0.0:{ROUTE_PORT}"\n'
-        f"  authorization {{ user: route, password: {json.dumps(password)} }}\n"
-        f"  routes: [\n{routes}  ]\n"
-        f"{secure}"
-        "}\n"
-    )
+        lines += ["tls {", tls_block(folder, mutual=settings.mutual), "}"]
+    return "\n".join([*lines, *settings.lines(folder)]) + "\n"
 
 
 def _route_password(path: Path) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from rich.console import Console
 from rich.table import Table
 
 from broker.files import write_private
@@ -24,8 +23,10 @@ from relax_actors.cli.command_line import command_line
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.masking import masked_argument
 from relax_actors.errors import ConfigError
+from relax_actors.monitoring.screen import Screen
 from relax_actors.monitoring.summary import Curves, Summary
 from relax_actors.monitoring.watcher import Watcher
+from relax_actors.printable import printable_lines
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.resume import Effect, compare, continues, listed
@@ -73,19 +74,19 @@ def train(request: Request) -> int:
         ConfigError: the configuration cannot work, or the folder holds a run with other settings.
     """
     logs.configure()
-    console = Console(stderr=request.as_json)
+    console = Screen(stderr=request.as_json)
     config = load_config(request.path, list(request.settings))
     folder = RunFolder(config.folder)
     if not request.fresh and (earlier := _finished_before(folder, config)) is not None:
         result, note = earlier
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+        console.show(note)
         _show(console, result, folder, as_json=request.as_json)
         return 0
     roles = None if request.roles is None else list(request.roles)
     require(config, roles)
     root = Root(config, str(request.path.resolve().parent), roles, fresh=request.fresh)
     for note in [*root.notes, *shortened(config)]:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+        console.show(note)
     log_to_file(folder)
     watcher = Watcher(root, console, live=console.is_terminal and not request.quiet, lines=not request.quiet)
     resume = f"`{request.resume_command}` resumes the run"
@@ -95,7 +96,7 @@ def train(request: Request) -> int:
         return 1
     if watcher.result is None:
         step = f"step {watcher.progress.step} of {config.run.steps}"
-        console.print(f"stopped at {step}; {resume}", highlight=False, markup=False, soft_wrap=True)
+        console.show(f"stopped at {step}; {resume}")
         return 0 if interrupted and not request.must_finish else 1
     summary, curves = watcher.result
     _plot(curves, folder.reward_plot, f"{config.run.name}: reward by step")
@@ -104,7 +105,7 @@ def train(request: Request) -> int:
     return 0
 
 
-def run_root(root: Root, watcher: Watcher, console: Console, resume: str) -> tuple[Failure | None, bool]:
+def run_root(root: Root, watcher: Watcher, console: Screen, resume: str) -> tuple[Failure | None, bool]:
     """Run a root in this thread until it is finished, gives up, or is stopped by a signal.
 
     The first SIGINT, SIGTERM or SIGHUP stops the run in order, the second ends this process and all actors at once.
@@ -138,7 +139,7 @@ def run_root(root: Root, watcher: Watcher, console: Console, resume: str) -> tup
     return failure or watcher.failure, interrupted.is_set()
 
 
-def _end_at_once(root: Root, console: Console, resume: str) -> None:
+def _end_at_once(root: Root, console: Screen, resume: str) -> None:
     """Show the cursor, which the live view hides, and say what is left undone; safe in a signal handler."""
     saved = root.folder.last_checkpoint
     undone = "no checkpoint was written yet" if saved is None else f"steps after checkpoint {saved} will be replayed"
@@ -155,15 +156,14 @@ def log_to_file(folder: RunFolder) -> None:
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)))
 
 
-def explain(console: Console, failure: Failure, folder: RunFolder, remedy: str) -> None:
+def explain(console: Screen, failure: Failure, folder: RunFolder, remedy: str) -> None:
     """Print why supervision gave up, and how to continue."""
-    console.print(f"[bold red]supervision gave up: {failure.role}[/]", highlight=False)
-    console.print(failure.reason, highlight=False, markup=False, soft_wrap=True)
+    console.show(f"supervision gave up: {failure.role}", "bold red")
+    console.show(failure.reason)
     if failure.traceback and failure.traceback != failure.reason:
-        console.print(failure.traceback.strip(), highlight=False, markup=False, soft_wrap=True, style="dim")
+        console.show(printable_lines(failure.traceback.strip(), "  "), "dim")
     log = folder.log(failure.role)
-    text = f"its log: {log}; {remedy}" if log.exists() else remedy
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.show(f"its log: {log}; {remedy}" if log.exists() else remedy)
 
 
 def _finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] | None:
@@ -219,7 +219,7 @@ def _plot(curves: Curves, path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def _show(console: Console, summary: Summary, folder: RunFolder, *, as_json: bool) -> None:
+def _show(console: Screen, summary: Summary, folder: RunFolder, *, as_json: bool) -> None:
     table = Table(title=f"run {summary.run}", show_header=False)
     for name, value in summary.json().items():
         if value is not None and name != "run":
@@ -228,7 +228,7 @@ def _show(console: Console, summary: Summary, folder: RunFolder, *, as_json: boo
     table.add_row("model", _relative(folder.model))
     console.print(table)
     for line in _next_commands(summary.run, folder):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.show(line)
     if as_json:
         sys.stdout.write(json.dumps(summary.json()) + "\n")
         sys.stdout.flush()

@@ -28,23 +28,45 @@ def keys(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the credentials of another run in DIR, which must be over.")
     ] = False,
-    listen: Annotated[str, typer.Option(help="Address that the server listens on.")] = "0.0.0.0:4222",
-    websocket: Annotated[int | None, typer.Option(help="Port of the server for WebSocket clients.")] = None,
+    listen: Annotated[
+        str, typer.Option(help="Address that the server listens on; 0.0.0.0:4222 for clients on other machines.")
+    ] = "127.0.0.1:4222",
+    websocket: Annotated[
+        int | None, typer.Option(help="Port for WebSocket clients, on the same host. Default: no WebSocket.")
+    ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Page that may use WebSocket, e.g. https://HOST; may be repeated. Default: same origin."),
+    ] = None,
     store: Annotated[Path | None, typer.Option(help="Folder of the server's files. Default: DIR/server/store.")] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Names of the servers of a cluster, e.g. nats-1,nats-2,nats-3.")
     ] = None,
-    http: Annotated[int | None, typer.Option(help="Unauthenticated monitoring port of the server.")] = None,
+    http: Annotated[
+        int | None, typer.Option(help="Port for monitoring without a password, on the same host. Default: none.")
+    ] = None,
 ) -> None:
     """Create the credentials of a run's users and the configuration of their server.
 
     Users are the roles, an operator and an observer. Run again, it creates the users again and keeps the server's keys.
     """
-    from relax_actors.cli.credential_files import Settings, make_keys
+    from relax_actors.cli.credential_files import make_keys
+    from relax_actors.cli.listeners import Settings
 
     servers = tuple(cluster.split(",")) if cluster else ()
     chosen = Settings(
-        tls or mutual, mutual, tuple(host or ()), days, renew, replace, listen, websocket, store, servers, http
+        tls=tls or mutual,
+        mutual=mutual,
+        hosts=tuple(host or ()),
+        days=days,
+        renew=renew,
+        replace=replace,
+        listen=listen,
+        websocket=websocket,
+        store=store,
+        cluster=servers,
+        http=http,
+        origins=tuple(origin or ()),
     )
     for line in make_keys(run, folder, settings or [], chosen):
         typer.echo(line)

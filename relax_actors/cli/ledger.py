@@ -15,11 +15,11 @@ def ledger(run: RunName, json: AsJson = False, broker: Broker = None, credential
 
     Exit code 1 if a row is lost or trained twice, else 0.
     """
-    from rich.console import Console
-
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
+    from relax_actors.monitoring.screen import Screen
     from relax_actors.monitoring.summary import accounting, read_ledger
+    from relax_actors.printable import printable
 
     with connected(run, Access(broker, credentials)) as at:
         found = read_ledger(at.table, at.config)
@@ -28,16 +28,14 @@ def ledger(run: RunName, json: AsJson = False, broker: Broker = None, credential
     if json:
         sys.stdout.write(json_module.dumps(body) + "\n")
     else:
-        console = Console()
-        console.print(
+        screen = Screen()
+        screen.show(
             f"admitted {account.admitted} = trained {account.trained} + dropped {account.dropped} + quarantined "
-            f"{account.quarantined} + in flight {account.in_flight}",
-            highlight=False,
-            soft_wrap=True,
+            f"{account.quarantined} + in flight {account.in_flight}"
         )
         for violation in violations:
-            console.print(f"violation: {violation}", highlight=False, soft_wrap=True)
+            screen.show(printable(f"violation: {violation}"))
         ended = account.trained + account.dropped + account.quarantined
         complete = account.admitted == ended + account.in_flight and not violations
-        console.print("the ledger is complete" if complete else "the ledger does not add up")
+        screen.show("the ledger is complete" if complete else "the ledger does not add up")
     raise typer.Exit(1 if violations else 0)

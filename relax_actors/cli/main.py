@@ -10,13 +10,15 @@ name of the command:
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated, Any, NoReturn
 
 import setproctitle
 import typer
 
-from relax_actors.errors import BrokerError, ConfigError, RelaxError
+from relax_actors.errors import AddressError, BrokerError, ConfigError, RelaxError, SubjectError
+from relax_actors.printable import printable_lines
 from relax_actors.registry import Registry
 
 COMMANDS: Registry[Any] = Registry(
@@ -61,7 +63,7 @@ def build(arguments: list[str]) -> typer.Typer:
         try:
             COMMANDS.check_installed()
         except ConfigError as error:
-            sys.stderr.write(f"relax: warning: {error}\n")
+            sys.stderr.write(printable_lines(f"relax: warning: {error}") + "\n")
         for name in COMMANDS.names():
             if name not in COMMANDS.built_in:
                 _add_installed(app, name)
@@ -130,22 +132,28 @@ def _hide_secrets() -> None:
 def run() -> None:
     """Run a command, and report an error as one message.
 
-    Exit code 2 for a configuration error, 1 for any other error of relax.
+    Exit code 2 for wrong input: arguments, options, configuration and names; 1 for any other error of relax.
     """
     _hide_secrets()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
     try:
         build(sys.argv[1:])()
-    except ConfigError as error:
-        sys.stderr.write(f"relax: {error}\n")
-        sys.exit(2)
+    except (ConfigError, AddressError, SubjectError) as error:
+        _fail(f"{error}", 2)
     except BrokerError as error:
-        sys.stderr.write(f"relax: {error}\n")
-        sys.exit(1)
+        _fail(f"{error}", 1)
     except RelaxError as error:
-        sys.stderr.write(f"relax: {type(error).__name__}: {error}\n")
-        sys.exit(1)
+        _fail(f"{type(error).__name__}: {error}", 1)
     except BrokenPipeError:
         sys.exit(0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    """Print an error, which may quote text of other processes, and exit."""
+    sys.stderr.write(printable_lines(f"relax: {message}") + "\n")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

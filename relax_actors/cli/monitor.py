@@ -18,7 +18,7 @@ def monitor(
     sink: Annotated[
         list[str] | None,
         typer.Option(
-            help="Also write to a sink: prometheus=[HOST:]PORT, tensorboard=DIR, wandb=PROJECT, or the dotted path of "
+            help="Also write to a sink: prometheus=PORT, tensorboard=DIR, wandb=PROJECT, or the dotted path of "
             "your own class; may be repeated.",
             metavar="NAME=TARGET",
         ),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relax_actors.cli.options import CertificateAuthority, Credentials, Overrides
+from relax_actors.printable import printable_lines
 
 if TYPE_CHECKING:
     from broker.address import Address
@@ -125,5 +126,6 @@ def _run_node(address: Address, wanted: NodeRequest) -> int:
     report = remote.run()
     if report is None:
         return 0
-    sys.stderr.write(f"relax node: {report.child}: {report.reason}; its logs are in {wanted.work_folder}/logs\n")
+    text = f"relax node: {report.child}: {report.reason}; its logs are in {wanted.work_folder}/logs"
+    sys.stderr.write(printable_lines(text) + "\n")
     return 1

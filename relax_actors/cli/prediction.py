@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from relax_actors.cli.check import require
@@ -28,6 +27,7 @@ from relax_actors.config import Config, load_config, validate
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.recorded import read_metrics, with_recorded
+from relax_actors.monitoring.screen import Screen
 from relax_actors.monitoring.watcher import Watcher
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
@@ -121,7 +121,7 @@ def mode_config(config: Config, mode: Mode, folder: Path) -> Config:
     return validate(body, f"relax simulate, {mode.name}")
 
 
-def predict(config: Config, mode: Mode, import_path: str, console: Console) -> Prediction:
+def predict(config: Config, mode: Mode, import_path: str, console: Screen) -> Prediction:
     """Run a mode and measure it.
 
     Raises:
@@ -228,7 +228,7 @@ def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) 
         RelaxError: a run was interrupted or could not be kept up.
     """
     logs.configure()
-    console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 120)
+    console = Screen(stderr=as_json, width=None if sys.stdout.isatty() else 120)
     config = calibrated(with_recorded(load_config(path, settings)))
     if config.simulate is None:
         raise ConfigError(NO_SECTION)
@@ -281,7 +281,7 @@ def _body(config: Config, results: list[Prediction], best: int | None) -> dict[s
     }
 
 
-def _show(console: Console, config: Config, results: list[Prediction], best: int | None) -> None:
+def _show(console: Screen, config: Config, results: list[Prediction], best: int | None) -> None:
     title = f"{config.run.name}: simulated seconds"
     table = Table(title=title, caption=None if best is None else f"best split: {best} devices for rollout")
     for column in (

@@ -21,13 +21,13 @@ def list_rows(
     credentials: Credentials = None,
 ) -> None:
     """List the quarantined rows."""
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.quarantine import quarantined_rows, readmitted_rows, requeued_rows
+    from relax_actors.monitoring.screen import Screen
+    from relax_actors.printable import printable
 
     with connected(run, Access(broker, credentials)) as at:
         found = quarantined_rows(at.table)
@@ -48,8 +48,8 @@ def list_rows(
     for row, cell in found:
         successor = readmitted.get(row, "(pending)" if row in requeued else "")
         error = (cell.error.splitlines() or [""])[0][:500]
-        shown.add_row(*map(escape, (str(row), cell.role, str(cell.deliveries), error, successor)))
-    Console().print(shown if found else "nothing is quarantined")
+        shown.add_row(*map(printable, (row, cell.role, cell.deliveries, error, successor)))
+    Screen().print(shown if found else "nothing is quarantined")
 
 
 @quarantine.command("show")
@@ -63,17 +63,19 @@ def show_row(
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.quarantine import quarantined_row, row_cells
-    from relax_actors.monitoring.render import printable
+    from relax_actors.monitoring.screen import Screen
+    from relax_actors.printable import printable, printable_lines
     from relax_actors.runtime import COLUMNS
 
     with connected(run, Access(broker, credentials)) as at:
         found, cell = quarantined_row(at, row)
         columns = row_cells(at.table, found, [*COLUMNS, *at.config.roles])
-    typer.echo(printable(f"{found} quarantined by {cell.role} after {cell.deliveries} deliveries"))
-    typer.echo(printable(cell.error))
-    typer.echo(printable(cell.traceback))
+    screen = Screen()
+    screen.show(printable(f"{found} quarantined by {cell.role} after {cell.deliveries} deliveries"))
+    for text in (cell.error, cell.traceback):
+        screen.show(printable_lines(text.rstrip("\n"), "  "))
     for name, fields in columns.items():
-        typer.echo(printable(f"{name}: {fields}"))
+        screen.show(printable(f"{name}: {fields}"))
 
 
 @quarantine.command("requeue")

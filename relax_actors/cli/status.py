@@ -40,18 +40,18 @@ def status(run: RunName, json: AsJson = False, broker: Broker = None, credential
 
 
 def _print(body: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from relax_actors.monitoring.leases import activity, age
+    from relax_actors.monitoring.screen import Screen
+    from relax_actors.printable import printable
 
-    console = Console()
+    screen = Screen()
     for name, value in body.items():
         if name != "actors":
-            console.print(f"{name:13} {value}", highlight=False)
+            screen.print(f"{name:13} {printable(value)}")
     table = Table("actor", "pid", "incarnation", "up", "activity")
     for name, lease in sorted(body["actors"].items()):
         cells = (name, str(lease.get("pid"))[:20], str(lease.get("incarnation"))[:20], age(lease), activity(lease))
-        table.add_row(*map(escape, cells))
-    console.print(table)
+        table.add_row(*map(printable, cells))
+    screen.print(table)

@@ -12,12 +12,11 @@ WIDTH = 250
 
 def tree(run: RunName, broker: Broker = None, credentials: Credentials = None) -> None:
     """Show the supervision tree: the state of each actor, its restarts, and what it does."""
-    from rich.console import Console
-
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
+    from relax_actors.monitoring.screen import Screen
     from relax_actors.monitoring.supervision_view import supervision_tree
 
     with connected(run, Access(broker, credentials)) as at:
         shown = supervision_tree(at)
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(shown, highlight=False)
+    Screen(width=None if sys.stdout.isatty() else WIDTH).print(shown)

@@ -17,6 +17,10 @@ from relax_actors.config.schema import Config
 from relax_actors.config.simulate import DEFAULTS
 from relax_actors.errors import ConfigError
 
+MAX_QUOTED = 500
+MAX_BYTES = 1 << 20
+"""Size of a configuration."""
+
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     """Read a TOML file and apply overrides.
@@ -28,11 +32,14 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         ConfigError: one line for each mistake, with the key and the remedy.
     """
     try:
-        tree: dict[str, Any] = tomllib.loads(path.read_text())
+        tree = _read_toml(path)
     except FileNotFoundError as error:
         msg = f"no configuration {path}; give the path of a TOML file, e.g. examples/demo/demo.toml"
         raise ConfigError(msg) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError as error:
+        msg = f"{path} cannot be read as TOML: nested too deeply"
+        raise ConfigError(msg) from error
+    except (OSError, ValueError) as error:
         msg = f"{path} cannot be read as TOML: {error}"
         raise ConfigError(msg) from error
     _resolve_paths(tree, path.resolve().parent)
@@ -54,7 +61,25 @@ def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
     given: dict[str, Any] = {}
     for override in overrides or []:
         _apply(given, override)
-    return dict.fromkeys(_keys(tomllib.loads(path.read_text())), "file") | dict.fromkeys(_keys(given), "override")
+    return dict.fromkeys(_keys(_read_toml(path)), "file") | dict.fromkeys(_keys(given), "override")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds no TOML, is no file, or is larger than any configuration.
+    """
+    if path.exists() and not path.is_file():
+        msg = "it is a folder" if path.is_dir() else "it is no regular file"
+        raise ValueError(msg)
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        msg = f"it has more than {MAX_BYTES >> 20} MiB"
+        raise ValueError(msg)
+    return tomllib.loads(data.decode())
 
 
 def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> Config:
@@ -173,20 +198,26 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or len(names) < 2 or not all(names):  # noqa: PLR2004
-        msg = f"override {override!r} is not of the form section.key=value, e.g. run.steps=10"
+        msg = f"override {shortened(override)} is not of the form section.key=value, e.g. run.steps=10"
         raise ConfigError(msg)
     table = tree
     for name in names[:-1]:
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):
-            msg = f"override {override!r}: {name!r} is a value, not a section"
+            msg = f"override {shortened(override)}: {shortened(name)} is a value, not a section"
             raise ConfigError(msg)
         table = inner
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     table[names[-1]] = value
+
+
+def shortened(value: object) -> str:
+    """Return how an error quotes a value."""
+    text = repr(value)
+    return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 4]} ..."
 
 
 def _explain(source: str, error: Any) -> str:
@@ -205,7 +236,7 @@ def _explain(source: str, error: Any) -> str:
     text = error["msg"].removeprefix("Value error, ")
     given = error["input"]
     secret = error["loc"] == ("broker", "url")  # may hold a password
-    shown = "" if secret or isinstance(given, dict) or error["loc"] == () else f", got {given!r}"
+    shown = "" if secret or isinstance(given, dict) or error["loc"] == () else f", got {shortened(given)}"
     return f"{source}: {where}: {text}{shown}" if where else f"{source}: {text}"
 
 

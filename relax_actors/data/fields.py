@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from broker.codec import MAX_CELL_BYTES
 from relax_actors.data.plain import plain
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
 
+MAX_ROW_BYTES = MAX_CELL_BYTES
+"""Size of a row in a file. Larger ones fit into no cell, and decoding some kilobytes of a file can take gigabytes."""
 _SHOWN = 20
 
 
@@ -23,7 +26,7 @@ def check_index(i: int, size: int) -> None:
 def check_file(path: Path) -> None:
     """Raise ConfigError unless `path` is a file that is not empty."""
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        what = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
         msg = f"data.path = {str(path)!r} {what}; give the path of a file, absolute or from the working directory"
         raise ConfigError(msg)
     if path.stat().st_size == 0:

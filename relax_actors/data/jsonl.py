@@ -6,10 +6,12 @@ import json
 from array import array
 from pathlib import Path
 
-from relax_actors.data.fields import check_file, check_index, task_of
+from relax_actors.data.fields import MAX_ROW_BYTES, check_file, check_index, task_of
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
+
+_BUFFER_BYTES = 1 << 20
 
 
 def open_jsonl(settings: SourceSettings) -> JsonLines:
@@ -25,7 +27,8 @@ def open_jsonl(settings: SourceSettings) -> JsonLines:
 class JsonLines:
     """Tasks of a JSON Lines file; blank lines are ignored.
 
-    The start of each line is indexed once (16 bytes a row); a line is read when its task is used.
+    The start of each line is indexed once (16 bytes a row); a line is read when its task is used. No more than
+    `MAX_ROW_BYTES` of a line are ever in memory; a longer line is a malformed row.
     """
 
     def __init__(self, path: Path, size: int | None, prompt_field: str, answer_field: str) -> None:
@@ -45,21 +48,29 @@ class JsonLines:
         where = f"{self._path} line {self._numbers[i]}"
         with self._path.open("rb") as file:
             file.seek(self._offsets[i])
-            line = file.readline()
+            line = file.readline(MAX_ROW_BYTES + 1)
+        if len(line) > MAX_ROW_BYTES:
+            msg = (
+                f"{where}: longer than {MAX_ROW_BYTES >> 20} MiB, the most that a row may have; write one JSON object "
+                "a line, without fields that the reward does not need"
+            )
+            raise RowError(msg)
         return task_of(_parsed(line, where), where, self._prompt_field, self._answer_field)
 
 
 def _index(path: Path, size: int | None) -> tuple[array[int], array[int]]:
     """Byte offsets and line numbers of the first `size` rows."""
     offsets, numbers = array("Q"), array("Q")
-    offset = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
+    offset = number = 0
+    with path.open("rb", buffering=_BUFFER_BYTES) as file:
+        while len(offsets) != size and (line := file.readline(MAX_ROW_BYTES + 1)):
+            number += 1
+            if len(line) > MAX_ROW_BYTES or not line.isspace():
                 offsets.append(offset)
                 numbers.append(number)
-            if len(offsets) == size:
-                break
+            while len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+                offset += len(line)
+                line = file.readline(MAX_ROW_BYTES + 1)
             offset += len(line)
     return offsets, numbers
 

@@ -15,13 +15,15 @@ from typing import Any
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> Any:  # noqa: PLR0911 one for each kind of value
     """Convert `value` to None, bool, int, float, str, bytes, list, or dict with str keys.
 
     Tuples and other iterables become lists; sets become sorted lists; NumPy arrays become lists and scalars numbers;
     dates become ISO 8601 text and timedeltas seconds; dataclasses become dicts. Integers beyond 64 bits, fractions,
     decimals and all other values become text.
     """
+    if type(value) is list:  # first, since a row may have a million
+        return [plain(item) for item in value]
     for kind, convert in _SCALARS:
         if isinstance(value, kind):
             return convert(value)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.codec import MAX_CELL_BYTES
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.data.model_folder import measure
 from relax_actors.data.source import DataSource
 from relax_actors.data.sources import open_source
 from relax_actors.data.task import Task
+from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import RowError
+from relax_actors.errors import RowError, SlowRowError
 from relax_actors.messages import Prompt
+
+MAX_SECONDS = 10.0
+"""Time to format and tokenize one prompt."""
+MAX_PROMPT_BYTES = MAX_CELL_BYTES - (64 << 10)
+"""Size of a prompt with its answer and metadata; the rest of a cell is for its other fields."""
 
 
 def open_data(data: DataSection) -> DataSource:
@@ -53,16 +65,11 @@ class PromptMaker:
             fields: further fields of the cell, such as seed and min_version.
 
         Raises:
-            RowError: it is too long, has no tokens, or has a character that the tokenizer does not know; names the row
-                of the data.
+            RowError: it is too long, has no tokens, has a character that the tokenizer does not know, takes too long,
+                or the chat template refuses it; names the row of the data.
         """
-        text = self.text(task)
-        chat = not isinstance(task.prompt, str) or self._chats
-        try:
-            tokens = self._tokenizer.encode(text, special=not chat)
-        except RowError as error:
-            msg = f"{_origin(task)}prompt: {error}"
-            raise RowError(msg) from error
+        text, tokens = self._text_and_tokens(task)
+        self._check_size(task, text)
         if not len(tokens):
             msg = f"{_origin(task)}prompt {text[:60]!r} has no tokens; write a prompt or remove the row"
             raise RowError(msg)
@@ -74,6 +81,40 @@ class PromptMaker:
             )
             raise RowError(msg)
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
+
+    def _text_and_tokens(self, task: Task) -> tuple[str, NDArray[np.int32]]:
+        """Format and tokenize a prompt within `MAX_SECONDS`: the template and the patterns of a tokenizer may loop."""
+        chat = not isinstance(task.prompt, str) or self._chats
+        if chat:
+            self._tokenizer.formatter  # noqa: B018 loads transformers, which takes longer than a prompt
+
+        def make() -> tuple[str, NDArray[np.int32]]:
+            text = self.text(task)
+            if len(text) > MAX_PROMPT_BYTES:
+                return text, np.empty(0, np.int32)  # refused below, and not worth the time
+            return text, self._tokenizer.encode(text, special=not chat)
+
+        try:
+            return call_within(MAX_SECONDS, make)
+        except TimeoutError as error:
+            what = "the chat template and the tokenizer" if chat else "the tokenizer"
+            msg = f"{_origin(task)}prompt: {what} did not end within {MAX_SECONDS:g} s; fix them or remove the row"
+            raise SlowRowError(msg) from error
+        except (RowError, RuntimeError) as error:
+            msg = f"{_origin(task)}prompt: {error}"
+            raise RowError(msg) from error
+
+    def _check_size(self, task: Task, text: str) -> None:
+        """Raise RowError if prompt, answer and metadata do not fit into a cell."""
+        size = 0
+        with suppress(TypeError, ValueError, OverflowError):  # no plain data, which the codec refuses
+            size = len(msgpack.packb([text, task.answer, task.metadata]))
+        if size > MAX_PROMPT_BYTES:
+            msg = (
+                f"{_origin(task)}prompt, answer and metadata have {size} bytes, more than the {MAX_PROMPT_BYTES} that "
+                "a cell holds; remove fields that the reward does not need"
+            )
+            raise RowError(msg)
 
     @property
     def _chats(self) -> bool:

@@ -8,7 +8,7 @@ from relax_actors.data.source import DataSource, SourceSettings
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.registry.catalog import DATA_SOURCES
 
-_LISTED = 3
+_LISTED, _TRIED = 3, 10_000
 
 
 def open_source(kind: str, **settings: Any) -> DataSource:
@@ -40,12 +40,13 @@ def open_source(kind: str, **settings: Any) -> DataSource:
 
 
 def _require_a_good_row(source: DataSource, where: str) -> None:
-    """Read up to the first usable row.
+    """Read up to the first usable row, and not more than `_TRIED`.
 
     A malformed row is quarantined later; a source with malformed rows only is a wrong setting.
     """
     errors: list[str] = []
-    for i in range(len(source)):
+    tried = min(len(source), _TRIED)
+    for i in range(tried):
         try:
             source[i]
         except RowError as error:
@@ -53,6 +54,7 @@ def _require_a_good_row(source: DataSource, where: str) -> None:
                 errors.append(str(error))
         else:
             return
-    more = f" (and {len(source) - len(errors)} more)" if len(source) > len(errors) else ""
-    msg = f"{where}: not one of {len(source)} rows is good: {' | '.join(errors)}{more}"
+    more = f" (and {tried - len(errors)} more)" if tried > len(errors) else ""
+    rows = f"{tried}" if tried == len(source) else f"the first {tried}"
+    msg = f"{where}: not one of {rows} rows is good: {' | '.join(errors)}{more}"
     raise ConfigError(msg)

@@ -16,9 +16,11 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
+from relax_actors.data.time_limit import call_within
 from relax_actors.data.token_bytes import TokenBytes
 from relax_actors.errors import ConfigError, RowError
 
+LOAD_SECONDS = 120.0
 PAD = "<pad>"
 UNKNOWN = "<unknown>"
 
@@ -34,7 +36,7 @@ class Tokenizer:
         self._folder = folder
         path = folder / "tokenizer.json"
         try:
-            self._inner = tokenizers.Tokenizer.from_file(str(path))
+            self._inner = call_within(LOAD_SECONDS, lambda: tokenizers.Tokenizer.from_file(str(path)))
         except Exception as error:  # the Rust library raises bare Exception
             msg = f"{path} is not a tokenizer: {error}; model.path must contain a Hugging Face tokenizer.json"
             raise ConfigError(msg) from error
@@ -45,8 +47,12 @@ class Tokenizer:
         found: set[int] = set()
         for name in ("generation_config.json", "config.json"):
             path = self._folder / name
-            ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-            found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
+            ids = _json_object(path).get("eos_token_id")
+            ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+            if wrong := [i for i in ids if type(i) is not int or i < 0]:
+                msg = f"{path}: eos_token_id holds {wrong[0]!r:.80}, which is no token id; write a number or a list"
+                raise ConfigError(msg)
+            found |= set(ids)
         return frozenset(found)
 
     @cached_property
@@ -115,18 +121,63 @@ class Tokenizer:
         """Whether the folder has a chat template."""
         if (self._folder / "chat_template.jinja").exists():
             return True
-        path = self._folder / "tokenizer_config.json"
-        return path.exists() and "chat_template" in json.loads(path.read_text())
+        return "chat_template" in _json_object(self._folder / "tokenizer_config.json")
 
     def chat(self, messages: list[dict[str, str]]) -> str:
-        """Messages formatted by the chat template, with the prompt for the model's answer."""
-        return str(self._transformers.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        """Messages formatted by the chat template, with the prompt for the model's answer.
+
+        The template is code of the model's author. Jinja's sandbox gives it no access to files or modules.
+
+        Raises:
+            ConfigError: the tokenizer's files cannot be loaded.
+            RowError: the template refuses the messages.
+        """
+        formatter = self.formatter
+        try:
+            return str(formatter.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception as error:
+            msg = (
+                f"the chat template of {self._folder} raised {type(error).__name__}: {str(error)[:300]}; correct the "
+                "messages, or set data.chat = false"
+            )
+            raise RowError(msg) from error
 
     @cached_property
-    def _transformers(self) -> Any:
+    def formatter(self) -> Any:
+        """Transformers' tokenizer, which has the chat template.
+
+        Raises:
+            ConfigError: the tokenizer's files cannot be loaded.
+        """
         from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 a second to import, only for chats
 
-        return PreTrainedTokenizerFast.from_pretrained(self._folder)
+        try:
+            return PreTrainedTokenizerFast.from_pretrained(self._folder)
+        except Exception as error:
+            msg = (
+                f"the tokenizer of {self._folder} cannot be loaded by transformers ({type(error).__name__}: {error}); "
+                "fix tokenizer_config.json, or set data.chat = false"
+            )
+            raise ConfigError(msg) from error
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file of the model folder; empty if there is none.
+
+    Raises:
+        ConfigError: it holds no JSON object.
+    """
+    if not path.exists():
+        return {}
+    try:
+        body = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        msg = f"{path} cannot be read ({type(error).__name__}: {error}); download the model again"
+        raise ConfigError(msg) from error
+    if not isinstance(body, dict):
+        msg = f"{path} holds a {type(body).__name__}, not an object; download the model again"
+        raise ConfigError(msg)
+    return body
 
 
 def make_character_tokenizer(alphabet: str, end: str, folder: Path) -> dict[str, int]:

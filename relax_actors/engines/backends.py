@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from relax_actors.config import Config
-from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols.backend import InferenceBackend, ScoringBackend, TrainingBackend
-from relax_actors.engines.protocols.critic import CriticEngine
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import INFERENCE_ENGINES, SCORING_ENGINES, TRAINING_ENGINES
 from relax_actors.registry.registry import Registry
@@ -33,19 +31,6 @@ def scoring_backend(name: str, setting: str) -> ScoringBackend:
     """Load a scoring backend by name; errors as `inference_backend`, with the configuration key `setting`."""
     backend: ScoringBackend = _instance(SCORING_ENGINES, name, setting)
     return backend
-
-
-def build_critic(config: Config, settings: CriticSection) -> CriticEngine:
-    """Build the critic, in its actor's process.
-
-    Raises:
-        ConfigError: the model cannot be built.
-    """
-    from relax_actors.engines.torch.critic import TorchCritic  # noqa: PLC0415 only a process that trains needs torch
-    from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
-
-    configure_torch(config.run)
-    return TorchCritic(config, settings)
 
 
 def refuse_options(config: Config, section: str) -> None:

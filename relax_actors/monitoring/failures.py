@@ -5,39 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from relax_actors.monitoring.render import printable
+from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.printable import printable
 
 LINE_SECONDS = 5.0
 """Least time between two lines about the same failure."""
-MAX_KEYS = 64
+MAX_KEYS, MAX_ROLES = 16, 64
+"""Errors of a role, and roles, that are counted one by one."""
 MAX_LINE = 300
 
 
-def sentence(body: dict[str, Any]) -> str:
+def sentence(event: LogMessage) -> str:
     """Describe an event in one sentence; empty for events that are not shown."""
-    who, row, n = f"{body.get('role')}.{body.get('n')}", body.get("row"), body.get("version")
+    body, role = event.body, event.role
+    row, n = body.get("row"), body.get("version")
     why = _first_line(body.get("reason") or body.get("error") or body.get("detail"))
-    if body.get("kind") == "fault":
-        return f"relax chaos hits {body.get('target')}"
-    if body.get("kind") in ("down", "repaired"):
-        who = str(body.get("role"))  # the broker or a node
+    who = role if event.kind in ("down", "repaired") else event.sender  # the broker or a node has no number
     texts = {
         "strays_removed": f"{body.get('cells')} stray cells by {body.get('by')} removed, {body.get('mib')} MiB",
         "table_full": f"the table is {full_table(body)}",
+        "fault": f"relax chaos hits {body.get('target')}",
         "waiting_for_room": f"{who} waits for free disk space: {why}",
         "crashed": f"{who} crashed: {why}; it is restarted",
         "down": f"{who} crashed: {why}; it is restarted",
         "repaired": f"{who} recovered after {body.get('seconds')} s",
         "waiting_for_import": f"packages are being imported, since {body.get('seconds')} s",
-        "row_quarantined": f"{row} failed for good in {body.get('role')}: {why}",
+        "row_quarantined": f"{row} failed for good in {role}: {why}",
         "row_dropped": f"{row} dropped ({body.get('reason')}): {_first_line(body.get('detail'))}",
-        "row_failed": f"{row} failed in {body.get('role')} and is tried again: {why}",
+        "row_failed": f"{row} failed in {role} and is tried again: {why}",
         "all_rows_failed": f"{who} stopped the run: {why}",
         "gave_up": f"{who} cannot be kept running: {why}",
         "replay_diverged": f"{who} computed other weights for version {n} than before its restart",
         "evaluated": f"version {n} scored {_rounded(body.get('reward'))} on held-out prompts",
     }
-    return _line(texts.get(str(body.get("kind")), ""))
+    return _line(texts.get(event.kind, ""))
 
 
 def full_table(body: dict[str, Any]) -> str:
@@ -56,36 +57,50 @@ class _Count:
     quarantined: int = 0
     retried: int = 0
     crashes: int = 0
+    ignored: int = 0
     actor: str = ""
     changed: bool = False
     printed_at: float = float("-inf")
 
 
 class FailureCounts:
-    """Failures of rows and actors, counted by role and error; times are seconds on the monotonic clock."""
+    """Failures of rows and actors, and ignored messages, counted by role and error.
+
+    No role can fill the counts of another. Times are seconds on the monotonic clock.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Count] = {}
 
-    def take(self, body: dict[str, Any]) -> None:
+    def take(self, event: LogMessage) -> None:
         """Count an event; events that report no failure are ignored."""
-        kind, role, n = body.get("kind"), str(body.get("role"))[:80], 1
+        body, kind, role, n = event.body, event.kind, event.role, 1
         text = _first_line(body.get("reason") or body.get("error"))
         if kind == "suppressed":
             # The journal leaves out events of a flood and counts them.
-            kind, n, text = body.get("of"), max(0, min(int(body.get("count", 0)), 1 << 40)), ""
+            kind, n, text = str(body.get("of")), max(0, min(int(body.get("count", 0)), 1 << 40)), ""
         if kind in ("crashed", "down"):
             count = self._count(role, "", text)
             count.crashes += n
-            count.actor = role if kind == "down" else f"{role}.{body.get('n')}"[:80]
+            count.actor = role if kind == "down" else event.sender
         elif kind in ("row_quarantined", "row_failed"):
             count = self._count(role, text.split(":", 1)[0] if text else self._last_error(role), text)
             count.quarantined += n if kind == "row_quarantined" else 0
             count.retried += n if kind == "row_failed" else 0
 
+    def ignored(self, message: LogMessage) -> None:
+        """Count a message that claims to be what it is not."""
+        count = self._count(message.role, f"claims {message.claim}", message.claim)
+        count.ignored += 1
+        count.actor = message.sender
+
     def _count(self, role: str, error: str, text: str) -> _Count:
-        if (key := (role, error[:80])) not in self._counts and len(self._counts) >= MAX_KEYS:
-            key = ("other roles", error[:80] and "errors")
+        if (key := (role, error[:80])) not in self._counts:
+            known = [name for name, _ in self._counts]
+            if role not in known and len(set(known)) >= MAX_ROLES:
+                key = ("other roles", error[:80] and "errors")
+            elif known.count(role) >= MAX_KEYS:
+                key = (role, error[:80] and "other errors")
         count = self._counts.setdefault(key, _Count())
         count.text, count.changed = text or count.text, True
         return count
@@ -108,6 +123,10 @@ class FailureCounts:
 
 
 def _summary(role: str, count: _Count) -> str:
+    if count.ignored:
+        messages = "1 message" if count.ignored == 1 else f"{count.ignored} messages"
+        verb = "claims" if count.ignored == 1 else "claim"
+        return _line(f"ignored {messages} of {count.actor} that {verb} to be {count.text}'s")
     if count.crashes:
         times = f"crashed {count.crashes} times, the last time {count.actor}" if count.crashes > 1 else "crashed"
         return _line(f"{role if count.crashes > 1 else count.actor} {times}: {count.text}; it is restarted")

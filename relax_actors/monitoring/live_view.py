@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from relax_actors.monitoring.progress import Progress
-from relax_actors.monitoring.render import printable
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 100
@@ -51,7 +50,7 @@ class LiveView:
         age = f"sampled by weights up to {p.batch.get('staleness', 0)} steps old; "
         grid.add_row("samples", f"{age}generation is up to {count('lead', 0)} steps ahead of training")
         worst = sorted(p.restarted.items(), key=lambda entry: -entry[1])[:MAX_SHOWN]
-        names = ": " + ", ".join(f"{printable(name)} {n}" for name, n in worst) if worst else ""
+        names = ": " + ", ".join(f"{name} {n}" for name, n in worst) if worst else ""
         grid.add_row("processes", Text(f"{p.alive} working, {p.restarts} restarts{names}"))
         if failures := p.failures.lines()[-MAX_SHOWN:]:
             grid.add_row("failures", Text("\n".join(failures), style="red"))

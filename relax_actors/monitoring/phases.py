@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Collection
 from pathlib import Path
+
+from relax_actors.monitoring.log_message import LogMessage
 
 
 def process_start() -> float:
@@ -29,25 +30,22 @@ class Phases:
         self._ready = 0.0
         self._first_step: float | None = None
 
-    def take(self, subject: str, data: bytes) -> None:
+    def take(self, message: LogMessage) -> None:
         """Record an event `ready` or a metric of the trainer; ignore other, earlier and malformed messages."""
-        kind, role, n, event = [*subject.split(".")[2:6], "", "", "", ""][:4]
-        is_event = kind == "event" and event == "ready" and bool(self._starting)
-        is_metric = kind == "metric" and role == "trainer" and self._first_step is None
-        if not (is_event or is_metric):
+        is_ready = message.is_event and message.kind == "ready" and message.sender in self._starting
+        is_step = not message.is_event and message.kind == "step" and self._first_step is None
+        if message.claim or not (is_ready or is_step):
             return
         try:
-            body = json.loads(data)
-            at = float(body["time"])
-            is_step = is_metric and body.get("kind") == "step"
-        except (ValueError, TypeError, KeyError, AttributeError):
+            at = float(message.body["time"])
+        except (ValueError, TypeError, KeyError, OverflowError):
             return
-        if at < self._began:
+        if not at >= self._began:
             return
         if is_step:
             self._first_step = at
-        elif is_event and f"{role}.{n}" in self._starting:
-            self._starting.remove(f"{role}.{n}")
+        else:
+            self._starting.remove(message.sender)
             self._ready = max(self._ready, at)
 
     @property

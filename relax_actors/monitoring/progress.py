@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from relax_actors.monitoring.failures import FailureCounts, full_table, sentence
-from relax_actors.monitoring.render import printable
+from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.printable import printable
 
 SILENT_SECONDS = 5.0
 STALL_SECONDS = 15.0
 """How long a report of a full table is shown."""
-MAX_ACTORS = 4096
+MAX_ACTORS = 1024
+"""Actors of a role that are counted, and supervisors with their children."""
 MAX_STEPS = 10**9
 TRAINING = ("loss", "grad_norm", "kl", "k3", "clipped")
 """Figures of a step that are kept; an engine reports those that its settings have."""
@@ -26,7 +28,8 @@ ROWS = ("in_flight", "trained", "dropped", "quarantined")
 class Progress:
     """State of a run as its log reports it; feed every message to `take`.
 
-    Any client of the broker can write to the log: malformed messages are ignored, and the state is bounded.
+    Every role can write to the log as itself: malformed messages are ignored, those that claim to be of another are
+    counted, and what one role makes the view remember is bounded.
 
     Attributes:
         run: name of the run.
@@ -61,28 +64,25 @@ class Progress:
     stall: tuple[float, str] = (float("-inf"), "")
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
 
-    def take(self, subject: str, data: bytes, *, recent: bool = True) -> None:
-        """Update the state by an event or a metric; ignore a malformed one.
+    def take(self, message: LogMessage, *, recent: bool = True) -> None:
+        """Update the state by an event or a metric; ignore one with malformed fields.
 
         Args:
-            subject: `relax.<run>.event.>` or `relax.<run>.metric.>`.
-            data: JSON object.
+            message: the event or metric.
             recent: False for a message from before this `relax up`, whose failures are over.
         """
-        tokens = subject.split(".")
         try:
-            body = json.loads(data)
-            if not isinstance(body, dict) or len(tokens) < 5:  # noqa: PLR2004 relax.<run>.<kind>.<role>.<n>
-                return
-            if tokens[2] == "event" and tokens[-1] == body.get("kind"):
-                self._event(body, recent=recent)
-            elif tokens[2] == "metric" and len(self.last_seen) < MAX_ACTORS:
-                self._metric(body, recent=recent)
+            if message.claim:
+                self.failures.ignored(message)
+            elif message.is_event:
+                self._event(message, recent=recent)
+            else:
+                self._metric(message, recent=recent)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
 
-    def _event(self, body: dict[str, Any], *, recent: bool) -> None:
-        kind = body["kind"]
+    def _event(self, event: LogMessage, *, recent: bool) -> None:
+        kind, body = event.kind, event.body
         if kind == "finished":
             self.finished = True
         if kind == "restarted":
@@ -92,33 +92,35 @@ class Progress:
         if kind == "table_full" and recent:
             self.stall = time.monotonic(), printable(f"the table is {full_table(body)}")[:200]
         if recent:
-            self.failures.take(body)
-            if kind == "crashed" and len(self.crashed) < MAX_ACTORS:
-                self.crashed.add(_name(body))
-            if text := sentence(body) or self._recovery(body):
+            self.failures.take(event)
+            if kind == "crashed" and _has_room(self.crashed, event):
+                self.crashed.add(event.sender)
+            if text := sentence(event) or self._recovery(event):
                 self.events.append(text)
 
-    def _recovery(self, body: dict[str, Any]) -> str:
+    def _recovery(self, event: LogMessage) -> str:
         """Describe the first start of an actor after its crash; empty for other events."""
-        if body["kind"] == "ready" and _name(body) in self.crashed:
-            self.crashed.discard(_name(body))
-            return printable(f"{_name(body)} recovered, {_finite(body.get('seconds', 0)):.1f} s after its restart")
+        if event.kind == "ready" and event.sender in self.crashed:
+            self.crashed.discard(event.sender)
+            return f"{event.sender} recovered, {_finite(event.body.get('seconds', 0)):.1f} s after its restart"
         return ""
 
     def _evaluated(self, version: Any, reward: Any) -> None:
         if 0 <= int(version) <= (self.steps or MAX_STEPS):
             self.evals[int(version)] = _finite(reward)
 
-    def _metric(self, body: dict[str, Any], *, recent: bool) -> None:
-        if body.get("kind") == "supervision":
+    def _metric(self, message: LogMessage, *, recent: bool) -> None:
+        kind, body = message.kind, message.body
+        if kind == "supervision":
             restarts = body["restarts"]
-            if recent and isinstance(restarts, dict) and len(self.supervised) < MAX_ACTORS:
-                self.supervised[_name(body)] = {name[:80]: int(n) for name, n in [*restarts.items()][:MAX_ACTORS]}
+            if recent and isinstance(restarts, dict) and _has_room(self.supervised, message):
+                counted = [*restarts.items()][:MAX_ACTORS]
+                self.supervised[message.sender] = {printable(name[:80]): int(n) for name, n in counted}
             return
-        if body.get("kind") == "run":
+        if kind == "run":
             self.steps = max(0, min(int(body["steps"]), MAX_STEPS))
             return
-        if body.get("kind") == "step":
+        if kind == "step":
             step, reward, at = int(body["step"]), _finite(body["reward"]), _finite(body["time"])
             if 0 <= step < (self.steps or MAX_STEPS):
                 self.step, self.reward = step + 1, reward
@@ -127,10 +129,11 @@ class Progress:
                 self.training = {name: f"{_finite(body[name]):.4g}" for name in TRAINING if name in body}
                 self.step_times.append((at, self.step))
             return
-        self.last_seen[_name(body)] = time.monotonic()
-        if body.get("role") == "prompts":
+        if _has_room(self.last_seen, message):
+            self.last_seen[message.sender] = time.monotonic()
+        if message.role == "prompts" and not kind:
             self.ledger = {name: _short(body.get(name, 0)) for name in (*ROWS, "lead")}
-        if "eval_version" in body:
+        if message.role == "evaluator" and "eval_version" in body:
             self._evaluated(body["eval_version"], body["eval_reward"])
 
     @property
@@ -180,8 +183,11 @@ class Progress:
         )
 
 
-def _name(body: dict[str, Any]) -> str:
-    return f"{body.get('role')}.{body.get('n')}"[:80]
+def _has_room(known: Collection[str], message: LogMessage) -> bool:
+    """Whether the sender of a message is known, or one of the first `MAX_ACTORS` of its role."""
+    if message.sender in known:
+        return True
+    return sum(name.rpartition(".")[0] == message.role for name in known) < MAX_ACTORS
 
 
 def _finite(value: Any) -> float:
@@ -193,4 +199,4 @@ def _finite(value: Any) -> float:
 
 
 def _short(value: Any) -> str:
-    return str(value)[:20]
+    return printable(str(value)[:20])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -13,35 +12,38 @@ from relax_actors.config import Config
 from relax_actors.config.simulate import Distribution
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import connected
+from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.simulation.durations import with_values
 
 QUANTILES = 101
+MAX_SECONDS = 1e9
 WARMUP_SHARE = 0.1
 """Share of the recorded values that is left out at the start of a run."""
 
 
-def read_metrics(table: Table, role: str, kind: str | None = None) -> list[dict[str, Any]]:
-    """Return the metrics of one kind that the actors of a role published, in order.
+def read_metrics(table: Table, role: str, kind: str = "") -> list[dict[str, Any]]:
+    """Return the metrics of one kind that the actors of a role published, in order; false claims are left out.
 
     Args:
         table: table of the run.
         role: role of the actors.
-        kind: field `kind` of the metrics; None for the metrics about an actor itself.
+        kind: field `kind` of the metrics; empty for the metrics about an actor itself.
     """
 
-    async def read() -> list[dict[str, Any]]:
+    async def read() -> list[LogMessage | None]:
         follower = OrderedConsumer(table.connection, table.subjects.log_stream, [table.subjects.metric(role, "*")])
-        found: list[dict[str, Any]] = []
+        found: list[LogMessage | None] = []
         try:
             async for messages in follower.batches(tick=0.5):
-                found += [json.loads(message.data) for message in messages]
+                found += [LogMessage.parse(message.subject, message.data) for message in messages]
                 if follower.drained or (messages and messages[-1].metadata.num_pending == 0):
                     break
         finally:
             await follower.close()
         return found
 
-    return [body for body in table.connection.call(read(), CALL_DEADLINE) if body.get("kind") == kind]
+    read_all = table.connection.call(read(), CALL_DEADLINE)
+    return [metric.body for metric in read_all if metric is not None and metric.kind == kind and not metric.claim]
 
 
 def with_recorded(config: Config) -> Config:
@@ -69,7 +71,8 @@ def with_recorded(config: Config) -> Config:
 
 def _quantiles(run: str, role: str, kind: str, name: str) -> Distribution:
     with connected(run) as at:
-        found = [float(body[name]) for body in read_metrics(at.table, role, kind) if body.get(name)]
+        values = (body.get(name) for body in read_metrics(at.table, role, kind))
+        found = [float(value) for value in values if isinstance(value, int | float) and 0 < value < MAX_SECONDS]
     found = found[int(WARMUP_SHARE * len(found)) :]
     if not found:
         msg = f"run {run} has no metric {name} of kind {kind!r} of role {role}; record it again with this version"

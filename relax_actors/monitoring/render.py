@@ -16,11 +16,6 @@ SHOWN = 8
 """Elements of an array that are printed."""
 
 
-def printable(text: str) -> str:
-    """Replace control characters, so that text of other clients cannot steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-
-
 def readable(data: bytes) -> str:
     """Format a message as one line: JSON as it is; a cell as its type, author and fields."""
     if data[:1] in (b"{", b"["):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.markup import escape
+from rich.text import Text
 from rich.tree import Tree
 
 from relax_actors.config import Config
 from relax_actors.monitoring.connection import Connected
 from relax_actors.monitoring.leases import activity, age, children_of, number
+from relax_actors.printable import printable
 from relax_actors.roles import replicas, role_names
 from relax_actors.supervision.absence import needed_roles, present_roles
 
@@ -25,28 +26,28 @@ def supervision_tree(at: Connected) -> Tree:
     forged = at.table.connection.call(at.state.forged_leases(), 10)
     root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
     if at.config.broker.url is None:
-        root.add(f"broker, embedded {_state(roots.get('0', {}).get('broker') if at.live else None)}")
+        root.add(_with_state("broker, embedded", roots.get("0", {}).get("broker") if at.live else None))
     else:
-        root.add(escape(f"broker {at.table.connection.address.url}"))
+        root.add(printable(f"broker {at.table.connection.address.url}"))
     for n in nodes or ["0"]:
         state = roots.get(n, {}).get("node") if at.live else None
         _add_actors(_add_node(root, n, nodes.get(n, {}), state), at.config, nodes.get(n, {}), leases)
     for name, why in sorted(forged.items())[:MAX_FORGED]:
-        root.add(f"[red]{escape(f'entry lease.{name[:80]} is no lease and is ignored: {why}')}[/]")
+        root.add(Text(printable(f"entry lease.{name[:80]} is no lease and is ignored: {why}"), "red"))
     if nodes:
         present = present_roles(nodes.values())
         for role, what in needed_roles(at.config).items():
             if role not in present:
-                root.add(f"[red]{escape(f'{role} has no actor on any node: {what}')}[/]")
+                root.add(Text(printable(f"{role} has no actor on any node: {what}"), "red"))
     return root
 
 
 def _add_node(root: Tree, n: str, node: dict[str, Any], state: Any) -> Tree:
     name = ("node" if n == "0" else f"node {n}") + (f" {str(node['name'])[:80]}" if "name" in node else "")
-    lease = escape(f", lease for {age(node)}") if node else ", [red]no lease[/]"
-    branch = root.add(f"{escape(name)} {_state(state)}{lease}")
+    lease = Text(f", lease for {age(node)}") if node else Text.assemble(", ", ("no lease", "red"))
+    branch = root.add(_with_state(name, state).append_text(lease))
     if not node or node.get("zygote") is not None:
-        branch.add(f"zygote {_state(node.get('zygote'))}")
+        branch.add(_with_state("zygote", node.get("zygote")))
     return branch
 
 
@@ -58,8 +59,8 @@ def _add_actors(branch: Tree, config: Config, node: dict[str, Any], leases: dict
     for child in names:
         role = child.rpartition(".")[0]
         if role not in pools:
-            pools[role] = branch.add(escape(f"{role[:80]}, one_for_one"))
-        pools[role].add(f"{escape(child[:90])} {_state(states.get(child))}{_incarnation(leases.get(child))}")
+            pools[role] = branch.add(printable(f"{role[:80]}, one_for_one"))
+        pools[role].add(_with_state(child[:90], states.get(child)).append(_incarnation(leases.get(child))))
 
 
 def _order(name: str) -> tuple[str, int]:
@@ -67,16 +68,18 @@ def _order(name: str) -> tuple[str, int]:
     return role, int(n) if n.isdigit() else -1
 
 
-def _state(state: Any) -> str:
+def _with_state(name: str, state: Any) -> Text:
+    """Return the name of a process, and its state as its supervisor reports it."""
     if not isinstance(state, dict):
-        return "[red]unknown[/]"
+        return Text.assemble(printable(name), " ", ("unknown", "red"))
     restarts = int(number(state.get("restarts"), 0))
     pid = f", pid {str(state['pid'])[:20]}" if state.get("pid") else ""
-    return escape(f"{str(state.get('phase'))[:20]} for {age(state)}, {restarts} restarts{pid}")
+    phase = str(state.get("phase"))[:20]
+    return Text(printable(f"{name} {phase} for {age(state)}, {restarts} restarts{pid}"))
 
 
 def _incarnation(lease: dict[str, Any] | None) -> str:
     if lease is None:
         return ""
     incarnation = str(lease.get("incarnation"))[:20]
-    return escape(f", incarnation {incarnation}, up {age(lease)}: {activity(lease)}")
+    return printable(f", incarnation {incarnation}, up {age(lease)}: {activity(lease)}")

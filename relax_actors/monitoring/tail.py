@@ -11,7 +11,8 @@ from broker.ordered_consumer import OrderedConsumer
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Connected, connected
-from relax_actors.monitoring.render import printable, readable
+from relax_actors.monitoring.render import readable
+from relax_actors.printable import printable
 
 FOREVER = 1e9
 TICK = 1.0

@@ -12,16 +12,18 @@ import time
 from typing import Self
 
 from nats.aio.msg import Msg
-from rich.console import Console
 from rich.live import Live
 
 from broker.address import Address
 from broker.connection import Connection
 from broker.subjects import Subjects
 from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.progress import Progress
-from relax_actors.monitoring.sinks import LogMessage, Sink
+from relax_actors.monitoring.screen import Screen
+from relax_actors.monitoring.sinks import Sink
 from relax_actors.runtime import logs
+from relax_actors.runtime.journal import MAX_BYTES
 
 LINE_SECONDS = 5.0
 DRAW_SECONDS = 0.25
@@ -40,7 +42,7 @@ def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> N
         count: return after this many messages; 0 for no limit.
     """
     logs.configure()
-    console = Console()
+    console = Screen()
     progress = Progress(run, 0)
     halt = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -50,7 +52,7 @@ def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> N
 
     async def subscribe() -> None:
         async def on_message(message: Msg) -> None:
-            if received.qsize() < MAX_BACKLOG:
+            if received.qsize() < MAX_BACKLOG and len(message.data) <= MAX_BYTES:
                 received.put(message)
 
         for subject in Subjects(run).log_subjects():
@@ -72,7 +74,7 @@ def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> N
 class _Display:
     """Live view on a terminal; elsewhere a plain line every `LINE_SECONDS`, and one at the end."""
 
-    def __init__(self, console: Console, progress: Progress) -> None:
+    def __init__(self, console: Screen, progress: Progress) -> None:
         self._console, self._progress = console, progress
         self._live = Live(LiveView(progress), console=console, refresh_per_second=4) if console.is_terminal else None
         self._printed = time.monotonic() - LINE_SECONDS
@@ -86,6 +88,7 @@ class _Display:
         if self._live is not None:
             self._live.stop()
         else:
+            self._print_failures(float("inf"))
             self._print("; finished" if self._progress.finished else "")
 
     def update(self) -> None:
@@ -93,14 +96,17 @@ class _Display:
         if self._live is not None:
             self._live.refresh()
             return
-        for line in self._progress.failures.due(time.monotonic()):
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._print_failures(time.monotonic())
         if time.monotonic() - self._printed > LINE_SECONDS:
             self._print()
             self._printed = time.monotonic()
 
+    def _print_failures(self, now: float) -> None:
+        for line in self._progress.failures.due(now):
+            self._console.show(line)
+
     def _print(self, suffix: str = "") -> None:
-        self._console.print(self._progress.line() + suffix, highlight=False, soft_wrap=True)
+        self._console.show(self._progress.line() + suffix)
 
 
 def _process(received: queue.SimpleQueue[Msg], progress: Progress, sinks: list[Sink]) -> int:
@@ -112,8 +118,9 @@ def _process(received: queue.SimpleQueue[Msg], progress: Progress, sinks: list[S
         except queue.Empty:
             break
         taken += 1
-        progress.take(message.subject, message.data)
-        if (parsed := LogMessage.parse(message.subject, message.data)) is not None:
-            for sink in sinks:
-                sink.take(parsed)
+        if (parsed := LogMessage.parse(message.subject, message.data)) is None:
+            continue
+        progress.take(parsed)
+        for sink in [] if parsed.claim else sinks:
+            sink.take(parsed)
     return taken

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import json
 import threading
 import time
 from dataclasses import replace
 
 import nats.errors
 import structlog
-from nats.aio.msg import Msg
-from rich.console import Console
 from rich.live import Live
 
 from broker.connection import Connection
@@ -27,9 +24,12 @@ from relax_actors.config import Config
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
 from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.phases import Phases, process_start
 from relax_actors.monitoring.progress import Progress
+from relax_actors.monitoring.screen import Screen
 from relax_actors.monitoring.summary import Curves, Summary, summarise
+from relax_actors.printable import printable
 from relax_actors.runtime.journal import Journal
 from relax_actors.supervision.absence import RoleAbsence, needed_roles, present_roles
 from relax_actors.supervision.root import Root
@@ -56,7 +56,7 @@ class Watcher(threading.Thread):
         lines: without a live view, print a line every `LINE_SECONDS`.
     """
 
-    def __init__(self, root: Root, console: Console, *, live: bool, lines: bool) -> None:
+    def __init__(self, root: Root, console: Screen, *, live: bool, lines: bool) -> None:
         super().__init__(name="watcher", daemon=True)
         self.progress = Progress(root.config.run.name, root.config.run.steps)
         self.finished = False
@@ -140,12 +140,12 @@ class Watcher(threading.Thread):
         self._print_failures(now)
         if now - printed <= LINE_SECONDS:
             return printed
-        self._console.print(self.progress.line(), highlight=False, markup=False, soft_wrap=True)
+        self._console.show(self.progress.line())
         return now
 
     def _print_failures(self, now: float) -> None:
         for line in self.progress.failures.due(now):
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.show(line)
 
     def _finish(self, state: RunState, table: Table) -> None:
         """Read the result, and publish that the run is finished, so that other nodes end too."""
@@ -172,17 +172,16 @@ class Watcher(threading.Thread):
             for message in messages:
                 sequence = message.metadata.sequence
                 recent = sequence is None or sequence.stream > (self._history or 0)
-                self.progress.take(message.subject, message.data, recent=recent)
-                self._phases.take(message.subject, message.data)
-                if recent and message.subject.endswith(".all_rows_failed"):
-                    self._stop_for(message)
+                if (found := LogMessage.parse(message.subject, message.data)) is not None:
+                    self._take(found, recent=recent)
 
-    def _stop_for(self, message: Msg) -> None:
-        """Stop the run because all first rows failed in an actor, which may belong to another machine's node."""
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            body = json.loads(message.data)
-            actor = f"{body['role']}.{body['n']}"
-            self.failure = Failure(actor, str(body["error"]), str(body["traceback"]))
+    def _take(self, message: LogMessage, *, recent: bool) -> None:
+        """Update the views; stop if all first rows failed in an actor, which may belong to another machine's node."""
+        self.progress.take(message, recent=recent)
+        self._phases.take(message)
+        if recent and message.is_event and message.kind == "all_rows_failed" and not message.claim:
+            error, trace = message.body.get("error"), message.body.get("traceback")
+            self.failure = Failure(message.sender, printable(error), str(trace or ""))
 
 
 class _Check(threading.Thread):

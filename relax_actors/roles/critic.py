@@ -17,7 +17,7 @@ from broker.codec import Array
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.config import Config
-from relax_actors.engines.backends import build_critic
+from relax_actors.engines.torch.backend import build_critic
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, CriticVersion, Quarantined, RowCounts, Trajectory, Weights
 from relax_actors.registry.role_spec import RoleSpec
@@ -117,7 +117,7 @@ class Critic(StatefulRole):
         self._checkpoints.finish()
 
     def _observe(self, cell_id: CellId, cell: Cell) -> Checkpoint | None:
-        """Record a cell; return a well-formed checkpoint of the critic; the trainer removes malformed cells."""
+        """Record a cell; return a well-formed checkpoint of the critic. The trainer removes malformed cells."""
         if cell_id.kind == "group":
             if cell_id.field == "trajectory":
                 self._waiting.setdefault(cell_id.step, set()).add(cell_id.index)

@@ -24,7 +24,7 @@ from relax_actors.messages import Batch, Checkpoint, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.registry import role_names
 from relax_actors.runtime import StatefulRole
-from relax_actors.runtime.cells import Numbered, is_oversized, observe, put_own
+from relax_actors.runtime.cells import KINDS, Numbered, is_oversized, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.collection import TrainedRows
@@ -111,7 +111,7 @@ class Trainer(StatefulRole):
         """Return the columns that make a row ready or end it, and the trainer's numbered cells."""
         subjects, required = Subjects(config.run.name), ("advantage", *columns_to_train(config))
         columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *required)]
-        critic = ("critic_checkpoint",) if config.critic is not None else ()
+        critic = ("critic", "critic_checkpoint") if config.critic is not None else ()
         return columns + [subjects.numbered(kind, "*") for kind in (*cls.spec.numbered, *critic)]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -177,7 +177,7 @@ class Trainer(StatefulRole):
     def _observe(self, cell_id: CellId, cell: Cell) -> Numbered | None:
         """Record a cell; return the value of a well-formed numbered cell."""
         value = observe(self._ledger, self.context, cell_id, cell)
-        if is_oversized(cell_id, cell) or (value is None and cell_id.kind in self.spec.numbered):
+        if is_oversized(cell_id, cell) or (value is None and cell_id.kind in KINDS):
             self._malformed.append(cell)
         if isinstance(value, Weights):
             self._published[value.version] = value.fingerprint

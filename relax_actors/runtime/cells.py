@@ -75,6 +75,15 @@ def is_oversized(cell_id: CellId, cell: Cell) -> bool:
     return cell_id.field in ("dropped", "quarantined") and len(cell.data) > MAX_END_BYTES
 
 
+def remove_or_wait(context: Context, cell: Cell) -> None:
+    """Remove a cell that takes the place of another; only the trainer may, other roles wait a moment for it."""
+    if context.role == "trainer":
+        context.table.remove([cell])
+    else:
+        time.sleep(REMOVAL_SECONDS)
+        context.progress()
+
+
 def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
     """Fetch a numbered cell that the role owns; a malformed one is reported in an event and removed by the trainer."""
     table = context.table
@@ -85,17 +94,8 @@ def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
         return table.read(cell.data, expected, subject=subject)
     except CodecError as error:
         context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
-        remove_own(context, cell)
+        remove_or_wait(context, cell)
         return None
-
-
-def remove_own(context: Context, cell: Cell) -> None:
-    """Remove a malformed cell as the trainer; any other role waits a moment, because the trainer removes it."""
-    if context.role == "trainer":
-        context.table.remove([cell])
-    else:
-        time.sleep(REMOVAL_SECONDS)
-        context.progress()
 
 
 def put_own(context: Context, subject: str, value: N) -> N | None:

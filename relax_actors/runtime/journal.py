@@ -94,7 +94,7 @@ class Journal:
 
     def metric(self, values: dict[str, Any]) -> None:
         """Publish measurements of this actor as one message; callable from any thread."""
-        self._publish(self.subjects.metric(self._role, self._n), {"role": self._role, "n": self._n, **values})
+        self._publish(self.subjects.metric(self._role, self._n), {**values, "role": self._role, "n": self._n})
 
     def _publish(self, subject: str, body: dict[str, Any]) -> None:
         at = round(time.time(), 3)

@@ -12,6 +12,7 @@ from typing import TextIO, cast
 
 import structlog
 
+from relax_actors.printable import printable
 from relax_actors.runtime.run_folder import RunFolder
 
 LOG_BYTES = 4 << 20
@@ -65,6 +66,7 @@ def configure(level: int = logging.INFO) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+            lambda _logger, _method, line: printable(line),
         ],
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", BestEffortFile(sys.stderr))),
     )

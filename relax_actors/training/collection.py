@@ -16,7 +16,7 @@ class TrainedRows:
     Args:
         publisher: publishes a version before its checkpoint is written.
         ledger: gives the floor, below which rows are covered.
-        sweep: removes covered rows.
+        sweep: removes the rows that the table no longer needs.
     """
 
     def __init__(self, publisher: Publisher, ledger: Ledger, sweep: Callable[[], object]) -> None:

@@ -6,7 +6,7 @@ from broker.subjects import RowId
 from relax_actors.errors import RelaxError, RowError, StoreError
 from relax_actors.messages import Dropped, DropReason, Quarantined
 from relax_actors.runtime import Context
-from relax_actors.runtime.cells import is_oversized, remove_own
+from relax_actors.runtime.cells import is_oversized, remove_or_wait
 from relax_actors.runtime.first_rows import FLUSH_SECONDS, FirstRows, all_rows_failed, first_rows
 
 
@@ -46,7 +46,7 @@ class RowEndings:
             if existing is not None and not is_oversized(table.subjects.parse(subject), existing):
                 break
             if existing is not None:
-                remove_own(self._context, existing)
+                remove_or_wait(self._context, existing)
         if isinstance(ending, Dropped):
             journal.event("row_dropped", row=str(row), reason=ending.reason, detail=ending.detail)
             return field

@@ -25,7 +25,8 @@ from broker.store import Store
 from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, log_spec, pool_spec, table_spec
 from broker.subjects import RowId, Subjects
 from broker.table import Table
-from relax_actors.cli.credential_files import Settings, make_keys
+from relax_actors.cli.credential_files import make_keys
+from relax_actors.cli.listeners import Settings
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, wait_until
 

@@ -173,4 +173,4 @@ def test_nothing_is_created_on_a_server_that_has_another_run(server: Server, els
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:99999", "nats://:4222", "http://127.0.0.1:4222", "127.0.0.1"])
 def test_invalid_address_is_reported(tmp_path: Path, url: str) -> None:
     done = relax("monitor", RUN, "--broker", url, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, f"relax: broker address {url!r} is invalid; write nats://host:port\n")
+    assert (done.returncode, done.stderr) == (2, f"relax: broker address {url!r} is invalid; write nats://host:port\n")

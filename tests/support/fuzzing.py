@@ -141,7 +141,8 @@ class Fuzzer:
         r = self.random
         role, n = r.choice((*ROLES, "x" * 200, "é")), r.choice(("0", "1", "x"))
         kind = r.choice(("ready", "evaluated", "row_dropped", "suppressed", "row_failed", "x"))
-        body: dict[Any, Any] = {"time": 1e9, "kind": r.choice((kind, "step")), "role": role, "n": 0}
+        body: dict[Any, Any] = {"time": 1e9, "kind": kind, "role": role, "n": int(n.replace("x", "2"))}
+        body |= r.choice(({}, {}, {"kind": "step"}, {"role": "trainer"}))
         names = (
             "step",
             "reward",

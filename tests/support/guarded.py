@@ -11,7 +11,8 @@ from pathlib import Path
 
 from broker.address import Address
 from broker.server import find_binary
-from relax_actors.cli.credential_files import Settings, make_keys
+from relax_actors.cli.credential_files import make_keys
+from relax_actors.cli.listeners import Settings
 from tests.support.running import TINY, wait_until
 
 

@@ -163,7 +163,7 @@ def test_a_sink_of_another_distribution_receives_messages_and_is_closed(installe
         ("prometheus=", "is no NAME=TARGET"),
         ("promotheus=9", "did you mean 'prometheus'"),
         ("prometheus=nowhere:0:0", "give a free port"),
-        ("prometheus=99999", "give a free port"),
+        ("prometheus=99999", "'99999' is no port number; write prometheus=9108, or host:port"),
         ("broken=x", "update or reinstall relax-extra"),
         ("extra_commands:not_callable=x", "is not the class of a sink"),
         ("tensorboard=/dev/null/board", "tensorboard=/dev/null/board: .*; give another target"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli.credential_files import Settings, make_keys
+from relax_actors.cli.credential_files import make_keys
+from relax_actors.cli.listeners import Settings
 from relax_actors.errors import ConfigError
 from tests.support.running import TINY, relax
 

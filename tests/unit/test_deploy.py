@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from broker.server import find_binary
-from relax_actors.cli.credential_files import ROUTE_PORT, Settings, make_keys
+from relax_actors.cli.credential_files import make_keys
+from relax_actors.cli.listeners import ROUTE_PORT, Settings
 from relax_actors.registry.catalog import ROLES
 from tests.support.running import wait_until
 
@@ -25,7 +26,12 @@ SERVERS = ("nats-0.nats", "nats-1.nats", "nats-2.nats")
 
 
 def test_nats_server_accepts_every_configuration_of_a_cluster(tmp_path: Path) -> None:
-    make_keys(DEMO, tmp_path, [], Settings(tls=True, mutual=True, websocket=8443, http=8222, cluster=SERVERS))
+    make_keys(
+        DEMO,
+        tmp_path,
+        [],
+        Settings(tls=True, mutual=True, websocket=8443, http=8222, cluster=SERVERS, origins=("https://a.example:1",)),
+    )
     for name in ("nats-server", *SERVERS):
         command = [str(find_binary()), "-t", "-c", str(tmp_path / "server" / f"{name}.conf")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -38,7 +44,7 @@ def test_cluster_routes_use_tls_exactly_if_configured(tmp_path: Path, *, tls: bo
     settings = Settings(tls=tls, cluster=("localhost", "elsewhere.invalid"), listen=f"127.0.0.1:{client}")
     make_keys(DEMO, tmp_path, [], settings)
     path = tmp_path / "server" / "localhost.conf"
-    path.write_text(path.read_text().replace(f"0.0.0.0:{ROUTE_PORT}", f"127.0.0.1:{route}"))
+    path.write_text(path.read_text().replace(f"127.0.0.1:{ROUTE_PORT}", f"127.0.0.1:{route}"))
     context = None
     if tls:
         own = tmp_path / "server"

@@ -21,6 +21,7 @@ from relax_actors.cli.main import build
 from relax_actors.config import Config, load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.monitoring.progress import Progress
+from tests.support.log_messages import metric
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
@@ -143,7 +144,7 @@ def test_pages_of_the_site_are_in_its_navigation() -> None:
 
 def test_picture_of_the_live_view_loads_no_font(tmp_path: Path) -> None:
     progress = Progress("demo", 10)
-    progress.take("relax.demo.metric.trainer.0", b'{"kind": "step", "step": 3, "reward": 0.5, "time": 1}')
+    progress.take(metric("trainer", kind="step", step=3, reward=0.5, time=1))
     draw = runpy.run_path(str(ROOT / "docs" / "make_pictures.py"))["draw"]
     draw(progress, tmp_path / "picture.svg")
     text = (tmp_path / "picture.svg").read_text().replace("&#160;", " ")

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import json
-from typing import Any
-
 import pytest
-from rich.console import Console
 
-from relax_actors.monitoring.failures import LINE_SECONDS, MAX_KEYS, FailureCounts, sentence
+from relax_actors.monitoring.failures import LINE_SECONDS, MAX_KEYS, MAX_ROLES, FailureCounts, sentence
 from relax_actors.monitoring.live_view import LABELS, LiveView
+from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.progress import TRAINING, Progress
-
-
-def event(kind: str, role: str = "reward", n: int = 0, **fields: Any) -> dict[str, Any]:
-    return {"kind": kind, "role": role, "n": n, **fields}
-
-
-def publish(progress: Progress, body: dict[str, Any], *, recent: bool = True) -> None:
-    subject = f"relax.x.event.{body['role']}.{body['n']}.{body['kind']}"
-    progress.take(subject, json.dumps(body).encode(), recent=recent)
+from relax_actors.monitoring.screen import Screen
+from tests.support.log_messages import event, metric
 
 
 def shown(progress: Progress) -> str:
-    console = Console(file=io.StringIO(), width=120)
-    console.print(LiveView(progress))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    screen = Screen(width=120)
+    with screen.capture() as captured:
+        screen.print(LiveView(progress))
+    return captured.get()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +42,7 @@ def shown(progress: Progress) -> str:
         (event("ready", seconds=1.0), ""),
     ],
 )
-def test_event_is_a_sentence(body: dict[str, Any], text: str) -> None:
+def test_event_is_a_sentence(body: LogMessage, text: str) -> None:
     assert sentence(body) == text
 
 
@@ -81,17 +70,22 @@ def test_crashes_are_counted_by_role() -> None:
 def test_number_of_lines_is_bounded() -> None:
     counts = FailureCounts()
     for i in range(10 * MAX_KEYS):
+        counts.take(event("row_quarantined", "flooding", error=f"Error{i}: why"))
+    for i in range(2 * MAX_ROLES):
         counts.take(event("crashed", f"role{i}", reason="why"))
         counts.take(event("row_quarantined", f"role{i}", error=f"Error{i}: why"))
-    assert len(counts.lines()) <= MAX_KEYS + 2
+    lines = counts.lines()
+    assert len([line for line in lines if line.startswith("flooding")]) == MAX_KEYS + 1
+    assert len(lines) <= MAX_KEYS + 2 * MAX_ROLES + 2
+    assert "role0: 1 rows quarantined: Error0: why" in lines
 
 
 def test_live_view_says_recovered_after_crashed() -> None:
     progress = Progress("x", 10)
-    publish(progress, event("ready", seconds=0.5))
-    publish(progress, event("crashed", reason="killed by SIGKILL"))
-    publish(progress, event("ready", seconds=1.25))
-    publish(progress, event("ready", seconds=1.25))
+    progress.take(event("ready", seconds=0.5))
+    progress.take(event("crashed", reason="killed by SIGKILL"))
+    progress.take(event("ready", seconds=1.25))
+    progress.take(event("ready", seconds=1.25))
     assert list(progress.events) == [
         "reward.0 crashed: killed by SIGKILL; it is restarted",
         "reward.0 recovered, 1.2 s after its restart",
@@ -100,20 +94,19 @@ def test_live_view_says_recovered_after_crashed() -> None:
 
 def test_failures_of_an_earlier_attempt_are_not_shown_again() -> None:
     progress = Progress("x", 10)
-    publish(progress, event("row_quarantined", row="group.0.1", error="ValueError: fixed"), recent=False)
-    publish(progress, event("restarted"), recent=False)
+    progress.take(event("row_quarantined", row="group.0.1", error="ValueError: fixed"), recent=False)
+    progress.take(event("restarted"), recent=False)
     assert (progress.failures.lines(), list(progress.events), progress.actor_restarts) == ([], [], 1)
 
 
 def test_live_view_reads_without_a_glossary() -> None:
     progress = Progress("x", 10)
     step = {"kind": "step", "step": 4, "reward": 0.5, "time": 9.0, "staleness": 1, "grad_norm": 0.25, "loss": 0.5}
-    progress.take("relax.x.metric.trainer.0", json.dumps({"role": "trainer", "n": 0, **step}).encode())
+    progress.take(metric("trainer", **step))
     rows = {"in_flight": 4, "trained": 20, "dropped": 1, "quarantined": 2, "lead": 1}
-    progress.take("relax.x.metric.prompts.0", json.dumps({"role": "prompts", "n": 0, **rows}).encode())
-    supervised = {"kind": "supervision", "role": "node", "n": 0, "restarts": {"reward.0": 2}}
-    progress.take("relax.x.metric.node.0", json.dumps(supervised).encode())
-    publish(progress, event("row_quarantined", row="group.1.2", error="ValueError: no"))
+    progress.take(metric("prompts", **rows))
+    progress.take(metric("node", kind="supervision", restarts={"reward.0": 2}))
+    progress.take(event("row_quarantined", row="group.1.2", error="ValueError: no"))
     text = shown(progress)
     for line in (
         "5 of 10, 0.0 steps/s, time left unknown",
@@ -132,16 +125,19 @@ def test_every_kept_figure_has_a_label() -> None:
 
 
 def test_a_full_table_is_shown_with_who_fills_it_as_what_the_run_waits_for() -> None:
-    strays = {"role": "trainer", "n": 0, "kind": "strays_removed", "cells": 75, "mib": 300, "by": "rollout.0"}
-    assert sentence(strays) == "75 stray cells by rollout.0 removed, 300 MiB"
-    full = {"role": "trainer", "n": 0, "kind": "table_full", "percent": 97, "max_bytes": 1 << 30, "by": "rollout.0"}
+    assert (
+        sentence(event("strays_removed", "trainer", cells=75, mib=300, by="rollout.0"))
+        == "75 stray cells by rollout.0 removed, 300 MiB"
+    )
+    full = {"percent": 97, "max_bytes": 1 << 30}
+    by_rollout = event("table_full", "trainer", **full, by="rollout.0")
     text = "the table is 97 % full of strays by rollout.0; stop it, or rotate its keys"
-    assert sentence(full) == text
-    assert sentence({**full, "by": ""}) == "the table is 97 % full; raise broker.max_bytes"
+    assert sentence(by_rollout) == text
+    assert sentence(event("table_full", "trainer", **full, by="")) == "the table is 97 % full; raise broker.max_bytes"
     progress = Progress("demo", 4)
-    progress.take("relax.demo.event.trainer.0.table_full", json.dumps(full).encode(), recent=False)
+    progress.take(by_rollout, recent=False)
     assert progress.waits_for == ""
-    progress.take("relax.demo.event.trainer.0.table_full", json.dumps(full).encode())
+    progress.take(by_rollout)
     assert progress.waits_for == text
     assert progress.line().endswith(f"; waiting: {text}")
     progress.notice = "the broker does not answer"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from broker.codec import MAX_REFERENCES, decode, decode_fields, encode, open_envelope, plain_value
 from broker.errors import CodecError, StoreError, SubjectError
@@ -22,13 +20,17 @@ from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.config import validate
 from relax_actors.messages import Advantage, Batch, Trajectory
 from relax_actors.monitoring.live_view import LiveView
+from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.render import fields_of, readable
+from relax_actors.monitoring.screen import Screen
+from relax_actors.printable import printable_lines
 from relax_actors.runtime import COLUMNS
 from relax_actors.runtime.cells import KINDS
 from relax_actors.runtime.journal import MAX_ITEMS, MAX_TEXT, RateLimiter, truncate
 from relax_actors.training.validation import RowValidator
 from tests.support.fuzzing import Fuzzer, samples
+from tests.support.log_messages import metric
 
 SEEDS = st.integers(0, 2**32)
 READ_AS = COLUMNS | KINDS
@@ -207,10 +209,12 @@ def test_live_view_survives_any_event_and_metric(seeds: list[int]) -> None:
     progress = Progress("x", 100)
     for seed in seeds:
         message = Fuzzer("x", seed)._log()
-        progress.take(message.subject, message.data)
-    shown = Console(file=io.StringIO(), width=100)
-    shown.print(LiveView(progress))
-    assert "\x1b" not in "".join(progress.events)
+        if (read := LogMessage.parse(message.subject, message.data)) is not None:
+            progress.take(read)
+    screen = Screen(width=100)
+    with screen.capture() as captured:
+        screen.print(LiveView(progress))
+    assert printable_lines(captured.get()) == captured.get()
     assert progress.line().startswith("step ")
     assert 0 <= progress.step <= 100
 
@@ -218,13 +222,11 @@ def test_live_view_survives_any_event_and_metric(seeds: list[int]) -> None:
 def test_live_view_ignores_malformed_metrics() -> None:
     progress = Progress("x", 100)
     good = {"kind": "step", "step": 7, "reward": 0.5, "time": 3.0, "staleness": 1}
-    progress.take("relax.x.metric.trainer.0", json.dumps(good).encode())
+    progress.take(metric("trainer", **good))
     for bad in ({"step": 100}, {"step": -1}, {"reward": float("nan")}, {"time": "x"}, {"reward": 1e300}):
-        progress.take("relax.x.metric.trainer.0", json.dumps(good | bad).encode())
-    progress.take("relax.x.metric.node.0", b'{"kind": "supervision", "role": "node", "n": 0, "restarts": {"a.0": 1}}')
-    for restarts in (b"[1]", b'{"a.0": "many"}', b"3"):
-        body = b'{"kind": "supervision", "role": "node", "n": 0, "restarts": %s}' % restarts
-        progress.take("relax.x.metric.node.0", body)
+        progress.take(metric("trainer", **(good | bad)))
+    for restarts in ({"a.0": 1}, [1], {"a.0": "many"}, 3):
+        progress.take(metric("node", kind="supervision", restarts=restarts))
     assert (progress.step, progress.reward, progress.restarts) == (8, 0.5, 1)
     assert "staleness 1" in progress.line()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from relax_actors.cli.foreground import Request
 from relax_actors.config import load_config
 from relax_actors.config.masking import masked
 from relax_actors.monitoring.phases import Phases
+from tests.support.log_messages import log_message, metric
 from tests.support.running import TINY
 
 
@@ -97,18 +97,18 @@ def test_phases_ignore_messages_of_earlier_starts_and_malformed_ones() -> None:
     phases = Phases(100.0, ["trainer.0", "rollout.0"])
 
     def event(actor: str, at: float) -> None:
-        phases.take(f"relax.r.event.{actor}.ready", json.dumps({"kind": "ready", "time": at}).encode())
+        phases.take(log_message(f"event.{actor}.ready", {"kind": "ready", "time": at}))
 
     def step(at: float) -> None:
-        phases.take("relax.r.metric.trainer.0", json.dumps({"kind": "step", "time": at}).encode())
+        phases.take(metric("trainer", kind="step", time=at))
 
     event("trainer.0", 99.0)
     step(99.5)
     event("rollout.0", 103.0)
     assert (phases.seconds_to_ready, phases.seconds_to_first_step) == (None, None)
-    phases.take("relax.r.event.trainer.0.ready", b"no json")
-    phases.take("relax.r.event.trainer.0.ready", b"[]")
-    phases.take("relax", b"{}")
+    phases.take(log_message("event.trainer.0.ready", {"time": "soon"}))
+    phases.take(log_message("event.rollout.0.ready", {"time": 101.0, "role": "trainer"}))
+    phases.take(metric("rollout", kind="step", time=101.0))
     event("trainer.0", 102.0)
     event("rollout.0", 120.0)
     step(104.5)

@@ -1,4 +1,4 @@
-"""Backends named "torch": of the trainer (`trainer.backend`) and of scoring roles (`backend`)."""
+"""Backends named "torch": of the trainer (`trainer.backend`), of scoring roles (`backend`) and of the critic."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relax_actors.config import Config
+from relax_actors.config.training import CriticSection
 from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
+from relax_actors.engines.protocols.critic import CriticEngine
 from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.runtime import Context
 
@@ -46,3 +48,16 @@ class TorchScoringBackend:
         del setting
         check_architecture(config, model)
         yield from ()
+
+
+def build_critic(config: Config, settings: CriticSection) -> CriticEngine:
+    """Build the critic, in its actor's process.
+
+    Raises:
+        ConfigError: the model cannot be built.
+    """
+    from relax_actors.engines.torch.critic import TorchCritic  # noqa: PLC0415 only a process that trains needs torch
+    from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
+
+    configure_torch(config.run)
+    return TorchCritic(config, settings)

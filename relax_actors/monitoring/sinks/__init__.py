@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from relax_actors.errors import ConfigError
-from relax_actors.monitoring.sinks.base import LogMessage, Sink
+from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.monitoring.sinks.base import Sink
 from relax_actors.registry import Registry
 
 SINKS: Registry[Callable[[str, str], Sink]] = Registry(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections import Counter
 
-from relax_actors.errors import ConfigError
-from relax_actors.monitoring.sinks.base import LogMessage
+from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.monitoring.sinks.metrics_server import MetricsServer
 
-MAX_SERIES = 20_000
-"""Further series are ignored: any client of the broker can publish new names, and memory is bounded."""
+MAX_SERIES, MAX_ROLES = 4000, 64
+"""Series of a role, and roles; further ones are counted and left out, so that memory is bounded and no role crowds out
+another."""
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 Labels = tuple[tuple[str, str], ...]
 Series = tuple[str, Labels]
@@ -19,45 +20,26 @@ Series = tuple[str, Labels]
 class Prometheus:
     """Sink with an HTTP server of its own, which serves `/metrics`.
 
-        relax_step_<name>{run}              measurements of the last optimizer step
-        relax_critic_<name>{run}            measurements of the last step of the critic
-        relax_actor_<name>{run,role,n}      state of an actor, about once a second
-        relax_events_total{run,role,kind}   events received
+        relax_step_<name>{run}                   measurements of the last optimizer step
+        relax_critic_<name>{run}                 measurements of the last step of the critic
+        relax_actor_<name>{run,role,n}           state of an actor, about once a second
+        relax_events_total{run,role,kind}        events received
+        relax_ignored_values_total{run,role}     values left out because the role has too many series
 
     Args:
-        target: `port` or `host:port`; 127.0.0.1 if no host is given.
+        target: `port` or `host:port`; 127.0.0.1 if no host is given. Other addresses than those of the loopback
+            interface are refused unless marked: `public:host:port`.
         run: name of the run; not used.
 
     Raises:
-        ConfigError: the port is invalid or in use.
+        ConfigError: the address is invalid or in use, or public and not marked as such.
     """
 
     def __init__(self, target: str, run: str) -> None:  # noqa: ARG002 the signature of every sink
-        host, _, port = target.rpartition(":")
         self._values: dict[Series, float] = {}
+        self._series: Counter[str] = Counter()
         self._lock = threading.Lock()
-        page = self.page
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                found = self.path.split("?")[0] == "/metrics"
-                body = page().encode() if found else b"see /metrics\n"
-                self.send_response(200 if found else 404)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the library's name
-                pass
-
-        try:
-            self._server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
-        except (OSError, ValueError, OverflowError) as error:
-            msg = f"--sink prometheus={target}: {error}; give a free port, or host:port"
-            raise ConfigError(msg) from error
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True).start()
+        self._server = MetricsServer(target, self.page)
 
     @property
     def port(self) -> int:
@@ -66,24 +48,30 @@ class Prometheus:
 
     def take(self, message: LogMessage) -> None:
         """Store the last value of each series, and count events."""
+        run, role = ("run", message.run), ("role", message.role)
         labels: Labels
         if message.is_event:
-            labels = (("run", message.run), ("role", message.role), ("kind", message.kind))
-            self._set(("relax_events_total", labels), 1.0, add=True)
+            self._set(message, "relax_events_total", (run, role, ("kind", message.kind)), 1.0, add=True)
             return
         if message.kind in ("step", "critic"):
-            prefix, labels = f"relax_{message.kind}", (("run", message.run),)
+            prefix, labels = f"relax_{message.kind}", (run,)
         elif not message.kind:
-            prefix, labels = "relax_actor", (("run", message.run), ("role", message.role), ("n", message.n))
+            prefix, labels = "relax_actor", (run, role, ("n", message.n))
         else:
             return
         for name, value in message.numbers().items():
-            self._set((f"{prefix}_{_INVALID.sub('_', name)[:64]}", labels), value)
+            self._set(message, f"{prefix}_{_INVALID.sub('_', name)}", labels, value)
 
-    def _set(self, series: Series, value: float, *, add: bool = False) -> None:
+    def _set(self, message: LogMessage, name: str, labels: Labels, value: float, *, add: bool = False) -> None:
         with self._lock:
-            if series in self._values or len(self._values) < MAX_SERIES:
-                self._values[series] = value + (self._values.get(series, 0.0) if add else 0.0)
+            series, role = (name, labels), message.role
+            if role not in self._series and len(self._series) >= MAX_ROLES:
+                return
+            if series not in self._values and self._series[role] >= MAX_SERIES:
+                series, value, add = ("relax_ignored_values_total", (("run", message.run), ("role", role))), 1.0, True
+            elif series not in self._values:
+                self._series[role] += 1
+            self._values[series] = value + (self._values.get(series, 0.0) if add else 0.0)
 
     def page(self) -> str:
         """Return all series in the text format of Prometheus."""

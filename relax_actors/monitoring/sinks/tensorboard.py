@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.errors import ConfigError
-from relax_actors.monitoring.sinks.base import LogMessage
+from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.monitoring.sinks.base import KnownNames
 
 
 class TensorBoard:
@@ -31,6 +32,7 @@ class TensorBoard:
             raise ConfigError(msg) from error
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary
+        self._names = KnownNames()
         Path(target).mkdir(parents=True, exist_ok=True)
         self._writer: Any = EventFileWriter(target)
 
@@ -39,7 +41,7 @@ class TensorBoard:
         if (found := message.scalars()) is None:
             return
         step, scalars = found
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in self._names.keep(scalars).items()]
         at = message.body.get("time")
         time = float(at) if isinstance(at, int | float) and abs(at) <= sys.float_info.max else 0.0
         self._writer.add_event(self._event(wall_time=time, step=step, summary=self._summary(value=values)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from relax_actors.errors import ConfigError
-from relax_actors.monitoring.sinks.base import LogMessage
+from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.monitoring.sinks.base import KnownNames
 
 
 class WeightsAndBiases:
@@ -34,6 +35,7 @@ class WeightsAndBiases:
         except wandb.errors.Error as error:
             msg = f"--sink wandb={target}: {error}; run `wandb login`, or set WANDB_MODE=offline"
             raise ConfigError(msg) from error
+        self._names = KnownNames()
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -41,7 +43,7 @@ class WeightsAndBiases:
         """Log the scalars of a step or an evaluation."""
         if (found := message.scalars()) is not None:
             step, scalars = found
-            self._run.log({"step": step, **scalars})
+            self._run.log({"step": step, **self._names.keep(scalars)})
 
     def close(self) -> None:
         """Upload what is buffered, and finish the run."""

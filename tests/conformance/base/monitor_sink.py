@@ -59,7 +59,7 @@ class MonitorSinkConformance:
     def test_steps_and_evaluations_are_written_under_their_names(self, sink: Sink, tmp_path: Path) -> None:
         for n in range(5):
             sink.take(step(n, reward=0.25 * n, loss=0.5))
-        sink.take(message("event.evaluator.0", kind="evaluated", version=3, reward=0.75))
+        sink.take(message("event.evaluator.0.evaluated", kind="evaluated", version=3, reward=0.75))
         found = self.written(sink, tmp_path)
         rewards = [(n, 0.25 * n) for n in range(5)]
         losses = [(n, 0.5) for n in range(5)]
@@ -69,9 +69,9 @@ class MonitorSinkConformance:
             assert found[ours] == values
 
     def test_messages_of_no_interest_are_ignored(self, sink: Sink, tmp_path: Path) -> None:
-        sink.take(message("event.reward.0", kind="ready", seconds=1.5))
+        sink.take(message("event.reward.0.ready", kind="ready", seconds=1.5))
         sink.take(message("metric.trainer.0", kind="generated", seconds=1.5))
-        sink.take(message("event.evaluator.0", kind="evaluated", version=3))
+        sink.take(message("event.evaluator.0.evaluated", kind="evaluated", version=3))
         found = self.written(sink, tmp_path)
         assert not any("seconds" in name or "eval" in name for name in found)
 
@@ -92,6 +92,6 @@ class MonitorSinkConformance:
             if read is not None:
                 sink.take(read)
                 taken += 1
-        assert taken > 50
+        assert taken > 20
         sink.take(step(77, reward=0.5))
         assert (77 if self.keeps_history else -1, 0.5) in self.written(sink, tmp_path)[self.names["step/reward"]]

@@ -1,0 +1,130 @@
+"""Events and metrics of a run, read so that nobody can pose as another.
+
+The broker lets each user publish on its own subjects only, so role, number and kind are those of the subject. A body
+that says something else makes a false claim: it is counted and shown, and counts as nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any, Self
+
+from broker.subjects import NAME
+from relax_actors.printable import printable
+from relax_actors.runtime.journal import MAX_BYTES
+
+MAX_STEP = 1 << 53
+MAX_NAME, MAX_NUMBERS = 64, 256
+"""Length of the name of a measurement, and measurements of one message."""
+EVENT_TOKENS, METRIC_TOKENS = 6, 5
+"""Tokens of `relax.<run>.event.<role>.<n>.<kind>` and of `relax.<run>.metric.<role>.<n>`."""
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+AUTHORS = {
+    "finished": ("run",),
+    "run": ("run",),
+    "step": ("trainer",),
+    "critic": ("critic",),
+    "strays_removed": ("trainer",),
+    "table_full": ("trainer",),
+    "evaluated": ("evaluator",),
+    "supervision": ("node", "root"),
+    "fault": ("chaos",),
+}
+"""Roles that may publish an event or metric of a kind; other kinds may come from every role."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogMessage:
+    """Message of `relax.<run>.event.>` or `relax.<run>.metric.>`.
+
+    Attributes:
+        run: name of the run.
+        role: role of the actor that published it.
+        n: number of the actor.
+        kind: kind of the event or metric: `step` for an optimizer step, empty for an actor's state.
+        body: the JSON object; unchecked.
+        is_event: an event, else a metric.
+        claim: what the body falsely says to be, e.g. `trainer.0`; empty for an honest message.
+    """
+
+    run: str
+    role: str
+    n: str
+    kind: str
+    body: dict[str, Any]
+    is_event: bool
+    claim: str = ""
+
+    @classmethod
+    def parse(cls, subject: str, data: bytes) -> Self | None:
+        """Parse a message; None if it is neither an event nor a metric, or larger than a journal writes."""
+        tokens = subject.split(".")
+        is_event = tokens[2:3] == ["event"]
+        if len(tokens) != (EVENT_TOKENS if is_event else METRIC_TOKENS) or tokens[2] not in ("event", "metric"):
+            return None
+        run, role, n = tokens[1], tokens[3], tokens[4]
+        names = [run, role, *tokens[5:]]
+        if len(data) > MAX_BYTES or not _NUMBER.fullmatch(n) or not all(NAME.fullmatch(name) for name in names):
+            return None
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(body, dict):
+            return None
+        kind = tokens[5] if is_event else _text(body.get("kind", ""))
+        return cls(run, role, n, kind, body, is_event, _claim(role, n, kind, body))
+
+    @property
+    def sender(self) -> str:
+        """Actor that published the message: `<role>.<n>`."""
+        return f"{self.role}.{self.n}"
+
+    def numbers(self) -> dict[str, float]:
+        """Return the finite measurements by name, without fields that identify the message; at most `MAX_NUMBERS`."""
+        skipped = ("time", "n", "kind", "role")
+        found = (
+            (name, float(value))
+            for name, value in self.body.items()
+            if name not in skipped
+            and len(name) <= MAX_NAME
+            and printable(name) == name
+            and isinstance(value, int | float)
+            and abs(value) <= sys.float_info.max
+        )
+        return {name: value for (name, value), _ in zip(found, range(MAX_NUMBERS), strict=False)}
+
+    def scalars(self) -> tuple[int, dict[str, float]] | None:
+        """Return a step and its scalars, for charts over optimizer steps.
+
+        The scalars of a step are `step/<name>`; of the critic, `critic/<name>`; of the evaluation of a version,
+        `eval/reward`. None for any other message.
+        """
+        numbers = self.numbers()
+        if any(abs(numbers.get(name, 0.0)) >= MAX_STEP for name in ("step", "version")):
+            return None
+        if self.kind in ("step", "critic") and not self.is_event and "step" in numbers:
+            step = int(numbers.pop("step"))
+            return step, {f"{self.kind}/{name}": value for name, value in numbers.items()}
+        if self.kind == "evaluated" and self.is_event and {"version", "reward"} <= numbers.keys():
+            return int(numbers["version"]), {"eval/reward": numbers["reward"]}
+        return None
+
+
+def _claim(role: str, n: str, kind: str, body: dict[str, Any]) -> str:
+    """Return what a body falsely says to be; empty if it agrees with its subject and its role may publish its kind."""
+    said_role, said_n, said_kind = (_text(body.get(*field)) for field in (("role", role), ("n", n), ("kind", kind)))
+    if (said_role, said_n) != (role, n):
+        return printable(f"{said_role}.{said_n}")
+    for name in (kind, said_kind):
+        if role not in (authors := AUTHORS.get(name, (role,))):
+            return f"{authors[0]}.0"
+    return "" if said_kind == kind else printable(f"{role}.{n}.{said_kind}")
+
+
+def _text(value: object) -> str:
+    """Return the text of a field that should be a name or a number; of another value, its type."""
+    return str(value)[:MAX_NAME] if isinstance(value, str | int | float) else type(value).__name__
