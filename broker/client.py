@@ -17,6 +17,7 @@ log = structlog.get_logger()
 MAX_HEADER_BYTES = 4 << 10
 """Longest headers that are read; those of the server and of this project are shorter. nats-py takes seconds to parse
 the longest that a server accepts."""
+_REVOKED = ("authorization violation", "authentication revoked")
 ASKS_FOR_NONE = "asks for no credentials, so it is not the broker"
 
 
@@ -32,6 +33,9 @@ class Client(nats.aio.client.Client):
     """NATS client that survives subjects and headers that are not UTF-8.
 
     Any publisher can send them, and nats-py would close the connection.
+    A connected client whose credentials are revoked signs in again, as soon as the file has newer credentials;
+    nats-py would close the connection.
+
     With TLS configured it refuses a server without TLS, and with credentials a server that asks for none, because that
     is another server at the same address.
     """
@@ -74,6 +78,13 @@ class Client(nats.aio.client.Client):
         if initial_connection and self._user_credentials is not None and not info.get("auth_required"):
             raise nats.errors.Error(ASKS_FOR_NONE)
         await super()._process_info(info, initial_connection)
+
+    async def _process_err(self, err_msg: str) -> None:
+        if self.is_connected and any(text in err_msg.lower() for text in _REVOKED):
+            log.warning("credentials_revoked", error=err_msg)
+            await self._process_op_err(nats.errors.AuthorizationError())
+            return
+        await super()._process_err(err_msg)
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None

@@ -53,7 +53,7 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
     folder = folder.resolve()
     private, server = folder / "private", folder / "server"
     prepare_folders(folder, names, config.run.name, replace_run=settings.replace)
-    authority = _authority(private / "keys.json", renew=settings.renew)
+    authority = _authority(private / "keys.json", rotate=settings.rotate)
     expires = None if settings.days is None else time.time() + settings.days * DAY
     for user in names:
         account = None if user == OPERATOR else authority.account_of(user)
@@ -76,8 +76,10 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
             write_private(server / f"{name}.conf", text)
     scheme, host = "tls" if settings.tls else "nats", settings.host if settings.is_loopback else "HOST"
     url = f"{scheme}://{host}:{settings.listen.rpartition(':')[2]}"
+    reload = f"to refuse the credentials before: have each server reload {server}/auth.conf, kill -HUP PID"
     return [
         f"credentials of {', '.join(names)}: {folder}/<user>/{CREDENTIALS_FILE}",
+        *([reload] if settings.rotate else []),
         f"the server: nats-server -c {server}/nats-server.conf",
         f"the run: relax up {run} broker.url={url} broker.credentials={folder}",
         *(["for clients on other machines: add --listen 0.0.0.0:4222"] if settings.is_loopback else []),
@@ -120,9 +122,9 @@ def _config_of(run: str, overrides: list[str]) -> Config:
     return find(run).load_config()
 
 
-def _authority(path: Path, *, renew: bool) -> OperatorKeys:
+def _authority(path: Path, *, rotate: bool) -> OperatorKeys:
     known = OperatorKeys.load(path) if path.exists() else None
-    if known is None or renew:
+    if known is None or rotate:
         # One second back: times are whole seconds, and credentials issued in this second must be valid.
         known = OperatorKeys.new() if known is None else replace(known, revoked=int(time.time()) - 1)
         known.save(path)

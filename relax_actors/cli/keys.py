@@ -24,7 +24,9 @@ def keys(
         list[str] | None, typer.Option(help="Name or address of the server in its certificate; may be repeated.")
     ] = None,
     days: Annotated[float | None, typer.Option(help="Days until the credentials expire.")] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="Revoke all credentials created before.")] = False,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Revoke all credentials created before; the run may be up.")
+    ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the credentials of another run in DIR, which must be over.")
     ] = False,
@@ -59,7 +61,7 @@ def keys(
         mutual=mutual,
         hosts=tuple(host or ()),
         days=days,
-        renew=renew,
+        rotate=rotate,
         replace=replace,
         listen=listen,
         websocket=websocket,

@@ -29,7 +29,7 @@ class Settings:
         mutual: create a certificate for each user too, which the server requires; needs `tls`.
         hosts: names or addresses of the server in its certificate, besides the default ones.
         days: days until the credentials expire; None for never.
-        renew: revoke all credentials created before.
+        rotate: revoke all credentials created before.
         replace: replace the credentials of another run.
         listen: address that the server listens on.
         websocket: port for WebSocket clients.
@@ -46,7 +46,7 @@ class Settings:
     mutual: bool = False
     hosts: tuple[str, ...] = ()
     days: float | None = None
-    renew: bool = False
+    rotate: bool = False
     replace: bool = False
     listen: str = "127.0.0.1:4222"
     websocket: int | None = None

@@ -13,13 +13,14 @@ from nats.js.errors import NotFoundError
 
 from broker.codec import encode
 from broker.connection import Connection
+from broker.permissions import OPERATOR
 from broker.pull import PullSubscription
 from broker.store import Store
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import Config, load_config
 from relax_actors.messages import Weights
-from relax_actors.roles.permissions import OPERATOR, permissions, users
+from relax_actors.roles.permissions import permissions, users
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, wait_until

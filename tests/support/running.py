@@ -123,7 +123,7 @@ class Run:
 
             def connect() -> Connection | None:
                 try:
-                    return Connection(Address.load(self.folder.address), "test", deadline=2.0)
+                    return Connection(Address.load(self.folder.address).for_user("operator"), "test", deadline=2.0)
                 except BrokerError:
                     return None
 
