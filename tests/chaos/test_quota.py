@@ -106,7 +106,7 @@ def test_flooded_run_ends_with_the_same_weights_and_no_strays(make_run: MakeRun)
         assert ledger.violations() == []
         left = at.table.list_subjects("relax.flooded.*.*.*.*")
         assert [subject for subject in left if int(subject.split(".")[3]) < ledger.floor] == []
-        assert len(left) <= 2 * ROWS * 6
+        assert len(left) <= 2 * ROWS * 6, left
     story = story_of(run)
     removed = story.of("strays_removed")
     assert {event["by"] for event in removed} == {"rollout.0"}
