@@ -105,7 +105,7 @@ def removal(cells: Collection[CellId], first: Collection[CellId] | None, extent:
             strays.append(cell)
     finished = _finished_evaluations(cells, extent)
     below = [cell for cell in cells if cell.kind == "group" and cell.step < extent.floor]
-    over = _below_floor(below, rows.prompts) if rows is not None else []
+    over = _below_floor(below, rows.prompts, extent.rows * STRAY_REFILLS) if rows is not None else []
     wanted = dict.fromkeys([*(f"{name}.>" for name in finished), *over, *filters])
     return Removal(tuple(wanted), tuple(strays), tuple(finished))
 
@@ -148,9 +148,13 @@ def _finished_evaluations(cells: Iterable[CellId], extent: Extent) -> list[str]:
     return [f"eval.{v}" for v in sorted(present & extent.results - {max(extent.results, default=-1)})]
 
 
-def _below_floor(below: list[CellId], prompts: set[RowId]) -> list[str]:
-    """Return filters for the cells below the floor, except those of quarantined rows."""
+def _below_floor(below: list[CellId], prompts: set[RowId], first_stray: int) -> list[str]:
+    """Return filters for the cells below the floor, except those of quarantined rows.
+
+    Without a prompt, rows from index `first_stray` on are strays.
+    """
     quarantined = {cell.row for cell in below if cell.field == "quarantined"}
+    quarantined = {row for row in quarantined if row in prompts or row.index < first_stray}
     unprompted = quarantined - prompts
     if len(unprompted) > MAX_KEPT_WITHOUT_PROMPT:
         quarantined -= unprompted

@@ -15,13 +15,13 @@ from broker.codec import MAX_CELL_BYTES, encode
 from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.leases import RunState
+from broker.permissions import OPERATOR
 from broker.store import Store
 from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.messages import Weights
-from relax_actors.roles.permissions import OPERATOR
 from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.training.collector import Collector
 from tests.support.contexts import context_of
