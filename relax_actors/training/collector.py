@@ -91,7 +91,8 @@ class Collector:
             todo = removal(found, first, extent)
             culprits = self._writers(todo.strays)
             prefix = table.subjects.prefix
-            table.purge([*malformed, *(f"{prefix}.{name}" for name in todo.filters)], before=before.last + 1)
+            table.purge((f"{prefix}.{name}" for name in todo.filters), before=before.last + 1)
+            table.remove_subjects(malformed, before=before.last + 1)
             if first is not None:
                 self._remove_files(todo, first, extent)
             self._swept = table.fill()

@@ -124,6 +124,21 @@ def test_a_full_table_takes_the_trainers_cells_after_one_sweep(
         assert event["by"].startswith("rollout.0")
 
 
+def test_a_subject_with_wildcards_takes_no_cell_with_it(
+    guarded: Guarded, collector: Collector, tmp_path: Path
+) -> None:
+    """The server stores what is published on a filter, and a purge of that subject would remove all that it matches."""
+    wild = [f"{SUBJECTS.prefix}.group.{row}.trajectory" for row in ("*.*", "*.0", "0.*", ">.0", "0.>", ">.>", "*.>")]
+    own = [SUBJECTS.cell(row, "trajectory") for row in ADMITTED]
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        cell = encode(samples()["trajectory"], "rollout.0#1")
+        for subjects in (wild[:2], own, wild[2:]):
+            assert flood(rollout, subjects, cell) == len(subjects)
+        collector.sweep()
+        left = table_of(rollout, tmp_path).list_subjects(f"{SUBJECTS.prefix}.group.*.*.trajectory")
+    assert sorted(left) == own
+
+
 @pytest.mark.parametrize("user", ["rollout", "reward", "advantages", "prompts", "evaluator", "node"])
 def test_nobody_but_the_trainer_removes_cells(
     guarded: Guarded, collector: Collector, tmp_path: Path, user: str
