@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from broker.errors import SubjectError
 from broker.subjects import CellId, RowId
 from relax_actors.training.ledger import STRAY_REFILLS
 
@@ -17,9 +18,11 @@ KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
 """Columns that outlive their rows, so that quarantined rows can be inspected."""
 MAX_KEPT_WITHOUT_PROMPT = 256
 """Quarantined rows below the floor that are kept although they have no prompt; if there are more, none is."""
-MAX_KEY_BYTES, MAX_FAILURE_BYTES = 1 << 20, 64 << 10
-MAX_DIGITS = 6
+MAX_KEY_BYTES, MAX_FAILURE_BYTES, MAX_LEASE_BYTES, MAX_COUNT_BYTES = 1 << 20, 64 << 10, 32 << 10, 1 << 10
+"""Sizes of keys: of nodes, of failures of a row, of an actor's lease (its black box has 16 KiB), of a count."""
+MAX_DIGITS = 4
 """Most digits of the number of an actor or node."""
+WILDCARDS = ("*", ">")
 FIRST_COLUMNS = frozenset({"prompt", "dropped", "quarantined"})
 """Columns that a row may have without a prompt: a prompt that cannot be made is quarantined."""
 
@@ -58,16 +61,29 @@ def allowed_bytes(key: str, roles: Collection[str]) -> int:
     """
     kind, _, rest = key.partition(".")
     role, _, rest = rest.partition(".")
+    is_number = rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS
     if kind in ("run", "note"):
         return MAX_KEY_BYTES
-    if kind == "lease" and role in ("node", "root", "owner"):
-        return MAX_KEY_BYTES if len(rest) <= MAX_DIGITS or role == "owner" else 0
+    if kind == "lease" and role in ("node", "root"):
+        return MAX_KEY_BYTES if is_number else 0
+    if kind == "lease" and role == "owner":
+        return MAX_LEASE_BYTES if rest in roles else 0
     if role not in roles:
         return 0
     if kind == "failure":
-        return MAX_FAILURE_BYTES
-    is_actor = kind in ("lease", "incarnation") and rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS
-    return MAX_FAILURE_BYTES if is_actor else 0
+        return MAX_FAILURE_BYTES if _is_row(rest) else 0
+    if kind == "incarnation" and rest in WILDCARDS:
+        # A purge would remove the numbers of all actors of the role, which would then be used twice.
+        return MAX_KEY_BYTES
+    return {"lease": MAX_LEASE_BYTES, "incarnation": MAX_COUNT_BYTES}.get(kind, 0) if is_number else 0
+
+
+def _is_row(text: str) -> bool:
+    try:
+        RowId.parse(text)
+    except SubjectError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,3 +185,23 @@ def test_unknown_and_oversized_keys_are_forgotten(guarded: Guarded, collector: C
         assert rollout.call(state.forged_leases(), 10) == {}
         info = rollout.call(rollout.js.stream_info(f"KV_{SUBJECTS.state_bucket}"), 10)
         assert info.state.messages == 1
+
+
+def test_keys_of_one_role_do_not_fill_the_bucket(guarded: Guarded, collector: Collector) -> None:
+    """Neither with keys that actors could have, nor with wildcards, whose purge would remove those of honest actors."""
+    prefix = f"$KV.{SUBJECTS.state_bucket}."
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        state = RunState(rollout, rollout.call(open_bucket(rollout, SUBJECTS), 20))
+        assert [rollout.call(state.next_incarnation("rollout", 7), 10) for _ in range(3)] == [1, 2, 3]
+        wild = ["incarnation.rollout.*", "incarnation.rollout.>", "failure.rollout.>", "failure.rollout.group.0.x"]
+        leases = [f"lease.rollout.{n}" for n in range(1000, 3200)]
+        assert flood(rollout, [prefix + key for key in wild], b"x" * (100 << 10)) == len(wild)
+        for start in range(0, len(leases), 200):
+            flood(rollout, [prefix + key for key in leases[start : start + 200]], b"x" * (31 << 10))
+        with pytest.raises(APIError, match="maximum bytes exceeded"):
+            rollout.call(rollout.js.publish(f"{prefix}lease.rollout.9", b"x" * (1 << 18)), 10)
+        for _ in range(2):
+            collector.sweep()
+        info = rollout.call(rollout.js.stream_info(f"KV_{SUBJECTS.state_bucket}"), 10)
+        assert info.state.messages == 3
+        assert rollout.call(state.incarnations("rollout", 7), 10) == 3

@@ -8,7 +8,14 @@ import pytest
 
 from broker.subjects import CellId
 from relax_actors.training.ledger import STRAY_REFILLS
-from relax_actors.training.strays import FIRST_COLUMNS, MAX_KEPT_WITHOUT_PROMPT, Extent, Removal, removal
+from relax_actors.training.strays import (
+    FIRST_COLUMNS,
+    MAX_KEPT_WITHOUT_PROMPT,
+    Extent,
+    Removal,
+    allowed_bytes,
+    removal,
+)
 
 EXTENT = Extent(
     steps=20,
@@ -103,3 +110,27 @@ def test_evaluations_with_a_result_go_except_the_last() -> None:
     found = removed(*names, extent=extent)
     assert (found.filters, found.finished, found.strays) == (("eval.0.>",), ("eval.0",), ())
     assert removed(*names, extent=replace(EXTENT, results=frozenset({0}))).filters == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "is_allowed"),
+    [
+        ("run", True),
+        ("note.weights_sender", True),
+        ("lease.node.0", True),
+        ("lease.node.*", False),
+        ("lease.owner.trainer", True),
+        ("lease.owner.other", False),
+        ("lease.rollout.8191", True),
+        ("lease.rollout.99999", False),
+        ("lease.other.0", False),
+        ("incarnation.rollout.3", True),
+        ("incarnation.rollout.*", True),  # its purge would remove all incarnations of the role
+        ("failure.rollout.group.3.17", True),
+        ("failure.rollout.group.3", False),
+        ("failure.rollout.>", False),
+        ("other.rollout.3", False),
+    ],
+)
+def test_keys_of_the_bucket(key: str, is_allowed: bool) -> None:
+    assert (allowed_bytes(key, ("rollout", "trainer")) > 0) == is_allowed
