@@ -124,9 +124,7 @@ def test_a_full_table_takes_the_trainers_cells_after_one_sweep(
         assert event["by"].startswith("rollout.0")
 
 
-def test_a_subject_with_wildcards_takes_no_cell_with_it(
-    guarded: Guarded, collector: Collector, tmp_path: Path
-) -> None:
+def test_a_subject_with_wildcards_takes_no_cell_with_it(guarded: Guarded, collector: Collector, tmp_path: Path) -> None:
     """The server stores what is published on a filter, and a purge of that subject would remove all that it matches."""
     wild = [f"{SUBJECTS.prefix}.group.{row}.trajectory" for row in ("*.*", "*.0", "0.*", ">.0", "0.>", ">.>", "*.>")]
     own = [SUBJECTS.cell(row, "trajectory") for row in ADMITTED]
