@@ -18,8 +18,9 @@ KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
 """Columns that outlive their rows, so that quarantined rows can be inspected."""
 MAX_KEPT_WITHOUT_PROMPT = 256
 """Quarantined rows below the floor that are kept although they have no prompt; if there are more, none is."""
-MAX_KEY_BYTES, MAX_FAILURE_BYTES, MAX_LEASE_BYTES, MAX_COUNT_BYTES = 1 << 20, 64 << 10, 32 << 10, 1 << 10
-"""Sizes of keys: of nodes, of failures of a row, of an actor's lease (its black box has 16 KiB), of a count."""
+MAX_KEY_BYTES, MAX_LEASE_BYTES = 1 << 20, 32 << 10
+SIZES = {"failure": 64 << 10, "lease": MAX_LEASE_BYTES, "incarnation": 1 << 10}
+"""Largest sizes of an actor's keys by kind; the black box that its lease shows has 16 KiB."""
 MAX_DIGITS = 4
 """Most digits of the number of an actor or node."""
 WILDCARDS = ("*", ">")
@@ -68,14 +69,11 @@ def allowed_bytes(key: str, roles: Collection[str]) -> int:
         return MAX_KEY_BYTES if is_number else 0
     if kind == "lease" and role == "owner":
         return MAX_LEASE_BYTES if rest in roles else 0
-    if role not in roles:
-        return 0
-    if kind == "failure":
-        return MAX_FAILURE_BYTES if _is_row(rest) else 0
     if kind == "incarnation" and rest in WILDCARDS:
         # A purge would remove the numbers of all actors of the role, which would then be used twice.
-        return MAX_KEY_BYTES
-    return {"lease": MAX_LEASE_BYTES, "incarnation": MAX_COUNT_BYTES}.get(kind, 0) if is_number else 0
+        return MAX_KEY_BYTES if role in roles else 0
+    is_known = role in roles and (_is_row(rest) if kind == "failure" else is_number)
+    return SIZES.get(kind, 0) if is_known else 0
 
 
 def _is_row(text: str) -> bool:
