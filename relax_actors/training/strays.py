@@ -119,7 +119,7 @@ def removal(cells: Collection[CellId], first: Collection[CellId] | None, extent:
             strays.append(cell)
     finished = _finished_evaluations(cells, extent)
     below = [cell for cell in cells if cell.kind == "group" and cell.step < extent.floor]
-    over = _below_floor(below, rows.prompts) if rows is not None else []
+    over = _below_floor(below, rows.prompts, extent.rows * STRAY_REFILLS) if rows is not None else []
     wanted = dict.fromkeys([*(f"{name}.>" for name in finished), *over, *filters])
     return Removal(tuple(wanted), tuple(strays), tuple(finished))
 
@@ -162,12 +162,19 @@ def _finished_evaluations(cells: Iterable[CellId], extent: Extent) -> list[str]:
     return [f"eval.{v}" for v in sorted(present & extent.results - {max(extent.results, default=-1)})]
 
 
-def _below_floor(below: list[CellId], prompts: set[RowId]) -> list[str]:
-    """Return filters for the cells below the floor, except those of quarantined rows."""
+def _below_floor(below: list[CellId], prompts: set[RowId], last_index: int) -> list[str]:
+    """Return filters for the cells below the floor, except those of quarantined rows.
+
+    Args:
+        below: the cells.
+        prompts: rows with a prompt.
+        last_index: rows of this index and later ones are not kept without a prompt.
+    """
     quarantined = {cell.row for cell in below if cell.field == "quarantined"}
     unprompted = quarantined - prompts
-    if len(unprompted) > MAX_KEPT_WITHOUT_PROMPT:
-        quarantined -= unprompted
+    if len(unprompted) <= MAX_KEPT_WITHOUT_PROMPT:
+        unprompted = {row for row in unprompted if row.index >= last_index}
+    quarantined -= unprompted
     kept = {row.step for row in quarantined}
     gone = [c for c in below if c.step in kept and not (c.row in quarantined and c.field in (*KEPT_COLUMNS, "prompt"))]
     steps = sorted({cell.step for cell in below} - kept)
