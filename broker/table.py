@@ -381,7 +381,8 @@ class Table:
             subjects: subjects to remove.
             before: stream sequence; messages stored at it or later stay.
         """
-        exact, wild = [], []
+        exact: list[str] = []
+        wild: list[str] = []
         for subject in subjects:
             (wild if {"*", ">"} & set(subject.split(".")) else exact).append(subject)
         self.purge(exact, before)

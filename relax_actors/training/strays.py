@@ -156,6 +156,13 @@ def is_possible(row: RowId, extent: Extent) -> bool:
     return row.step <= min(extent.steps - 1, extent.version + extent.lead + 1)
 
 
+def is_late_end(cell: CellId, extent: Extent) -> bool:
+    """Whether a cell ends a row of a step still needed, so many refills ahead that it is void without a predecessor."""
+    if cell.kind != "group" or cell.step < extent.floor or not is_possible(cell.row, extent):
+        return False
+    return cell.index >= extent.rows * STRAY_REFILLS and cell.field in FIRST_COLUMNS and cell.field != "prompt"
+
+
 def _finished_evaluations(cells: Iterable[CellId], extent: Extent) -> list[str]:
     """Name the evaluations whose rows are not needed any more: all with a result but the last one."""
     present = {cell.step for cell in cells if cell.kind == "eval"}

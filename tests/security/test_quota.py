@@ -15,13 +15,13 @@ from broker.codec import MAX_CELL_BYTES, encode
 from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.leases import RunState
+from broker.permissions import OPERATOR
 from broker.store import Store
 from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.messages import Weights
-from relax_actors.roles.permissions import OPERATOR
 from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.training.collector import Collector
 from tests.support.contexts import context_of
@@ -122,6 +122,21 @@ def test_a_full_table_takes_the_trainers_cells_after_one_sweep(
         event = wait_until(lambda: log_of(table, "event.trainer.0.table_full"), "event")[0]
         assert event["percent"] > 90
         assert event["by"].startswith("rollout.0")
+
+
+def test_a_flood_of_ends_beyond_what_is_listed_at_once_is_removed(
+    guarded: Guarded, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role may write ends of rows, and could hide strays behind more of them than the trainer lists."""
+    monkeypatch.setattr("relax_actors.training.collector.MAX_LISTED", 50)
+    monkeypatch.setattr("relax_actors.training.collector.MAX_LOOKUPS", 100)
+    ends = [f"{SUBJECTS.prefix}.group.0.{1000 + 7 * index}.quarantined" for index in range(300)]
+    own = SUBJECTS.cell(ADMITTED[0], "quarantined")
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        assert flood(rollout, [own, *ends], encode({"x": 1}, "rollout.0#1")) == 301
+        for _ in range(6):
+            collector.sweep()
+        assert table_of(rollout, tmp_path).list_subjects(f"{SUBJECTS.prefix}.group.*.*.quarantined") == [own]
 
 
 def test_a_subject_with_wildcards_takes_no_cell_with_it(guarded: Guarded, collector: Collector, tmp_path: Path) -> None:
