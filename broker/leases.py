@@ -34,7 +34,7 @@ class Failures:
 
 LARGE_BYTES, MAX_MEASURED = 4 << 20, 10_000
 """Size of the bucket from which its keys are measured, and how many at once."""
-MAX_ROLE_BYTES = 8 << 20
+MAX_ROLE_BYTES = 16 << 20
 """Size of all keys of one role; those of a thousand actors have less than 1 MiB."""
 COUNTS = ("count", "external_kills")
 _WRONG_LAST_SEQUENCE = 10071

@@ -21,8 +21,8 @@ MAX_KEPT_WITHOUT_PROMPT = 256
 MAX_KEY_BYTES, MAX_LEASE_BYTES = 1 << 20, 32 << 10
 SIZES = {"failure": 64 << 10, "lease": MAX_LEASE_BYTES, "incarnation": 1 << 10}
 """Largest sizes of an actor's keys by kind; the black box that its lease shows has 16 KiB."""
-MAX_DIGITS = 4
-"""Most digits of the number of an actor or node."""
+MAX_DIGITS = 7
+"""Most digits of the number of an actor, which is a thousand times that of its node and more."""
 WILDCARDS = ("*", ">")
 FIRST_COLUMNS = frozenset({"prompt", "dropped", "quarantined"})
 """Columns that a row may have without a prompt: a prompt that cannot be made is quarantined."""

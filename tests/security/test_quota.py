@@ -180,7 +180,7 @@ def test_unknown_and_oversized_keys_are_forgotten(guarded: Guarded, collector: C
     with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
         state = RunState(rollout, rollout.call(open_bucket(rollout, SUBJECTS), 20))
         assert rollout.call(state.next_incarnation("rollout", 0), 10) == 1
-        many = [f"{prefix}incarnation.rollout.{10**6 + n}" for n in range(100)]
+        many = [f"{prefix}incarnation.rollout.{10**7 + n}" for n in range(100)]
         large = [f"{prefix}lease.rollout.{n}" for n in range(80)]
 
         async def write() -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from broker.subjects import CellId
+from relax_actors.supervision.assignment import SPAN
+from relax_actors.supervision.remote_node import MOST_NODES
 from relax_actors.training.ledger import STRAY_REFILLS
 from relax_actors.training.strays import (
     FIRST_COLUMNS,
@@ -119,6 +121,7 @@ KEYS = (
     "lease.node.0",
     "lease.owner.trainer",
     "lease.rollout.8191",
+    f"lease.rollout.{MOST_NODES * SPAN - 1}",
     "incarnation.rollout.3",
     "incarnation.rollout.*",  # its purge would remove all incarnations of the role
     "failure.rollout.group.3.17",
@@ -127,7 +130,7 @@ FOREIGN_KEYS = (
     "lease.node.*",
     "lease.owner.other",
     "lease.other.0",
-    "lease.rollout.99999",
+    "lease.rollout.10000000",
     "failure.rollout.group.3",
     "failure.rollout.>",
     "other.rollout.3",
