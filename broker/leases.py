@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ class Failures:
 
 LARGE_BYTES, MAX_MEASURED = 4 << 20, 10_000
 """Size of the bucket from which its keys are measured, and how many at once."""
+MAX_ROLE_BYTES = 16 << 20
+"""Size of all keys of one role; those of a thousand actors have less than 1 MiB."""
 COUNTS = ("count", "external_kills")
 _WRONG_LAST_SEQUENCE = 10071
 
@@ -127,7 +130,9 @@ class RunState:
                     await self._purge(key)
 
     async def enforce(self, allowed: Callable[[str], int]) -> int:
-        """Purge keys that are unknown or too large, and return their number; for the role that may remove messages.
+        """Purge keys that are unknown, too large or too many, and return their number.
+
+        Only for the role that may remove messages.
 
         Args:
             allowed: maps a key to its largest size in bytes; 0 if the run has no such key.
@@ -141,14 +146,31 @@ class RunState:
         keys, size = await self._connection.retry(read, "list keys")
         gone = [key for key in keys if not allowed(key)]
         if size > LARGE_BYTES:
-            for key in set(keys[:MAX_MEASURED]) - set(gone):
-                with suppress(NotFoundError):
-                    found = await self._connection.js.get_last_msg(stream, self._subject(key))
-                    if len(found.data or b"") > allowed(key):
-                        gone.append(key)
+            gone += await self._excess(set(keys[:MAX_MEASURED]) - set(gone), allowed)
         for key in gone:
             await self._purge(key)
         return len(gone)
+
+    async def _excess(self, keys: Iterable[str], allowed: Callable[[str], int]) -> list[str]:
+        """Return the keys that are too large, and leases and failure counts of roles that have too many.
+
+        Leases are renewed every second, and failures are counted again from 0.
+        """
+        excess, left = [], {}
+        for key in keys:
+            with suppress(NotFoundError):
+                found = await self._connection.js.get_last_msg(f"KV_{self._bucket}", self._subject(key))
+                if found.subject != self._subject(key):
+                    continue  # a key with a wildcard, whose purge would remove others
+                if len(found.data or b"") > allowed(key):
+                    excess.append(key)
+                else:
+                    left[key] = len(found.data or b"")
+        sizes: Counter[str] = Counter()
+        for key, size in left.items():
+            sizes[key.split(".")[1]] += size
+        renewable = (key for key in left if key.startswith(("lease.", "failure.")))
+        return excess + [key for key in renewable if sizes[key.split(".")[1]] > MAX_ROLE_BYTES]
 
     async def _purge(self, key: str) -> None:
         async def purge() -> bool:

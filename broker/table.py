@@ -372,6 +372,45 @@ class Table:
 
         self.connection.call(work(), CALL_DEADLINE)
 
+    def remove_subjects(self, subjects: Iterable[str], before: int) -> None:
+        """Remove the messages of subjects that name no cell, and nothing that such a subject matches as a filter.
+
+        The server stores a message that is published on `group.*.*.reward`; a purge of it would remove all rewards.
+
+        Args:
+            subjects: subjects to remove.
+            before: stream sequence; messages stored at it or later stay.
+        """
+        exact: list[str] = []
+        wild: list[str] = []
+        for subject in subjects:
+            (wild if {"*", ">"} & set(subject.split(".")) else exact).append(subject)
+        self.purge(exact, before)
+        while wild:
+            found = self.call(self._find_all(wild[:_PURGE_CONCURRENCY]))
+            self.remove(cell for cell in found if cell is not None and cell.sequence < before)
+            del wild[:_PURGE_CONCURRENCY]
+
+    async def _find_all(self, subjects: list[str]) -> list[Cell | None]:
+        return await asyncio.gather(*map(self._find, subjects))
+
+    async def _find(self, subject: str) -> Cell | None:
+        """Find the message whose subject is exactly this one, which may contain wildcards."""
+        found = await self.get_async(subject, direct=False)
+        after = 0
+        while found is not None and found.subject != subject:
+
+            async def look_up(sequence: int = after + 1) -> RawStreamMsg | None:
+                with suppress(NotFoundError):
+                    stream = self.subjects.table_stream
+                    return await self.connection.js.get_msg(stream, seq=sequence, subject=subject, next=True)
+                return None
+
+            message = await self.connection.retry(look_up, f"find {subject}")
+            after = 0 if message is None else message.seq or 0
+            found = None if message is None else Cell(message.subject or "", after, b"")
+        return found
+
     def purge(self, filters: Iterable[str], before: int | None = None) -> None:
         """Remove the cells that filters match; their subjects then accept writes again.
 

@@ -19,6 +19,9 @@ from relax_actors.config.training import CriticSection, StalenessSection, Traine
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 
+NOT_ROLES = ("broker", "chaos", "node", "observer", "operator", "owner", "private", "root", "run", "server", "zygote")
+"""Authors of events, users, leases and folders that belong to no role: views would believe a role of such a name."""
+
 
 class RunSection(Section):
     """[run]: name, length and folder of the run."""
@@ -89,6 +92,9 @@ class Config(Section):
                 check_name(name, "role name")
             except Exception as error:
                 raise ValueError(str(error)) from error
+            if name in NOT_ROLES:
+                msg = f"roles.{name}: {name!r} names another part of a run; choose another name"
+                raise ValueError(msg)
             if name in ROLES.built_in and _spec(name).section != "roles":
                 msg = f"roles.{name}: {name!r} is built in; choose another name, or set [{name}]"
                 raise ValueError(msg)

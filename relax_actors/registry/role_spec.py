@@ -24,7 +24,7 @@ class RoleSpec:
     numbered: tuple[str, ...] = ()
     """Kinds of numbered cells that it writes, such as "batch"."""
     notes: tuple[str, ...] = ()
-    """Keys of the run's bucket where it tells others how to reach it."""
+    """Keys of the run's bucket where it tells others how to reach it; each begins with `note.`."""
     removes: bool = False
     """Whether it may delete messages of the table and the bucket; only the trainer needs it."""
     single: bool = False

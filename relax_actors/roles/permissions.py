@@ -23,21 +23,12 @@ from broker.permissions import (
 )
 from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
-from relax_actors.errors import ConfigError
 from relax_actors.roles.registry import role_names, spec_of
 
 
 def users(config: Config) -> list[str]:
-    """Names of all users: one for each role, and the node supervisors, the operator and read-only observers.
-
-    Raises:
-        ConfigError: a role has the name of another user.
-    """
-    roles = role_names(config)
-    if taken := sorted({OPERATOR, NODE, OBSERVER} & set(roles)):
-        msg = f"roles.{taken[0]}: {taken[0]!r} is the name of a user of the broker; choose another name"
-        raise ConfigError(msg)
-    return [*roles, NODE, OPERATOR, OBSERVER]
+    """Names of all users: one for each role, and the node supervisors, the operator and read-only observers."""
+    return [*role_names(config), NODE, OPERATOR, OBSERVER]
 
 
 def permissions(config: Config, user: str) -> Permissions:

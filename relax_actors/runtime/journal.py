@@ -21,6 +21,8 @@ from relax_actors.errors import BrokerError
 log = structlog.get_logger()
 PATIENCE = 30.0
 MAX_TEXT, MAX_ITEMS, MAX_BYTES = 16_000, 256, 128 << 10
+SHORT_TEXT = 2000
+"""Length of each text of an event that would exceed `MAX_BYTES`."""
 BURST, RATE = 200, 20.0
 REPORT_SECONDS = 5.0
 
@@ -103,6 +105,10 @@ class Journal:
         except (ValueError, RecursionError) as error:
             data = json.dumps({"time": at, "kind": body.get("kind"), "unwritable": str(error)[:200]}).encode()
         if len(data) > MAX_BYTES:
+            # A character that is not ASCII takes up to 12 bytes.
+            short = {name: truncate(value, SHORT_TEXT) for name, value in body.items()}
+            data = json.dumps({"time": at, **short}, default=str).encode()
+        if len(data) > MAX_BYTES:
             data = json.dumps({"time": at, "kind": body.get("kind"), "too_long": len(data)}).encode()
         self._submit(self._send(subject, data))
 
@@ -131,10 +137,10 @@ class Journal:
             log.warning("journal_lost", subject=subject, error=str(error))
 
 
-def truncate(value: Any) -> Any:
-    """Cut a field of an event to a size that fits; a long text keeps its beginning and its end."""
-    if isinstance(value, str) and len(value) > MAX_TEXT:
-        half = MAX_TEXT // 2
+def truncate(value: Any, length: int = MAX_TEXT) -> Any:
+    """Cut a field of an event to a size that fits; a text above `length` keeps its beginning and its end."""
+    if isinstance(value, str) and len(value) > length:
+        half = length // 2
         return f"{value[:half]} ... {len(value) - 2 * half} characters left out ... {value[-half:]}"
     if isinstance(value, list) and len(value) > MAX_ITEMS:
         return [*value[:MAX_ITEMS], f"and {len(value) - MAX_ITEMS} more"]

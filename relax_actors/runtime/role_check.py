@@ -74,7 +74,7 @@ def check_role(cls: object, where: str) -> type[Role]:
 
 
 def _check_spec(cls: type[StatefulRole], where: str) -> None:
-    """Check the names of the cells that a stateful role writes."""
+    """Check the names of the cells and keys that a stateful role writes."""
     spec = cls.spec
     try:
         for column in (cls.writes, *spec.writes):
@@ -82,6 +82,9 @@ def _check_spec(cls: type[StatefulRole], where: str) -> None:
                 check_name(column, f"{where}: column")
     except SubjectError as error:
         raise ConfigError(str(error)) from error
+    if foreign := [key for key in spec.notes if not key.startswith("note.")]:
+        msg = f"{where}: {cls.__name__}.spec.notes names key {foreign[0]!r}; keys of roles begin with 'note.'"
+        raise ConfigError(msg)
     unknown = [kind for kind in spec.numbered if kind not in NUMBERED_KINDS]
     if unknown:
         msg = (

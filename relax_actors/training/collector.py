@@ -7,12 +7,14 @@ before the listing. So it may be stopped, killed or replaced at any point, and k
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
+from typing import TypeVar
 
 import nats.errors
 import structlog
@@ -25,7 +27,7 @@ from relax_actors.errors import CodecError, RelaxError, SubjectError
 from relax_actors.messages import Checkpoint, Weights
 from relax_actors.runtime import Context
 from relax_actors.runtime.cells import KINDS
-from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed_bytes, removal
+from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed_bytes, is_late_end, removal
 
 CHECK_SECONDS, SWEEP_SECONDS = 0.5, 5.0
 """Between two looks at the table's size, and between two sweeps while it grows by no more than usual."""
@@ -33,10 +35,13 @@ GROWTH_BYTES, GROWTH_CELLS = 16 << 20, 20_000
 """Growth of the table since the last sweep after which it is swept at once."""
 MAX_LISTED = 200_000
 """Cells that one sweep looks at; those of a flood are removed in several sweeps."""
+MAX_LOOKUPS, LOOKUPS_AT_ONCE = 5000, 64
+"""Rows that one sweep asks for one by one where there are too many to list."""
 FULL = 0.9
 OTHERS = ("evaluation", "critic", "critic_checkpoint")
 """Kinds of numbered cells that the trainer does not write."""
 log = structlog.get_logger()
+T = TypeVar("T")
 
 
 class Collector:
@@ -92,11 +97,15 @@ class Collector:
             self._remove_malformed()
             extent = read_extent(self._context, self._well_formed)
             todo = removal(found, first, extent)
+            if first is None:
+                todo = self._with_ends(todo, found, extent)
             culprits = self._writers(todo.strays)
             prefix = table.subjects.prefix
-            table.purge([*malformed, *(f"{prefix}.{name}" for name in todo.filters)], before=before.last + 1)
+            table.purge((f"{prefix}.{name}" for name in todo.filters), before=before.last + 1)
+            table.remove_subjects(malformed, before=before.last + 1)
             if first is not None:
                 self._remove_files(todo, first, extent)
+            self._remove_keys()
             self._swept = table.fill()
             self._report(todo, before, culprits)
             return todo
@@ -133,6 +142,26 @@ class Collector:
         listed = [self._list(f"*.*.*.{name}", MAX_LISTED)[0] for name in sorted(FIRST_COLUMNS)]
         return None if any(len(cells) >= MAX_LISTED for cells in listed) else list(chain.from_iterable(listed))
 
+    def _with_ends(self, todo: Removal, cells: list[CellId], extent: Extent) -> Removal:
+        """Add ends of rows whose predecessor is asked for one by one, because there are too many to list.
+
+        Sweep by sweep, they become few enough to be listed again.
+        """
+        ends = (cell for cell in cells if is_late_end(cell, extent))
+        asked = [(cell, RowId(cell.step, cell.index - extent.rows)) for cell in islice(ends, MAX_LOOKUPS)]
+        filters = [f"{self._table.subjects.prefix}.{row}.*" for _, row in asked]
+        found: list[list[str]] = []
+        for start in range(0, len(filters), LOOKUPS_AT_ONCE):
+            batch = filters[start : start + LOOKUPS_AT_ONCE]
+            found += self._table.call(_gather(self._table.list_subjects_async(name) for name in batch))
+        strays = [
+            cell
+            for (cell, _), subjects in zip(asked, found, strict=True)
+            if not any(subject.rpartition(".")[2] in FIRST_COLUMNS for subject in subjects)
+        ]
+        wanted = (*todo.filters, *(f"{cell.row}.>" for cell in strays))
+        return Removal(tuple(dict.fromkeys(wanted)), (*todo.strays, *strays), todo.finished)
+
     def _writers(self, strays: Iterable[CellId]) -> dict[str, int]:
         """Count strays by their author, as one cell of each column names it, `<role>.<n>`."""
         columns: dict[str, CellId] = {}
@@ -166,9 +195,12 @@ class Collector:
             below = row.kind == "group" and row.step < extent.floor
             return below or row not in begun or f"eval.{row.step}" in todo.finished
 
-        state = self._context.state
-        self._table.call(state.forget_failures(is_gone))
-        if forgotten := self._table.call(state.enforce(lambda key: allowed_bytes(key, self._roles))):
+        self._table.call(self._context.state.forget_failures(is_gone))
+
+    def _remove_keys(self) -> None:
+        """Remove the keys of the bucket that the run has not, and those that are too large or too many."""
+        enforced = self._context.state.enforce(lambda key: allowed_bytes(key, self._roles))
+        if forgotten := self._table.call(enforced):
             self._context.journal.event("keys_removed", keys=forgotten)
 
     def _report(self, todo: Removal, before: Fill, culprits: dict[str, int]) -> None:
@@ -194,6 +226,10 @@ class Collector:
         previous = table.get(table.subjects.numbered("weights", version - 1), direct=False)
         if previous is not None:
             table.purge([f"{table.subjects.prefix}.group.{step}.>"], before=previous.sequence)
+
+
+async def _gather(requests: Iterable[Awaitable[T]]) -> list[T]:
+    return await asyncio.gather(*requests)
 
 
 def read_extent(context: Context, well_formed: set[str]) -> Extent:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from broker.errors import SubjectError
 from broker.subjects import CellId, RowId
 from relax_actors.training.ledger import STRAY_REFILLS
 
@@ -17,9 +18,12 @@ KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
 """Columns that outlive their rows, so that quarantined rows can be inspected."""
 MAX_KEPT_WITHOUT_PROMPT = 256
 """Quarantined rows below the floor that are kept although they have no prompt; if there are more, none is."""
-MAX_KEY_BYTES, MAX_FAILURE_BYTES = 1 << 20, 64 << 10
-MAX_DIGITS = 6
-"""Most digits of the number of an actor or node."""
+MAX_KEY_BYTES, MAX_LEASE_BYTES = 1 << 20, 32 << 10
+SIZES = {"failure": 64 << 10, "lease": MAX_LEASE_BYTES, "incarnation": 1 << 10}
+"""Largest sizes of an actor's keys by kind; the black box that its lease shows has 16 KiB."""
+MAX_DIGITS = 7
+"""Most digits of the number of an actor, which is a thousand times that of its node and more."""
+WILDCARDS = ("*", ">")
 FIRST_COLUMNS = frozenset({"prompt", "dropped", "quarantined"})
 """Columns that a row may have without a prompt: a prompt that cannot be made is quarantined."""
 
@@ -58,16 +62,26 @@ def allowed_bytes(key: str, roles: Collection[str]) -> int:
     """
     kind, _, rest = key.partition(".")
     role, _, rest = rest.partition(".")
+    is_number = rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS
     if kind in ("run", "note"):
         return MAX_KEY_BYTES
-    if kind == "lease" and role in ("node", "root", "owner"):
-        return MAX_KEY_BYTES if len(rest) <= MAX_DIGITS or role == "owner" else 0
-    if role not in roles:
-        return 0
-    if kind == "failure":
-        return MAX_FAILURE_BYTES
-    is_actor = kind in ("lease", "incarnation") and rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS
-    return MAX_FAILURE_BYTES if is_actor else 0
+    if kind == "lease" and role in ("node", "root"):
+        return MAX_KEY_BYTES if is_number else 0
+    if kind == "lease" and role == "owner":
+        return MAX_LEASE_BYTES if rest in roles else 0
+    if kind == "incarnation" and rest in WILDCARDS:
+        # A purge would remove the numbers of all actors of the role, which would then be used twice.
+        return MAX_KEY_BYTES if role in roles else 0
+    is_known = role in roles and (_is_row(rest) if kind == "failure" else is_number)
+    return SIZES.get(kind, 0) if is_known else 0
+
+
+def _is_row(text: str) -> bool:
+    try:
+        RowId.parse(text)
+    except SubjectError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +156,29 @@ def is_possible(row: RowId, extent: Extent) -> bool:
     return row.step <= min(extent.steps - 1, extent.version + extent.lead + 1)
 
 
+def is_late_end(cell: CellId, extent: Extent) -> bool:
+    """Whether a cell ends a row of a step still needed, so many refills ahead that it is void without a predecessor."""
+    if cell.kind != "group" or cell.step < extent.floor or not is_possible(cell.row, extent):
+        return False
+    return cell.index >= extent.rows * STRAY_REFILLS and cell.field in FIRST_COLUMNS and cell.field != "prompt"
+
+
 def _finished_evaluations(cells: Iterable[CellId], extent: Extent) -> list[str]:
     """Name the evaluations whose rows are not needed any more: all with a result but the last one."""
     present = {cell.step for cell in cells if cell.kind == "eval"}
     return [f"eval.{v}" for v in sorted(present & extent.results - {max(extent.results, default=-1)})]
 
 
-def _below_floor(below: list[CellId], prompts: set[RowId], first_stray: int) -> list[str]:
+def _below_floor(below: list[CellId], prompts: set[RowId], last_index: int) -> list[str]:
     """Return filters for the cells below the floor, except those of quarantined rows.
 
-    Without a prompt, rows from index `first_stray` on are strays.
+    Args:
+        below: the cells.
+        prompts: rows with a prompt.
+        last_index: rows of this index and later ones are not kept without a prompt.
     """
     quarantined = {cell.row for cell in below if cell.field == "quarantined"}
-    quarantined = {row for row in quarantined if row in prompts or row.index < first_stray}
+    quarantined = {row for row in quarantined if row in prompts or row.index < last_index}
     unprompted = quarantined - prompts
     if len(unprompted) > MAX_KEPT_WITHOUT_PROMPT:
         quarantined -= unprompted

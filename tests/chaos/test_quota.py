@@ -64,6 +64,7 @@ class Flood(threading.Thread):
             f"group.{pick(STEPS)}.{ROWS + pick(10**6)}.trajectory",
             f"group.{pick(STEPS)}.{1000 + pick(10**6)}.quarantined",
             f"group.{pick(10**6)}x.{pick(100)}.trajectory",
+            f"group.*.{pick(ROWS)}.trajectory",
             f"eval.{pick(40)}.{pick(100)}.trajectory",
         ]
         if self.version < STEPS - 10:

@@ -199,7 +199,8 @@ def test_no_event_is_too_large_and_a_flood_is_told_as_a_number(table: Table, mon
     monkeypatch.setattr("relax_actors.runtime.journal.REPORT_SECONDS", 0.5)
     journal = Journal(table.connection, table.subjects, "reward", 0)
     journal.event("row_failed", error="é" * (10 << 20), rows=["x" * 100] * 5000)
-    journal.event("row_failed", **{f"f{i}": "x" * 15_000 for i in range(20)})
+    journal.event("row_failed", **{f"f{i}": "x" * 15_000 for i in range(200)})
+    journal.event("row_failed", row="group.0.1", error="\U0001f600" * 20_000, traceback="\U0001f600" * 20_000)
     journal.metric({"values": float("nan"), "text": "x" * (10 << 20)})
     for _ in range(BURST + 40):
         journal.event("malformed_cell", subject="s")
@@ -210,6 +211,8 @@ def test_no_event_is_too_large_and_a_flood_is_told_as_a_number(table: Table, mon
     long = [e for e in found if e["kind"] == "row_failed"]
     assert "characters left out" in long[0]["error"]
     assert long[1]["too_long"] > MAX_BYTES
+    assert (long[2]["row"], long[2]["role"]) == ("group.0.1", "reward")
+    assert "characters left out" in long[2]["error"]
 
 
 class Looker(Role):

@@ -124,6 +124,34 @@ def test_a_full_table_takes_the_trainers_cells_after_one_sweep(
         assert event["by"].startswith("rollout.0")
 
 
+def test_a_flood_of_ends_beyond_what_is_listed_at_once_is_removed(
+    guarded: Guarded, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role may write ends of rows, and could hide strays behind more of them than the trainer lists."""
+    monkeypatch.setattr("relax_actors.training.collector.MAX_LISTED", 50)
+    monkeypatch.setattr("relax_actors.training.collector.MAX_LOOKUPS", 100)
+    ends = [f"{SUBJECTS.prefix}.group.0.{1000 + 7 * index}.quarantined" for index in range(300)]
+    own = SUBJECTS.cell(ADMITTED[0], "quarantined")
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        assert flood(rollout, [own, *ends], encode({"x": 1}, "rollout.0#1")) == 301
+        for _ in range(6):
+            collector.sweep()
+        assert table_of(rollout, tmp_path).list_subjects(f"{SUBJECTS.prefix}.group.*.*.quarantined") == [own]
+
+
+def test_a_subject_with_wildcards_takes_no_cell_with_it(guarded: Guarded, collector: Collector, tmp_path: Path) -> None:
+    """The server stores what is published on a filter, and a purge of that subject would remove all that it matches."""
+    wild = [f"{SUBJECTS.prefix}.group.{row}.trajectory" for row in ("*.*", "*.0", "0.*", ">.0", "0.>", ">.>", "*.>")]
+    own = [SUBJECTS.cell(row, "trajectory") for row in ADMITTED]
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        cell = encode(samples()["trajectory"], "rollout.0#1")
+        for subjects in (wild[:2], own, wild[2:]):
+            assert flood(rollout, subjects, cell) == len(subjects)
+        collector.sweep()
+        left = table_of(rollout, tmp_path).list_subjects(f"{SUBJECTS.prefix}.group.*.*.trajectory")
+    assert sorted(left) == own
+
+
 @pytest.mark.parametrize("user", ["rollout", "reward", "advantages", "prompts", "evaluator", "node"])
 def test_nobody_but_the_trainer_removes_cells(
     guarded: Guarded, collector: Collector, tmp_path: Path, user: str
@@ -152,7 +180,7 @@ def test_unknown_and_oversized_keys_are_forgotten(guarded: Guarded, collector: C
     with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
         state = RunState(rollout, rollout.call(open_bucket(rollout, SUBJECTS), 20))
         assert rollout.call(state.next_incarnation("rollout", 0), 10) == 1
-        many = [f"{prefix}incarnation.rollout.{10**6 + n}" for n in range(100)]
+        many = [f"{prefix}incarnation.rollout.{10**7 + n}" for n in range(100)]
         large = [f"{prefix}lease.rollout.{n}" for n in range(80)]
 
         async def write() -> list[str]:
@@ -170,3 +198,23 @@ def test_unknown_and_oversized_keys_are_forgotten(guarded: Guarded, collector: C
         assert rollout.call(state.forged_leases(), 10) == {}
         info = rollout.call(rollout.js.stream_info(f"KV_{SUBJECTS.state_bucket}"), 10)
         assert info.state.messages == 1
+
+
+def test_keys_of_one_role_do_not_fill_the_bucket(guarded: Guarded, collector: Collector) -> None:
+    """Neither with keys that actors could have, nor with wildcards, whose purge would remove those of honest actors."""
+    prefix = f"$KV.{SUBJECTS.state_bucket}."
+    with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
+        state = RunState(rollout, rollout.call(open_bucket(rollout, SUBJECTS), 20))
+        assert [rollout.call(state.next_incarnation("rollout", 7), 10) for _ in range(3)] == [1, 2, 3]
+        wild = ["incarnation.rollout.*", "incarnation.rollout.>", "failure.rollout.>", "failure.rollout.group.0.x"]
+        leases = [f"lease.rollout.{n}" for n in range(1000, 3200)]
+        assert flood(rollout, [prefix + key for key in wild], b"x" * (100 << 10)) == len(wild)
+        for start in range(0, len(leases), 200):
+            flood(rollout, [prefix + key for key in leases[start : start + 200]], b"x" * (31 << 10))
+        with pytest.raises(APIError, match="maximum bytes exceeded"):
+            rollout.call(rollout.js.publish(f"{prefix}lease.rollout.9", b"x" * (1 << 18)), 10)
+        for _ in range(2):
+            collector.sweep()
+        info = rollout.call(rollout.js.stream_info(f"KV_{SUBJECTS.state_bucket}"), 10)
+        assert info.state.messages == 3
+        assert rollout.call(state.incarnations("rollout", 7), 10) == 3

@@ -14,12 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from broker.permissions import NODE, OBSERVER, OPERATOR
 from relax_actors.algorithms.notes import notes
 from relax_actors.cli.check import examine
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import EXAMPLES
+from relax_actors.config.schema import NOT_ROLES
 from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
+from relax_actors.monitoring.log_message import AUTHORS
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec, make_role, replicas, role_class, role_names, section_of
 
@@ -370,6 +373,19 @@ def test_a_role_of_the_user_cannot_have_the_name_of_a_built_in_role(write: Write
     assert re.search(
         rf"{re.escape(str(path))}: roles\.{name}: '{name}' is built in; choose another name", refusal(path)
     )
+
+
+@pytest.mark.parametrize("name", NOT_ROLES)
+def test_a_role_cannot_have_the_name_of_another_author_user_or_lease(write: Write, name: str) -> None:
+    """With its credentials, a role named `run` could end every view of the run."""
+    path = write(f'[roles.{name}]\nactor = "a.B"\n')
+    assert f"roles.{name}: '{name}' names another part of a run; choose another name" in refusal(path)
+
+
+def test_names_that_no_role_has_include_all_authors_and_users() -> None:
+    built_in = set(ROLES.built_in)
+    others = {OBSERVER, OPERATOR, NODE, *(author for authors in AUTHORS.values() for author in authors)}
+    assert others - built_in <= set(NOT_ROLES)
 
 
 @pytest.mark.parametrize("name", ["a.b", "a b", "*"])

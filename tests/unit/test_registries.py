@@ -20,10 +20,11 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages import Prompt
 from relax_actors.registry import Registry
 from relax_actors.registry.catalog import ALL, INFERENCE_ENGINES, ROLES
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import load_reward
 from relax_actors.roles import built_in_spec, make_role, role_class, role_names, spec_of
 from relax_actors.roles.permissions import permissions
-from relax_actors.runtime import StatefulRole
+from relax_actors.runtime import StatefulRole, check_role
 from relax_actors.supervision.assignment import parse, whole
 from tests.support.running import TINY
 
@@ -259,6 +260,14 @@ def test_unknown_numbered_cells_of_a_spec_are_refused(install: Install) -> None:
         "roles.teller.actor: Numberer.spec.numbered names 'summary'; the kinds of numbered cells are batch, weights, "
         "checkpoint, evaluation, critic, critic_checkpoint, and other cells are columns (spec.writes)"
     )
+
+
+def test_a_note_of_a_spec_under_the_key_of_another_is_refused() -> None:
+    class Noter(StatefulRole):
+        spec = RoleSpec(notes=("lease.trainer.0",))
+
+    with pytest.raises(ConfigError, match=r"notes names key 'lease\.trainer\.0'; keys of roles begin with 'note\.'"):
+        check_role(Noter, "roles.own.actor")
 
 
 def test_built_in_backends_are_found() -> None:

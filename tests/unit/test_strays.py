@@ -7,8 +7,17 @@ from dataclasses import replace
 import pytest
 
 from broker.subjects import CellId
+from relax_actors.supervision.assignment import SPAN
+from relax_actors.supervision.remote_node import MOST_NODES
 from relax_actors.training.ledger import STRAY_REFILLS
-from relax_actors.training.strays import FIRST_COLUMNS, MAX_KEPT_WITHOUT_PROMPT, Extent, Removal, removal
+from relax_actors.training.strays import (
+    FIRST_COLUMNS,
+    MAX_KEPT_WITHOUT_PROMPT,
+    Extent,
+    Removal,
+    allowed_bytes,
+    removal,
+)
 
 EXTENT = Extent(
     steps=20,
@@ -109,3 +118,37 @@ def test_evaluations_with_a_result_go_except_the_last() -> None:
     found = removed(*names, extent=extent)
     assert (found.filters, found.finished, found.strays) == (("eval.0.>",), ("eval.0",), ())
     assert removed(*names, extent=replace(EXTENT, results=frozenset({0}))).filters == ()
+
+
+KEYS = (
+    "run",
+    "note.weights_sender",
+    "lease.node.0",
+    "lease.owner.trainer",
+    "lease.rollout.8191",
+    f"lease.rollout.{MOST_NODES * SPAN - 1}",
+    "incarnation.rollout.3",
+    "incarnation.rollout.*",  # its purge would remove all incarnations of the role
+    "failure.rollout.group.3.17",
+)
+FOREIGN_KEYS = (
+    "lease.node.*",
+    "lease.owner.other",
+    "lease.other.0",
+    "lease.rollout.10000000",
+    "failure.rollout.group.3",
+    "failure.rollout.>",
+    "other.rollout.3",
+)
+
+
+def test_keys_that_no_process_of_the_run_has_are_removed() -> None:
+    roles = ("rollout", "trainer")
+    assert [key for key in (*KEYS, *FOREIGN_KEYS) if allowed_bytes(key, roles) > 0] == [*KEYS]
+
+
+def test_quarantined_strays_far_from_due_go_below_the_floor() -> None:
+    names = ["group.2.0.quarantined", "group.2.1.quarantined", "group.2.1.prompt"]
+    assert removed(*names, f"group.2.{4 * STRAY_REFILLS}.quarantined").filters == (
+        f"group.2.{4 * STRAY_REFILLS}.quarantined",
+    )

@@ -122,7 +122,7 @@ def test_reward_of_a_held_out_row_needs_no_components(tmp_path: Path) -> None:
             SHAPED,
             "token_values for samples of [2, 2, 2] tokens for column reward of group.1.2; expected [2, 0, 4]",
         ),
-        ("reference", FLOATS[:5], SHAPED, "5 log-probs for column reference of group.1.2; expected 6, one per token"),
+        ("reference", FLOATS[:5], SHAPED, "5 numbers for column reference of group.1.2; expected 6, one per token"),
         (
             "advantage",
             Advantage(FLOATS[:2], 0.0),
