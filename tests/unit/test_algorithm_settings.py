@@ -222,8 +222,8 @@ REFUSED = {
     ),
     "opsm of equal policies": Refused(
         ("algorithm.proximal=trainer", "algorithm.reject.opsm=1e-4"),
-        "algorithm.reject.opsm = 0.0001 bounds the log-ratio of the proximal to the trained policy, which is 0 in the "
-        'only update of a batch; set algorithm.proximal = "rollout", or trainer.minibatches above 1',
+        "algorithm.reject.opsm = 0.0001 bounds the log-ratio of the proximal to the trained policy, which is 0 while a "
+        'batch is trained once; set algorithm.proximal = "rollout", or trainer.minibatches above 1',
     ),
     "stale score": Refused(
         ("algorithm.name=rloo",),
