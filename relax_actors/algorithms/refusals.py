@@ -223,7 +223,8 @@ def _correction(config: Config) -> Iterator[str]:
     if reject.opsm is not None and algorithm.proximal == "trainer" and config.trainer.updates == 1:
         yield (
             f"algorithm.reject.opsm = {reject.opsm:g} bounds the log-ratio of the proximal to the trained policy, "
-            'which is 0 while a batch is trained once; set algorithm.proximal = "rollout", or trainer.minibatches above 1'
+            'which is 0 while a batch is trained once; set algorithm.proximal = "rollout", or trainer.minibatches '
+            "above 1"
         )
     bounded = {"correction": correction.kind == "icepop", "reject": reject.kind != "none"}
     for section, is_bounded in bounded.items():
