@@ -28,7 +28,6 @@ from relax_actors.runtime.cells import KINDS, Numbered, is_oversized, observe, p
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.collection import TrainedRows
-from relax_actors.training.collector import Collector
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.row_endings import RowEndings
 from relax_actors.training.step_feed import StepFeed
@@ -64,6 +63,8 @@ class Trainer(StatefulRole):
         config = self.context.config
         self._settings = config.trainer
         self._engine = training_backend(config).build(self.context)
+        from relax_actors.training.collector import Collector  # noqa: PLC0415 `relax check` loads every role, and needs no NATS
+
         lead, has_critic = config.staleness.max, config.critic is not None
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, lead, has_critic=has_critic)
         self._collector = Collector(self.context, role_names(config))
