@@ -37,6 +37,12 @@ def pins(text: str) -> dict[str, str]:
     return {canonicalize_name(found["name"]): found["version"] for found in _PIN.finditer(text)}
 
 
+def pinned_lines(text: str) -> str:
+    """Return the pins of a file with their markers, without hashes: a package may have a version for each Python."""
+    lines = (line.rstrip("\\ ") for line in text.splitlines() if _PIN.match(line))
+    return "".join(f"{line}\n" for line in dict.fromkeys(lines))
+
+
 def without_torch(text: str) -> str:
     """Return a file without the packages that depend on the machine."""
     blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)
@@ -106,9 +112,8 @@ def compile_all(constraints: str) -> None:
             text = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
             # What the first files took, the next take, too.
             known = pins(constraints)
-            constraints += "".join(
-                f"{name}=={pin}\n" for name, pin in pins(without_torch(text)).items() if name not in known
-            )
+            new = pinned_lines(without_torch(text)).splitlines(keepends=True)
+            constraints += "".join(line for line in new if not pins(line).keys() & known.keys())
             FOLDER.mkdir(exist_ok=True)
             (FOLDER / f"{extra or 'base'}.txt").write_text(HEAD + without_torch(text))
 
@@ -122,8 +127,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     if not chosen.check:
         known = "".join(path.read_text() for path in sorted(FOLDER.glob("*.txt"))) if not chosen.upgrade else ""
-        constraints = "".join(f"{name}=={version}\n" for name, version in pins(known).items())
-        compile_all(chosen.constraint.read_text() if chosen.constraint is not None else constraints)
+        compile_all(chosen.constraint.read_text() if chosen.constraint is not None else pinned_lines(known))
     if found := check():
         sys.exit("\n".join(["deploy/requirements do not fit pyproject.toml; run `make lock`:", *found]))
 

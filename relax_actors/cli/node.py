@@ -48,8 +48,13 @@ def node(
     from broker.address import address_of
     from broker.permissions import NODE
     from relax_actors.monitoring.connection import run_of_credentials
+    from relax_actors.supervision.assignment import split_wanted
     from relax_actors.supervision.remote_node import NodeRequest
 
+    for wanted_role in role:
+        split_wanted(wanted_role)
+    if name is not None:
+        _checked(name)
     address = address_of(broker, credentials, ca)
     found = run_of_credentials(address.for_user(NODE), run)
     path = Path(str(store).replace("{run}", found))

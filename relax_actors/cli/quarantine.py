@@ -60,6 +60,7 @@ def show_row(
     credentials: Credentials = None,
 ) -> None:
     """Show a quarantined row with its traceback and its columns."""
+    from broker.subjects import RowId
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.quarantine import quarantined_row, row_cells
@@ -67,8 +68,9 @@ def show_row(
     from relax_actors.printable import printable, printable_lines
     from relax_actors.runtime import COLUMNS
 
+    found = RowId.parse(row)
     with connected(run, Access(broker, credentials)) as at:
-        found, cell = quarantined_row(at, row)
+        cell = quarantined_row(at, found)
         columns = row_cells(at.table, found, [*COLUMNS, *at.config.roles])
     screen = Screen()
     screen.show(printable(f"{found} quarantined by {cell.role} after {cell.deliveries} deliveries"))

@@ -18,6 +18,8 @@ from relax_actors.config.simulate import DEFAULTS
 from relax_actors.errors import ConfigError
 
 MAX_QUOTED = 500
+MAX_DEPTH = 16
+"""Most sections that enclose a setting."""
 MAX_BYTES = 1 << 20
 """Size of a configuration."""
 
@@ -197,7 +199,7 @@ def _resolve_paths(tree: dict[str, Any], base: Path) -> None:
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
-    if not equals or len(names) < 2 or not all(names):  # noqa: PLR2004
+    if not equals or not 1 < len(names) <= MAX_DEPTH or not all(names):
         msg = f"override {shortened(override)} is not of the form section.key=value, e.g. run.steps=10"
         raise ConfigError(msg)
     table = tree
@@ -241,7 +243,14 @@ def _explain(source: str, error: Any) -> str:
 
 
 def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of all values in a tree."""
+    """Dotted names of all values in a tree.
+
+    Raises:
+        ConfigError: sections are nested deeper than those of any configuration.
+    """
+    if prefix.count(".") >= MAX_DEPTH:
+        msg = f"{shortened(prefix)} is nested more than {MAX_DEPTH} deep; no setting is"
+        raise ConfigError(msg)
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _keys(value, f"{prefix}{name}.")

@@ -20,20 +20,19 @@ def quarantined_rows(table: Table) -> list[tuple[RowId, Quarantined]]:
     return [(c.row, _decode(table, cell.data)) for c, cell in table.snapshot(columns)]
 
 
-def quarantined_row(at: Connected, text: str) -> tuple[RowId, Quarantined]:
-    """Return one quarantined row, named as `group.12.3`.
+def quarantined_row(at: Connected, row: RowId) -> Quarantined:
+    """Return the quarantined cell of a row.
 
     Raises:
         ConfigError: the row is not quarantined.
     """
-    row = RowId.parse(text)
     cell = at.table.get(at.table.subject(row, "quarantined"))
     if cell is None:
         msg = (
             f"{row} is not quarantined in run {at.config.run.name}; `relax quarantine list RUN` lists the rows that are"
         )
         raise ConfigError(msg)
-    return row, _decode(at.table, cell.data)
+    return _decode(at.table, cell.data)
 
 
 def requeued_rows(table: Table) -> set[RowId]:
@@ -63,7 +62,10 @@ def requeue(at: Connected, names: list[str], *, everything: bool) -> int:
     if at.folder.summary.exists():
         msg = f"run {at.config.run.name} is finished; raise run.steps and `relax up` it to train more rows"
         raise ConfigError(msg)
-    rows = [row for row, _ in quarantined_rows(at.table)] if everything else [quarantined_row(at, n)[0] for n in names]
+    rows = [row for row, _ in quarantined_rows(at.table)] if everything else [RowId.parse(name) for name in names]
+    if not everything:
+        for row in rows:
+            quarantined_row(at, row)
     if not rows and not everything:
         msg = "name rows to requeue, e.g. group.12.3, or give --all; `relax quarantine list RUN` lists them"
         raise ConfigError(msg)

@@ -14,6 +14,7 @@ from pathlib import Path
 import xxhash
 
 from broker.files import write_private
+from broker.subjects import NAME
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ROLES
@@ -21,6 +22,7 @@ from relax_actors.roles import built_in_spec, own_single_roles, replicas, role_n
 from relax_actors.runtime.run_folder import RunFolder
 
 SPAN = 1000
+MAX_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,9 @@ def parse(config: Config, number: int, name: str, wanted: list[str]) -> Assignme
     """
     roles: dict[str, int | None] = {}
     for text in wanted:
-        role, equals, count = text.partition("=")
+        role, count = split_wanted(text)
         check_role_name(config, role)
-        if equals and not (count.isdigit() and 0 < int(count) < SPAN):
-            msg = f"--role {text!r} is no role=number with 1 to {SPAN - 1} actors"
-            raise ConfigError(msg)
-        roles[role] = int(count) if equals else 1
+        roles[role] = count
     if not roles:
         msg = f"name the node's roles, e.g. --role rollout=2; roles of this run are {', '.join(role_names(config))}"
         raise ConfigError(msg)
@@ -125,6 +124,20 @@ def parse(config: Config, number: int, name: str, wanted: list[str]) -> Assignme
         msg = f"--role {several[0]}={roles[several[0]]}: {several[0]} owns state and has one actor"
         raise ConfigError(msg)
     return node
+
+
+def split_wanted(text: str) -> tuple[str, int]:
+    """Return role and number of actors of `role` or `role=number`, without knowing the run.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    role, equals, count = text.partition("=")
+    is_number = count.isascii() and count.isdecimal() and len(count) < MAX_DIGITS and 0 < int(count) < SPAN
+    if not NAME.fullmatch(role) or (equals and not is_number):
+        msg = f"--role {text[:80]!r} is no role=number with 1 to {SPAN - 1} actors"
+        raise ConfigError(msg)
+    return role, int(count) if equals else 1
 
 
 def check_role_name(config: Config, role: str) -> None:

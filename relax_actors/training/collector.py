@@ -23,10 +23,10 @@ from broker.codec import open_envelope
 from broker.subjects import CellId, RowId
 from broker.table import Fill
 from relax_actors.algorithms.schedules import is_evaluated
-from relax_actors.config import Config
 from relax_actors.errors import CodecError, RelaxError, SubjectError
-from relax_actors.messages import Checkpoint, Evaluation, Weights
+from relax_actors.messages import Checkpoint, Weights
 from relax_actors.runtime import Context
+from relax_actors.runtime.cells import KINDS
 from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed_bytes, is_late_end, removal
 
 CHECK_SECONDS, SWEEP_SECONDS = 0.5, 5.0
@@ -38,6 +38,8 @@ MAX_LISTED = 200_000
 MAX_LOOKUPS, LOOKUPS_AT_ONCE = 5000, 64
 """Rows that one sweep asks for one by one where there are too many to list."""
 FULL = 0.9
+OTHERS = ("evaluation", "critic", "critic_checkpoint")
+"""Kinds of numbered cells that the trainer does not write."""
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -57,8 +59,8 @@ class Collector:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._swept = Fill(0, 0, 0, 0)
-        # Latest removed strays: who wrote them.
-        self._culprits = ""
+        # Subjects of the numbered cells of other roles that are known to be well-formed.
+        self._well_formed: set[str] = set()
 
     def start(self) -> None:
         """Sweep in a thread from now on."""
@@ -92,7 +94,8 @@ class Collector:
             table, before = self._table, self._table.fill()
             found, malformed = self._list("*.*.*.*", MAX_LISTED)
             first = self._first_cells()
-            extent = read_extent(self._context)
+            malformed += self._remove_malformed()
+            extent = read_extent(self._context, self._well_formed)
             todo = removal(found, first, extent)
             if first is None:
                 todo = self._with_ends(todo, found, extent)
@@ -106,6 +109,28 @@ class Collector:
             self._swept = table.fill()
             self._report(todo, before, culprits)
             return todo
+
+    def _remove_malformed(self) -> list[str]:
+        """Remove malformed numbered cells of roles that may not do so; return the subjects that name no cell."""
+        table, malformed = self._table, []
+        for kind in OTHERS:
+            subjects = table.list_subjects(table.subjects.numbered(kind, "*"), MAX_LISTED)
+            for subject in set(subjects) - self._well_formed:
+                try:
+                    table.subjects.parse(subject)
+                except SubjectError:
+                    malformed.append(subject)
+                    continue
+                cell = table.get(subject, direct=False)
+                if cell is None:
+                    continue
+                try:
+                    table.read(cell.data, KINDS[kind], subject=subject)
+                    self._well_formed.add(subject)
+                except CodecError as error:
+                    self._context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
+                    table.remove([cell])
+        return malformed
 
     def _list(self, name: str, limit: int) -> tuple[list[CellId], list[str]]:
         """List cells of rows, and the subjects that name no cell."""
@@ -212,9 +237,10 @@ async def _gather(requests: Iterable[Awaitable[T]]) -> list[T]:
     return await asyncio.gather(*requests)
 
 
-def read_extent(context: Context) -> Extent:
-    """Read which rows a run may have now."""
+def read_extent(context: Context, well_formed: set[str]) -> Extent:
+    """Read which rows a run may have now; `well_formed` has the subjects of the results of evaluations."""
     table, config = context.table, context.config
+    results = table.subjects.numbered("evaluation", "")
     weights = table.fetch_last("weights", Weights)
     checkpoint = table.fetch_last("checkpoint", Checkpoint)
     return Extent(
@@ -225,23 +251,5 @@ def read_extent(context: Context) -> Extent:
         floor=0 if checkpoint is None else checkpoint.floor,
         eval_rows=0 if config.eval is None else config.eval.rows,
         evaluated=lambda version: config.eval is not None and is_evaluated(config, version),
-        results=frozenset(_results(context, config)),
+        results=frozenset(table.subjects.parse(s).step for s in well_formed if s.startswith(results)),
     )
-
-
-def _results(context: Context, config: Config) -> Iterable[int]:
-    """Yield the versions with a well-formed result among those that have rows; remove malformed results."""
-    table = context.table
-    present = {cell.step for cell in table.list_cells(f"{table.subjects.prefix}.eval.*.*.prompt")}
-    if config.eval is None:
-        return
-    for version in sorted(present):
-        cell = table.get(table.subjects.numbered("evaluation", version), direct=False)
-        if cell is None:
-            continue
-        try:
-            table.read(cell.data, Evaluation, subject=cell.subject)
-            yield version
-        except CodecError as error:
-            context.journal.event("malformed_cell", subject=cell.subject, error=str(error), removed=True)
-            table.remove([cell])

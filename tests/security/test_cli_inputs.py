@@ -11,6 +11,7 @@ import pytest
 
 from relax_actors.cli.main import run
 from tests.support.hostile_text import steers
+from tests.support.running import TINY
 
 RUN = "fuzzed"
 LONG = "a" * 100_000
@@ -87,3 +88,35 @@ def test_file_that_is_no_configuration_is_refused(refused: Callable[..., str], t
         said = refused(*command, str(path))
         assert "given.toml" in said, said
     assert "given.toml" in refused("keys", str(path), str(tmp_path / "keys"))
+
+
+@pytest.mark.parametrize(
+    "setting", ["a." * 5000 + "b=1", "run." + "x." * 20 + "y=1", "=", "run=", ".=1", "run..steps=1"]
+)
+def test_overrides_that_name_no_setting_are_refused(refused: Callable[..., str], setting: str) -> None:
+    said = refused("check", str(TINY), setting)
+    assert "is not of the form section.key=value, e.g. run.steps=10" in said
+
+
+def test_configuration_that_is_nested_too_deeply_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    deep = tmp_path / "deep.toml"
+    for text in ("[" + "a." * 5000 + "b]\nc = 1\n", "a = " + "[" * 50_000, "[a" + ".a" * 30 + "]\nc = 1\n"):
+        deep.write_text(text)
+        said = refused("check", str(deep))
+        assert "nested" in said or "cannot be read as TOML" in said
+
+
+@pytest.mark.parametrize(
+    "role", ["", "=", "rollout=", "rollout=-1", "rollout=x", "rollout=" + "9" * 5000, "../x=1", "é"]
+)
+def test_roles_of_a_node_are_checked_before_anything_starts(
+    refused: Callable[..., str], tmp_path: Path, role: str
+) -> None:
+    given = ["node", "--broker", "nats://127.0.0.1:9", "--store", str(tmp_path), "--run", RUN, f"--role={role}"]
+    assert refused(*given).endswith("is no role=number with 1 to 999 actors\n")
+
+
+@pytest.mark.parametrize("row", ["", "x", "group.1", "group.-1.2", "group.1.2.3", "eval.x.y"])
+def test_row_that_is_none_is_refused_without_a_connection(refused: Callable[..., str], row: str) -> None:
+    said = refused("quarantine", "show", RUN, "--broker", "nats://127.0.0.1:9", "--", row)
+    assert said == f"relax: {row!r} does not name a row; a row is group.<step>.<index> or eval.<version>.<index>\n"

@@ -62,7 +62,7 @@ def refusal(work: Callable[[], object], error: type[Exception]) -> str:
 
 def listed(count: int, body: bytes) -> bytes:
     """A cell whose value is a list of `count` items."""
-    return HEAD + b"\xdd" + count.to_bytes(4, "big") + body
+    return bytes(HEAD + b"\xdd" + count.to_bytes(4, "big") + body)
 
 
 def extension(code: int, payload: bytes) -> bytes:

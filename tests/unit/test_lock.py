@@ -48,3 +48,14 @@ def test_locked_packages_are_installed_unless_they_are_not_wanted(monkeypatch: p
     assert INSTALL["requirements"]("test", cpu_sglang=False, locked=True) == [
         ["--no-build-isolation", "--editable", ".[test]"]
     ]
+
+
+def test_versions_for_different_pythons_stay_apart() -> None:
+    text = (
+        "# head\n"
+        "a==1 ; python_full_version < '3.11.5' \\\n    --hash=sha256:00\n"
+        "a==2 ; python_full_version >= '3.11.5' \\\n    --hash=sha256:01\n"
+        "b==3 \\\n    --hash=sha256:02\n"
+    )
+    expected = "a==1 ; python_full_version < '3.11.5'\na==2 ; python_full_version >= '3.11.5'\nb==3\n"
+    assert LOCK["pinned_lines"](text) == expected

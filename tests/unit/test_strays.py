@@ -96,13 +96,18 @@ def test_rows_below_the_floor_go_except_quarantined_ones() -> None:
 
 
 def test_many_quarantined_rows_without_a_prompt_are_strays_below_the_floor() -> None:
-    extent = replace(EXTENT, rows=8)
-    flood = [f"group.2.{index}.quarantined" for index in range(MAX_KEPT_WITHOUT_PROMPT + 1)]
-    other = ("group.1.0.quarantined", "group.1.0.prompt")
-    assert removed(*flood[1:], extent=extent).filters == ()
-    found = removed(*flood, "group.2.0.prompt", "group.2.1.prompt", *other, extent=extent)
+    flood = [f"group.2.{index}.quarantined" for index in range(MAX_KEPT_WITHOUT_PROMPT)] + ["group.0.0.quarantined"]
+    assert removed(*flood[1:]).filters == ()
+    found = removed(*flood, "group.2.0.prompt", "group.2.1.prompt", "group.1.0.quarantined", "group.1.0.prompt")
     assert set(found.filters) == set()
-    assert removed(*flood, *other, extent=extent).filters == ("group.2.>",)
+    found = removed(*flood, "group.1.0.quarantined", "group.1.0.prompt")
+    assert found.filters == ("group.0.>", "group.2.>")
+
+
+def test_rows_of_absurd_indices_are_strays_below_the_floor() -> None:
+    last = 4 * STRAY_REFILLS
+    kept = ["group.2.9999.quarantined", "group.2.9999.prompt", f"group.2.{last - 1}.quarantined"]
+    assert removed(*kept, f"group.2.{last}.quarantined").filters == (f"group.2.{last}.quarantined",)
 
 
 def test_evaluations_with_a_result_go_except_the_last() -> None:
@@ -140,10 +145,3 @@ FOREIGN_KEYS = (
 def test_keys_that_no_process_of_the_run_has_are_removed() -> None:
     roles = ("rollout", "trainer")
     assert [key for key in (*KEYS, *FOREIGN_KEYS) if allowed_bytes(key, roles) > 0] == [*KEYS]
-
-
-def test_quarantined_strays_far_from_due_go_below_the_floor() -> None:
-    names = ["group.2.0.quarantined", "group.2.1.quarantined", "group.2.1.prompt"]
-    assert removed(*names, f"group.2.{4 * STRAY_REFILLS}.quarantined").filters == (
-        f"group.2.{4 * STRAY_REFILLS}.quarantined",
-    )
