@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.advantages.groups import Requirements
-from relax_actors.algorithms.effective import idle, written
+from relax_actors.algorithms.effective import LOSS_SETTINGS, idle, written
 from relax_actors.config import Config
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.registry import is_dotted
 
@@ -22,6 +23,7 @@ def refusals(config: Config) -> Iterator[str]:
     yield from _advantages(config)
     yield from _normalisation(config)
     yield from _components(config)
+    yield from _shaping(config)
     yield from _loss(config)
     yield from _bounds(config)
     yield from _kl(config)
@@ -94,6 +96,11 @@ def _normalisation(config: Config) -> Iterator[str]:
             f'algorithm.whiten = "{algorithm.whiten}" with algorithm.scale = "{algorithm.scale}" normalises twice; set '
             'algorithm.scale = "none", or algorithm.whiten = "none"'
         )
+    if algorithm.whiten == "samples" and _has_token_advantages(algorithm):
+        yield (
+            f'algorithm.whiten = "samples" needs one advantage for each sample, and algorithm.advantage = '
+            f'"{algorithm.advantage}" has one for each token; set algorithm.whiten = "tokens" or "none"'
+        )
     if algorithm.advantage == "rloo":
         yield (
             f'algorithm.whiten = "{algorithm.whiten}" puts back the standard deviation that algorithm.advantage = '
@@ -122,6 +129,21 @@ def _components(config: Config) -> Iterator[str]:
         )
 
 
+def _has_token_advantages(algorithm: AlgorithmSection) -> bool:
+    """Whether the built-in estimators give the tokens of a sample different advantages."""
+    by_kl = algorithm.advantage == "greedy" and algorithm.kl.place == "reward"
+    return by_kl or algorithm.advantage in ("returns", "gae", "optimal_token", "optimal_turn")
+
+
+def _shaping(config: Config) -> Iterator[str]:
+    buffer, limit = config.algorithm.shaping.overlong_buffer, config.rollout.max_tokens
+    if config.algorithm.shaping.overlong and buffer is not None and buffer > limit:
+        yield (
+            f"algorithm.shaping.overlong_buffer = {buffer} is more than rollout.max_tokens = {limit}; set it to at "
+            "most that, or leave it out for a fifth of it"
+        )
+
+
 def _loss(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     sequence = algorithm.ratio.startswith("sequence") and algorithm.surrogate != "gamma"
@@ -135,9 +157,9 @@ def _loss(config: Config) -> Iterator[str]:
             f'algorithm.aggregate = "sample_weight_length" with algorithm.ratio = "{algorithm.ratio}" is the mean of '
             'sums; set algorithm.ratio = "sequence_mean" for LUSPO, or algorithm.aggregate = "sample_mean_of_sums"'
         )
-    if algorithm.ratio == "none" and algorithm.surrogate in ("clip", "clip_weight", "gate", "divergence_mask"):
+    if algorithm.ratio == "none" and "ratio" in LOSS_SETTINGS.get(algorithm.surrogate, ()):
         yield (
-            f'algorithm.surrogate = "{algorithm.surrogate}" bounds a ratio, and algorithm.ratio is "none"; set '
+            f'algorithm.surrogate = "{algorithm.surrogate}" reads a ratio, and algorithm.ratio is "none"; set '
             'algorithm.ratio = "token", or algorithm.surrogate = "score"'
         )
     yield from _stale_score(config)
@@ -197,6 +219,12 @@ def _correction(config: Config) -> Iterator[str]:
             f'algorithm.correction.normalise = "{correction.normalise}" with algorithm.surrogate = '
             f'"{algorithm.surrogate}" would scale the weights inside a number of the whole sample, before their mean '
             'over the step is known; set algorithm.correction.normalise = "none"'
+        )
+    if reject.opsm is not None and algorithm.proximal == "trainer" and config.trainer.updates == 1:
+        yield (
+            f"algorithm.reject.opsm = {reject.opsm:g} bounds the log-ratio of the proximal to the trained policy, "
+            'which is 0 while a batch is trained once; set algorithm.proximal = "rollout", or trainer.minibatches '
+            "above 1"
         )
     bounded = {"correction": correction.kind == "icepop", "reject": reject.kind != "none"}
     for section, is_bounded in bounded.items():

@@ -59,7 +59,15 @@ def length_penalty(rewards: Array, lengths: Array, *, factor: float) -> Array:
     return found
 
 
-def kl_rewards(old: Array, reference: Array, *, kind: KLKind = "k1", coefficient: float, mask: Array) -> Array:
+def kl_rewards(
+    old: Array,
+    reference: Array,
+    *,
+    kind: KLKind = "k1",
+    coefficient: float,
+    mask: Array,
+    clamp: float | None = None,
+) -> Array:
     r"""Compute the KL in the reward of each trained token: $-\beta\,k(x)$ with $x = \log \pi_{old} - \log \pi_{ref}$.
 
     k1 is x, k2 is x^2 / 2, k3 is exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html). InstructGPT, RLOO (arXiv
@@ -72,6 +80,7 @@ def kl_rewards(old: Array, reference: Array, *, kind: KLKind = "k1", coefficient
         kind: estimator.
         coefficient: beta.
         mask: `[total] bool`, trained tokens; others get 0.
+        clamp: largest magnitude of k(x); None for no bound.
 
     Returns:
         `[total] float64`.
@@ -86,7 +95,7 @@ def kl_rewards(old: Array, reference: Array, *, kind: KLKind = "k1", coefficient
             found = np.expm1(-x) + x
         case _:
             assert_never(kind)
-    return -coefficient * found
+    return -coefficient * (found if clamp is None else np.clip(found, -clamp, clamp))
 
 
 def has_signal(rewards: Array, tolerance: float = 1e-8) -> bool:

@@ -31,6 +31,7 @@ class RowAdvantages:
         mask: `[total] bool`, trained tokens.
         rewards: `[n] float64`, rewards of the samples; read by `scale_by_reward_std` and `scale_by_signal`.
         role: role that the samples play; read by `subtract_running_means`.
+        is_per_token: whether `values` has one number for each token where a row has as many tokens as samples.
     """
 
     values: Array
@@ -38,11 +39,12 @@ class RowAdvantages:
     mask: Array
     rewards: Array | None = None
     role: str = ""
+    is_per_token: bool = False
 
     @property
     def per_token(self) -> bool:
-        """Whether `values` has one number for each token; a row that fits both has one for each sample."""
-        return len(self.values) != len(self.lengths)
+        """Whether `values` has one number for each token."""
+        return len(self.values) != len(self.lengths) or (self.is_per_token and len(self.values) == len(self.mask))
 
     @property
     def trained_lengths(self) -> Array:

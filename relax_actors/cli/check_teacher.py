@@ -9,7 +9,7 @@ from string import Formatter
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, RowError
 from relax_actors.roles import make_role
 from relax_actors.roles.teacher import Teacher
 
@@ -40,7 +40,10 @@ def check_teacher(config: Config, folder: Path) -> Iterator[str]:
         raise ConfigError(msg)
     _check_source(role)
     if role.hint:
-        _check_hint(role.hint)
+        _check_hint(role.hint, folder)
+    if distil.top_k is not None and distil.top_k > (vocabulary := measure(folder).vocabulary):
+        msg = f"algorithm.distil.top_k = {distil.top_k} is more than the vocabulary of {vocabulary}; lower it"
+        raise ConfigError(msg)
     if role.server and config.rollout.temperature != 1:
         msg = (
             f"{SECTION}.server computes log-probs at temperature 1; rollout.temperature = {config.rollout.temperature} "
@@ -78,7 +81,7 @@ def _check_source(role: Teacher) -> None:
             raise ConfigError(msg)
 
 
-def _check_hint(hint: str) -> None:
+def _check_hint(hint: str, folder: Path) -> None:
     try:
         parts = list(Formatter().parse(hint))
     except ValueError as error:
@@ -87,6 +90,12 @@ def _check_hint(hint: str) -> None:
     if not any(name == "prompt" for _, name, _, _ in parts):
         msg = f"{SECTION}.hint {hint[:60]!r} lacks {{prompt}}, where the teacher reads the prompt; add it"
         raise ConfigError(msg)
+    try:
+        if text := "".join(literal for literal, _, _, _ in parts):
+            Tokenizer(folder).encode(text, special=False)
+    except RowError as error:
+        msg = f"{SECTION}.hint {hint[:60]!r} has text that the model cannot read: {error}"
+        raise ConfigError(msg) from error
 
 
 def _check_model(config: Config, path: Path, folder: Path) -> Iterator[str]:

@@ -24,7 +24,7 @@ class KlSection(Section):
 
     place: Literal["none", "loss", "reward"] = "none"
     """No penalty; a term of the loss of each token; or a part of the token rewards: -`coefficient` x KL with the
-    log-probs of the proximal policy, without gradient."""
+    log-probs of sampling, or of `actor_fwd` with `proximal = "actor_fwd"`, without gradient."""
     kind: Literal["k1", "k2", "k3"] = "k3"
     """Estimator: x; x^2 / 2; or exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html)."""
     coefficient: PositiveFloat = 1e-3

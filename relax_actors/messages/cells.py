@@ -138,6 +138,7 @@ class Advantage:
             are then float64, and rounded after these statistics.
         kl: mean KL of a sample, summed over its trained tokens, before the coefficient; None if the reward has no KL.
         role: role that the samples play (`metadata["role"]` of the prompt), for `algorithm.advantage = "ema"`.
+        per_token: whether `values` has one number for each token; read only where a row has as many tokens as samples.
 
     Raises:
         ValueError: a number is not finite, or an array has more than one dimension.
@@ -151,6 +152,7 @@ class Advantage:
     rewards: Array | None = None
     kl: float | None = None
     role: str = ""
+    per_token: bool = False
 
     def __post_init__(self) -> None:
         _check_numbers(self.values, "a row's advantage")

@@ -102,6 +102,9 @@ class Critic(StatefulRole):
         else:
             self._checkpoints.load(last)
             self._begin(last.version)
+            if last.version >= self.context.config.run.steps:
+                # With fewer steps than before, the run ends at a checkpoint that was not the last one.
+                self._finish_run()
         self._advance()
         if last is not None:
             self.context.journal.event("recovered", version=self._version, replayed=self._version - last.version)

@@ -23,8 +23,10 @@ _FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs", VALUE
 
 def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
     """Return the advantage of every token of a row, `[total] float32`."""
-    values = np.asarray(advantage.values, np.float32)
-    return values if len(values) == len(trajectory.token_ids) else np.repeat(values, trajectory.sample_lengths)
+    values, total = np.asarray(advantage.values, np.float32), len(trajectory.token_ids)
+    # With empty samples, a row can have as many tokens as samples.
+    per_token = advantage.per_token if total == len(trajectory.texts) else len(values) == total
+    return values if per_token else np.repeat(values, trajectory.sample_lengths)
 
 
 def teacher_fields(teacher: TeacherScores, trajectory: Trajectory) -> dict[str, Array]:

@@ -67,6 +67,7 @@ class StepAdvantages:
                 mask=trajectory.trained,
                 rewards=advantage.rewards,
                 role=advantage.role,
+                is_per_token=advantage.per_token,
             )
             for advantage, trajectory in zip(rows.advantages, rows.trajectories, strict=True)
         ]

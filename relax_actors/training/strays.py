@@ -169,13 +169,16 @@ def _finished_evaluations(cells: Iterable[CellId], extent: Extent) -> list[str]:
     return [f"eval.{v}" for v in sorted(present & extent.results - {max(extent.results, default=-1)})]
 
 
-def _below_floor(below: list[CellId], prompts: set[RowId], first_stray: int) -> list[str]:
+def _below_floor(below: list[CellId], prompts: set[RowId], last_index: int) -> list[str]:
     """Return filters for the cells below the floor, except those of quarantined rows.
 
-    Without a prompt, rows from index `first_stray` on are strays.
+    Args:
+        below: the cells.
+        prompts: rows with a prompt.
+        last_index: rows of this index and later ones are not kept without a prompt.
     """
     quarantined = {cell.row for cell in below if cell.field == "quarantined"}
-    quarantined = {row for row in quarantined if row in prompts or row.index < first_stray}
+    quarantined = {row for row in quarantined if row in prompts or row.index < last_index}
     unprompted = quarantined - prompts
     if len(unprompted) > MAX_KEPT_WITHOUT_PROMPT:
         quarantined -= unprompted

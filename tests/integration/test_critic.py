@@ -265,3 +265,17 @@ def test_exported_critic_is_a_folder_that_another_run_starts_from(
     table.purge([table.subjects.numbered("critic_checkpoint", "*")])
     with pytest.raises(ConfigError, match=r"critic-checkpoints holds checkpoints \['1\.1'\] that the table does not"):
         make_critic(incarnation=3)
+
+
+def test_critic_of_a_run_that_is_shortened_to_its_last_checkpoint_is_exported(
+    make_trainer: Callable[..., Trainer], make_critic: MakeCritic, table: Table
+) -> None:
+    trainer, critic = make_trainer(), make_critic("trainer.checkpoint_every=1")
+    put_step(table, 0, version=0, returns=returns)
+    advance(table, critic)
+    read_all(table, trainer)
+    advance(table, critic)
+    critic.idle()
+    assert not critic.context.folder.critic.exists()
+    later = make_critic("run.steps=1", incarnation=2)
+    assert (later.context.folder.critic / "model.safetensors").exists()

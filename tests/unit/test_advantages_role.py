@@ -240,3 +240,20 @@ def test_bad_result_of_a_users_estimator_quarantines_the_row(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RowError, match=message):
         advantages(tmp_path, Reward(VALUES), f"algorithm.advantage=own_advantage.{function}")
+
+
+@pytest.mark.parametrize(("name", "values", "per_token"), [("rloo", [1.0, -1.0], False), ("returns", [1.0, 1.0], True)])
+def test_a_row_with_as_many_tokens_as_samples_says_what_its_advantages_are_of(
+    tmp_path: Path, name: str, values: list[float], *, per_token: bool
+) -> None:
+    settings = (f"algorithm.advantage={name}", "algorithm.scale=none", "algorithm.shaping.mask_truncated=true")
+    found = advantages(tmp_path, Reward(np.array([1.0, 0.0], np.float32)), *settings, trajectory=trajectory([2, 0]))
+    np.testing.assert_array_equal(found.values, np.array(values, np.float32))
+    assert found.per_token is per_token
+
+
+def test_kl_in_the_reward_is_clamped(tmp_path: Path) -> None:
+    settings = ("algorithm.advantage=returns", "algorithm.scale=none", *KL_IN_REWARD, "algorithm.kl.clamp=0.25")
+    columns = {"trajectory": trajectory([1, 1, 1, 1]), "reference": np.array([-1.5, -0.5, -1.125, -9], np.float32)}
+    found = advantages(tmp_path, Reward(VALUES), *settings, **columns)
+    np.testing.assert_allclose(found.values, VALUES - 0.1 * np.array([0.25, -0.25, 0.125, 0.25]), rtol=1e-6)

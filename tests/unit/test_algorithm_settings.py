@@ -202,8 +202,28 @@ REFUSED = {
     ),
     "clip of no ratio": Refused(
         ("algorithm.name=rloo", "algorithm.surrogate=clip"),
-        'algorithm.surrogate = "clip" bounds a ratio, and algorithm.ratio is "none"; set algorithm.ratio = '
+        'algorithm.surrogate = "clip" reads a ratio, and algorithm.ratio is "none"; set algorithm.ratio = '
         '"token", or algorithm.surrogate = "score"',
+    ),
+    "covariance without a ratio": Refused(
+        ("algorithm.name=clip_cov", "algorithm.ratio=none"),
+        'algorithm.surrogate = "clip_cov" reads a ratio, and algorithm.ratio is "none"; set algorithm.ratio = '
+        '"token", or algorithm.surrogate = "score"',
+    ),
+    "samples whitened by tokens": Refused(
+        ("algorithm.advantage=returns", "algorithm.scale=none", "algorithm.whiten=samples"),
+        'algorithm.whiten = "samples" needs one advantage for each sample, and algorithm.advantage = "returns" has '
+        'one for each token; set algorithm.whiten = "tokens" or "none"',
+    ),
+    "overlong buffer": Refused(
+        ("algorithm.name=dapo", "rollout.max_tokens=6", "algorithm.shaping.overlong_buffer=100"),
+        "algorithm.shaping.overlong_buffer = 100 is more than rollout.max_tokens = 6; set it to at most that, or leave "
+        "it out for a fifth of it",
+    ),
+    "opsm of equal policies": Refused(
+        ("algorithm.proximal=trainer", "algorithm.reject.opsm=1e-4"),
+        "algorithm.reject.opsm = 0.0001 bounds the log-ratio of the proximal to the trained policy, which is 0 while a "
+        'batch is trained once; set algorithm.proximal = "rollout", or trainer.minibatches above 1',
     ),
     "stale score": Refused(
         ("algorithm.name=rloo",),

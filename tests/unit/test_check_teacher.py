@@ -86,6 +86,22 @@ def test_teacher_in_a_folder_on_a_server_or_with_a_hint_is_accepted(errors: Erro
             "roles.teacher.hint 'the answer is {answer}' lacks {prompt}, where the teacher reads the prompt; add it",
         ),
         (
+            [ON, "roles.teacher.hint='{answer} {prompt}'"],
+            (
+                "roles.teacher.hint '{answer} {prompt}' has text that the model cannot read: character ' ' at position "
+                "1 of ' ' is not in the model's alphabet"
+            ),
+        ),
+        (
+            [
+                "algorithm.distil.place=loss",
+                "algorithm.distil.kind=jsd",
+                "algorithm.distil.top_k=99",
+                "roles.teacher.hint='{answer}{prompt}'",
+            ],
+            "algorithm.distil.top_k = 99 is more than the vocabulary of ",
+        ),
+        (
             [ON, "roles.teacher.hint='{prompt'"],
             (
                 "roles.teacher.hint '{prompt' is not a template: expected '}' before end of string; write {{ and "
@@ -110,7 +126,7 @@ def test_teacher_in_a_folder_on_a_server_or_with_a_hint_is_accepted(errors: Erro
     ],
 )
 def test_impossible_teachers_are_refused(errors: Errors, settings: list[str], message: str) -> None:
-    assert message in errors(*settings)
+    assert message in " ".join(errors(*settings))
 
 
 def test_folder_without_a_model_or_with_another_vocabulary_is_refused(errors: Errors, teacher: Path) -> None:

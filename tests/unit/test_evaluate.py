@@ -23,6 +23,8 @@ TOKENS = {
     "old_logprobs": [[-1.5, -2.0], [], [-0.4]],
     "advantages": [1.0, 0.5, -1.0],
 }
+LOGITS = {"logits": [[[1.0, 2.0]]], "teacher_logits": [[[2.0, 1.0]]]}
+SCORES = {"proximal_logprobs": [[-1]], "rollout_logprobs": [[-1]]}
 
 
 def test_policy_loss_gives_loss_and_gradient_as_ragged_lists() -> None:
@@ -78,6 +80,17 @@ def test_other_kinds_give_hand_computed_numbers() -> None:
             {"kind": "kl", "name": "k3", "inputs": {"logprobs": [[1]], "reference_logprobs": [[1, 2]]}},
             "input 'reference_logprobs' must have one list of numbers for each sample, of lengths [1]",
         ),
+        ({"kind": [], "inputs": {}}, "ValueError: kind = [] is not known; known: "),
+        ({"kind": "kl", "name": "k3", "inputs": TOKENS, "settings": [1]}, "TypeError: settings is a list; give an"),
+        ({"kind": "correction", "name": "opsm", "inputs": SCORES}, "ValueError: opsm needs the setting threshold"),
+        (
+            {"kind": "distillation", "name": "jsd", "settings": {"top_k": 3}, "inputs": LOGITS},
+            "ValueError: top_k is 3, the vocabulary has 2 tokens",
+        ),
+        (
+            {"kind": "distillation", "name": "jsd", "settings": {"temperature": 0}, "inputs": LOGITS},
+            "ValueError: temperature is 0.0; it must be above 0",
+        ),
         ({"kind": "entropy", "name": "half", "inputs": {}}, "ValueError: name = 'half' is not known; known: full"),
         (
             {"kind": "policy_loss", "name": "clip", "inputs": TOKENS, "settings": {"clip_lo": 1}},
@@ -103,3 +116,7 @@ def test_command_prints_all_cases_and_fails_if_one_fails(tmp_path: Path) -> None
     refused = subprocess.run([*command, "-"], input="{}", capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert refused.stderr == '-: the file holds no list of cases; write a JSON list of cases, or {"cases": [...]}\n'
+    nested = subprocess.run([*command, "-"], input="[" * 100_000, capture_output=True, text=True, check=False)
+    assert nested.returncode == 2
+    assert "write a JSON list of cases" in nested.stderr
+    assert "Traceback" not in nested.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from relax_actors.algorithms.evaluate.kinds import evaluate
 
@@ -63,3 +64,24 @@ def test_bad_cases_say_what_is_wrong() -> None:
         "ValueError: groups has 1 ids for 2 samples; give one for each"
     )
     assert "is not a known advantage estimator" in advantages("nothing", rewards=[1])
+
+
+def test_tokens_are_told_from_samples_where_there_are_as_many() -> None:
+    found = advantages("gae", {"gae_lambda": 1.0}, rewards=[1, 5], values=[[0.5, 0.25], []])
+    assert found == {"advantages": [[0.5, 0.75], []], "returns": [[1.0, 1.0], []]}
+    assert advantages("rloo", rewards=[1, 0], lengths=[2, 0]) == {"advantages": [1.0, -1.0]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "inputs", "error"),
+    [
+        ({"whiten": "token"}, {}, "ValueError: setting whiten: Input should be 'none', 'tokens' or 'samples'"),
+        ({"scale": "std"}, {}, "ValueError: setting scale: Input should be 'none', 'group_std', 'batch_std' or"),
+        ({"kl_kind": "k4"}, {}, "ValueError: setting kl_kind: Input should be 'k1', 'k2' or 'k3'"),
+        ({"epsilon": "x"}, {}, "TypeError: setting epsilon is 'x'; give a number"),
+        ({}, {"roles": ["a"]}, "ValueError: input 'roles' must be a list with one entry for each of 2 samples"),
+        ({}, {"greedy_rewards": []}, "ValueError: input 'greedy_rewards' must be a list with one entry for each of 2"),
+    ],
+)
+def test_impossible_settings_are_errors(settings: dict[str, Any], inputs: dict[str, Any], error: str) -> None:
+    assert advantages("group", settings, rewards=[1, 2], **inputs).startswith(error)

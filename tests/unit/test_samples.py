@@ -33,6 +33,9 @@ def sequence(tokens: list[int], sampled: list[int], *, masked: tuple[int, ...] =
     )
 
 
+EMPTY = sequence([1, 2, 3], [])
+
+
 def episode() -> Trajectory:
     """Build two samples: one with two turns and a branch, and one plain completion."""
     turns = sequence([1, 2, 3, 7, 8, 50, 51, 9], [3, 4, 7])
@@ -284,3 +287,17 @@ def test_nested_dataclasses_of_plain_values_keep_fields_with_defaults() -> None:
 
     found = plain_value(open_envelope(encode([Score("a"), Score("b", 1.0)], "role.0#1")))
     assert found == [{"name": "a", "bonus": 0.0}, {"name": "b", "bonus": 1.0}]
+
+
+def test_samples_and_tokens_of_a_row_are_told_apart_when_there_are_as_many() -> None:
+    row = Trajectory.of(PROMPT, [Sample((s,), "a", "stop") for s in (sequence([1, 2, 3, 6, 7], [3, 4]), EMPTY)])
+    for per_token, expected in ((False, [2.0, 2.0]), (True, [2.0, -1.0])):
+        advantage = Advantage(np.array([2.0, -1.0], np.float32), 0.5, per_token=per_token)
+        (found,) = samples_of(0, row, advantage)
+        np.testing.assert_array_equal(found.masked("advantages"), np.array(expected, np.float32))
+        (whitened,) = (
+            StepAdvantages(AlgorithmSection(scale="none", whiten="tokens"))
+            .apply(StepRows([0], [row], [advantage]))
+            .advantages
+        )
+        np.testing.assert_allclose(whitened.values[0], 0.0 if not per_token else 0.70710678, rtol=1e-6)

@@ -19,6 +19,7 @@ from relax_actors.algorithms.advantages.groups import (
     accepted_settings,
     per_sample_sums,
     requirements_of,
+    returns_tokens,
 )
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
@@ -138,16 +139,15 @@ class RowEstimation:
             whole = self._whole_group(reward, columns, kl, coefficient)
             group = self._without_greedy(whole)
             found = np.asarray(self._function(group))
+            self._check(found, group, source)
+            per_token = returns_tokens(self._function, group, found)
         except ValueError as error:
             msg = f"{source}: {error}"
             raise RowError(msg) from error
-        self._check(found, group, source)
-        padding = whole.n - group.n
-        if len(found) != group.n and whole.lengths is not None:
-            padding = int(whole.lengths[group.n :].sum())
+        padding = int(whole.token_counts[group.n :].sum()) if per_token else whole.n - group.n
         measured = None if kl is None else float(per_sample_sums(kl, whole.token_counts)[: group.n].mean())
         values = np.append(found.astype(np.float64), np.zeros(padding))
-        return replace(self._advantage(reward, group, values), kl=measured)
+        return replace(self._advantage(reward, group, values), kl=measured, per_token=per_token)
 
     def _trained(self, samples: int) -> int:
         """Number of samples of a row without the greedy one, which is the last."""
@@ -213,7 +213,8 @@ class RowEstimation:
         if old.shape != trajectory.logprobs.shape or reference.shape != old.shape:
             msg = f"{len(old)} and {len(reference)} log-probs for {len(trajectory.token_ids)} tokens"
             raise ValueError(msg)
-        return -shaping.kl_rewards(old, reference, kind=algorithm.kl.kind, coefficient=1.0, mask=trajectory.trained)
+        kl, mask = algorithm.kl, trajectory.trained
+        return -shaping.kl_rewards(old, reference, kind=kl.kind, coefficient=1.0, mask=mask, clamp=kl.clamp)
 
     def _check(self, found: Array, group: Group, source: str) -> None:
         """Raise RowError unless an estimator returned one finite number for each sample or token."""

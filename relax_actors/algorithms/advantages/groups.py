@@ -228,6 +228,26 @@ def accepted_settings(function: Estimator, settings: Mapping[str, Any]) -> dict[
     return {name: value for name, value in settings.items() if name in names}
 
 
+def returns_tokens(function: Estimator, group: Group, found: Array) -> bool:
+    """Return whether an estimator gave one number for each token of a group, and not for each sample.
+
+    Args:
+        function: the estimator, with its settings bound.
+        group: the group.
+        found: what the estimator returned for it.
+    """
+    if group.lengths is None or len(found) != int(group.lengths.sum()):
+        return False
+    if len(found) != group.n:
+        return True
+    other = np.flatnonzero(group.lengths != 1)
+    if not len(other):
+        return False
+    # As many tokens as samples: with one of the samples twice, the numbers differ.
+    larger = group.select([*range(group.n), int(other[0])])
+    return len(function(larger)) != larger.n
+
+
 def per_sample_sums(per_token: Array, lengths: Array) -> Array:
     """Sum the tokens of each sample, `[n] float64`; 0 for a sample without tokens."""
     return np.bincount(_sample_of_token(lengths), weights=per_token, minlength=len(lengths))

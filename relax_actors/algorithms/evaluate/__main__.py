@@ -17,7 +17,7 @@ def main() -> int:
     path = parser.parse_args().file
     try:
         read = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return _refuse(path, str(error))
     cases = read.get("cases") if isinstance(read, dict) else read
     if not isinstance(cases, list):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor
 
 from relax_actors.algorithms import step_statistics
@@ -20,11 +22,13 @@ from relax_actors.algorithms.advantages.groups import (
     accepted_settings,
     per_sample_sums,
     requirements_of,
+    returns_tokens,
     sample_slices,
 )
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.shaping import kl_rewards
 from relax_actors.algorithms.step_statistics import RowAdvantages
+from relax_actors.config.algorithm import AlgorithmSection
 
 Array = NDArray[Any]
 STEP_SETTINGS: dict[str, Any] = {
@@ -52,10 +56,7 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     Raises:
         ValueError: a setting is unknown, or an input is missing or malformed.
     """
-    known = (*ESTIMATOR_SETTINGS, *STEP_SETTINGS)
-    if unexpected := sorted(set(settings) - set(known)):
-        msg = f"{unexpected[0]!r} is not a setting of an advantage; known: {', '.join(known)}"
-        raise ValueError(msg)
+    _check_settings(settings)
     function: Estimator = decoupled if name == "decoupled" else load_advantage(name)
     bound = accepted_settings(function, {key: value for key, value in settings.items() if key in ESTIMATOR_SETTINGS})
     step, needs = {**STEP_SETTINGS, **settings}, requirements_of(function)
@@ -63,12 +64,40 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     parts = _groups(inputs, whole.n)
     groups = [_group(whole, index, inputs) for index in parts]
     found = [np.asarray(function(group, **bound), np.float64) for group in groups]
-    rows = _completed(name, [_row(group, one) for group, one in zip(groups, found, strict=True)], settings, step)
-    outputs = {"advantages": _ordered([row.values for row in rows], groups, parts)}
+    estimator = partial(function, **bound)
+    per_token = [returns_tokens(estimator, group, one) for group, one in zip(groups, found, strict=True)]
+    rows = [_row(group, one, of) for group, one, of in zip(groups, found, per_token, strict=True)]
+    rows = _completed(name, rows, settings, step)
+    outputs = {"advantages": _ordered(rows, parts)}
     if "values" in needs.needs:
-        targets = [f + np.where(g.mask, g.input("values"), 0.0) for f, g in zip(found, groups, strict=True)]
-        outputs["returns"] = _ordered(targets, groups, parts)
+        targets = [
+            replace(row, values=one + np.where(group.mask, group.input("values"), 0.0))
+            for row, one, group in zip(rows, found, groups, strict=True)
+        ]
+        outputs["returns"] = _ordered(targets, parts)
     return Evaluation(outputs)
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError or TypeError unless every setting is known and has a possible value."""
+    known = (*ESTIMATOR_SETTINGS, *STEP_SETTINGS)
+    if unexpected := sorted(set(settings) - set(known)):
+        msg = f"{unexpected[0]!r} is not a setting of an advantage; known: {', '.join(known)}"
+        raise ValueError(msg)
+    # Other engines divide without epsilon.
+    section = {n: value for n, value in settings.items() if n in AlgorithmSection.model_fields and n != "epsilon"}
+    kl = {"kind": settings.get("kl_kind", STEP_SETTINGS["kl_kind"])}
+    try:
+        AlgorithmSection.model_validate({**section, "kl": kl})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])).replace("kl.kind", "kl_kind")
+        msg = f"setting {name}: {first['msg']}"
+        raise ValueError(msg) from error
+    for name in ("epsilon", "whiten_epsilon", "kl_coefficient"):
+        if not isinstance(settings.get(name, 0.0), int | float):
+            msg = f"setting {name} is {settings[name]!r}; give a number"
+            raise TypeError(msg)
 
 
 def _whole(inputs: Inputs) -> Group:
@@ -113,13 +142,22 @@ def _groups(inputs: Inputs, samples: int) -> list[list[int]]:
 
 def _group(whole: Group, index: list[int], inputs: Inputs) -> Group:
     greedy, roles = inputs.raw.get("greedy_rewards"), inputs.raw.get("roles")
+    for name, of_samples in (("greedy_rewards", greedy), ("roles", roles)):
+        if of_samples is not None and (not isinstance(of_samples, list) or len(of_samples) != whole.n):
+            msg = f"input {name!r} must be a list with one entry for each of {whole.n} samples"
+            raise ValueError(msg)
     found = whole.select(index, greedy_reward=None if greedy is None else float(greedy[index[0]]))
     return found if roles is None else replace(found, role=str(roles[index[0]]))
 
 
-def _row(group: Group, values: Array) -> RowAdvantages:
+def _row(group: Group, values: Array, per_token: bool) -> RowAdvantages:  # noqa: FBT001 a property of the values
     return RowAdvantages(
-        values=values, lengths=group.token_counts, mask=group.mask, rewards=group.totals, role=group.role
+        values=values,
+        lengths=group.token_counts,
+        mask=group.mask,
+        rewards=group.totals,
+        role=group.role,
+        is_per_token=per_token,
     )
 
 
@@ -136,18 +174,18 @@ def _completed(
     return step_statistics.whiten(rows, over=step["whiten"], epsilon=step["whiten_epsilon"])
 
 
-def _ordered(found: list[Array], groups: list[Group], parts: list[list[int]]) -> Tensor:
+def _ordered(rows: list[RowAdvantages], parts: list[list[int]]) -> Tensor:
     """Return the numbers of all samples in their given order, `[samples]` or `[samples, width]`."""
-    samples = sum(group.n for group in groups)
-    if all(len(values) == group.n for values, group in zip(found, groups, strict=True)):
+    samples = sum(len(row.lengths) for row in rows)
+    if not any(row.per_token for row in rows):
         out = np.zeros(samples)
-        for values, index in zip(found, parts, strict=True):
-            out[index] = values
+        for row, index in zip(rows, parts, strict=True):
+            out[index] = row.values
         return torch.from_numpy(out)
-    padded = np.zeros((samples, max(int(group.token_counts.max()) for group in groups)))
-    for values, group, index in zip(found, groups, parts, strict=True):
-        tokens = values if len(values) != group.n else group.spread(values)
-        for i, part in zip(index, sample_slices(group.token_counts), strict=True):
+    padded = np.zeros((samples, max(int(row.lengths.max()) for row in rows)))
+    for row, index in zip(rows, parts, strict=True):
+        tokens = row.values if row.per_token else np.repeat(row.values, row.lengths)
+        for i, part in zip(index, sample_slices(row.lengths), strict=True):
             padded[i, : part.stop - part.start] = tokens[part]
     return torch.from_numpy(padded)
 

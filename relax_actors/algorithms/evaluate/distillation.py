@@ -40,6 +40,12 @@ def distillation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Eval
     top_k = settings.get("top_k", logits.shape[-1])
     section = DistilSection.model_validate({**given, "place": "loss", "kind": name, "top_k": top_k})
     temperature = float(settings.get("temperature", 1.0))
+    if not temperature > 0:
+        msg = f"temperature is {temperature}; it must be above 0"
+        raise ValueError(msg)
+    if section.top_k is not None and section.top_k > logits.shape[-1]:
+        msg = f"top_k is {section.top_k}, the vocabulary has {logits.shape[-1]} tokens"
+        raise ValueError(msg)
     top = (teacher / temperature).log_softmax(-1).topk(int(top_k), -1)
     per_token = distillation_loss(
         (logits / temperature).log_softmax(-1).gather(-1, top.indices),

@@ -53,10 +53,13 @@ def _result(case: Any) -> tuple[Inputs, Evaluation]:
         msg = f"a case has the unknown key {unexpected[0]!r}; known: kind, name, settings, inputs"
         raise ValueError(msg)
     kind = case.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         msg = f"kind = {kind!r} is not known; known: {', '.join(KINDS)}"
         raise ValueError(msg)
+    if not isinstance(settings := case.get("settings") or {}, Mapping):
+        msg = f"settings is a {type(settings).__name__}; give an object of settings by name"
+        raise TypeError(msg)
     function: Any = load(KINDS[kind], "kind")
     inputs = Inputs(case["inputs"])
     evaluator: Evaluator = function
-    return inputs, evaluator(str(case.get("name", "")), case.get("settings") or {}, inputs)
+    return inputs, evaluator(str(case.get("name", "")), settings, inputs)

@@ -90,6 +90,9 @@ def correction(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
     proximal, rollout, mask = inputs.token("proximal_logprobs"), inputs.token("rollout_logprobs"), inputs.mask
     if name == "opsm":
         _only(name, ("opsm",), settings, ("threshold",))
+        if "threshold" not in settings:
+            msg = "opsm needs the setting threshold, such as 1e-4"
+            raise ValueError(msg)
         advantages, threshold = inputs.sample_or_token("advantages"), float(settings["threshold"])
         kept = kept_by_opsm(proximal, rollout, advantages, mask, threshold=threshold)
     elif name.startswith("reject_"):
