@@ -94,7 +94,7 @@ class Collector:
             table, before = self._table, self._table.fill()
             found, malformed = self._list("*.*.*.*", MAX_LISTED)
             first = self._first_cells()
-            self._remove_malformed()
+            malformed += self._remove_malformed()
             extent = read_extent(self._context, self._well_formed)
             todo = removal(found, first, extent)
             if first is None:
@@ -110,22 +110,27 @@ class Collector:
             self._report(todo, before, culprits)
             return todo
 
-    def _remove_malformed(self) -> None:
-        """Remove malformed numbered cells of roles that may not do so themselves."""
-        table = self._table
+    def _remove_malformed(self) -> list[str]:
+        """Remove malformed numbered cells of roles that may not do so; return the subjects that name no cell."""
+        table, malformed = self._table, []
         for kind in OTHERS:
             subjects = table.list_subjects(table.subjects.numbered(kind, "*"), MAX_LISTED)
             for subject in set(subjects) - self._well_formed:
+                try:
+                    table.subjects.parse(subject)
+                except SubjectError:
+                    malformed.append(subject)
+                    continue
                 cell = table.get(subject, direct=False)
                 if cell is None:
                     continue
                 try:
-                    table.subjects.parse(subject)
                     table.read(cell.data, KINDS[kind], subject=subject)
                     self._well_formed.add(subject)
-                except (CodecError, SubjectError) as error:
+                except CodecError as error:
                     self._context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
                     table.remove([cell])
+        return malformed
 
     def _list(self, name: str, limit: int) -> tuple[list[CellId], list[str]]:
         """List cells of rows, and the subjects that name no cell."""

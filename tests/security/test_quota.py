@@ -21,7 +21,7 @@ from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
-from relax_actors.messages import Weights
+from relax_actors.messages import Evaluation, Weights
 from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.training.collector import Collector
 from tests.support.contexts import context_of
@@ -150,6 +150,17 @@ def test_a_subject_with_wildcards_takes_no_cell_with_it(guarded: Guarded, collec
         collector.sweep()
         left = table_of(rollout, tmp_path).list_subjects(f"{SUBJECTS.prefix}.group.*.*.trajectory")
     assert sorted(left) == own
+
+
+def test_a_number_that_is_a_wildcard_takes_no_result_with_it(
+    guarded: Guarded, collector: Collector, tmp_path: Path
+) -> None:
+    results = [SUBJECTS.numbered("evaluation", number) for number in ("*", 0)]
+    with closing(Connection(guarded.address("evaluator"), "evaluator")) as evaluator:
+        cell = encode(Evaluation(0, 1.0, 4), "evaluator.0#1", subject=results[1])
+        assert flood(evaluator, results, cell) == 2
+        collector.sweep()
+        assert table_of(evaluator, tmp_path).list_subjects(SUBJECTS.numbered("evaluation", "*")) == results[1:]
 
 
 @pytest.mark.parametrize("user", ["rollout", "reward", "advantages", "prompts", "evaluator", "node"])

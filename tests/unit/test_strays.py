@@ -145,10 +145,3 @@ FOREIGN_KEYS = (
 def test_keys_that_no_process_of_the_run_has_are_removed() -> None:
     roles = ("rollout", "trainer")
     assert [key for key in (*KEYS, *FOREIGN_KEYS) if allowed_bytes(key, roles) > 0] == [*KEYS]
-
-
-def test_quarantined_strays_far_from_due_go_below_the_floor() -> None:
-    names = ["group.2.0.quarantined", "group.2.1.quarantined", "group.2.1.prompt"]
-    assert removed(*names, f"group.2.{4 * STRAY_REFILLS}.quarantined").filters == (
-        f"group.2.{4 * STRAY_REFILLS}.quarantined",
-    )
