@@ -22,6 +22,7 @@ from relax_actors.algorithms.step_statistics import (
     whiten,
 )
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.errors import ConfigError
 
 if TYPE_CHECKING:
     from relax_actors.training.step_rows import StepRows
@@ -77,7 +78,10 @@ class StepAdvantages:
             found = scale_by_reward_std(found, epsilon=algorithm.epsilon)
         if algorithm.signal_scale:
             found = scale_by_signal(found)
-        found = whiten(found, over=algorithm.whiten)
+        try:
+            found = whiten(found, over=algorithm.whiten)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         advantages = [
             replace(advantage, values=row.values.astype(np.float32))
             for advantage, row in zip(rows.advantages, found, strict=True)

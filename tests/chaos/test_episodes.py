@@ -17,7 +17,7 @@ EPISODES = (
     "advantages.reads=token_reward",
     "algorithm.aggregate=sample_mean_of_means",
     "algorithm.scale=none",
-    "algorithm.whiten=samples",
+    "algorithm.whiten=tokens",
     "rollout.stop=['12', '77', '90']",
 )
 

@@ -38,7 +38,8 @@ def test_finished_run_is_shown_again_only_with_unchanged_settings(make_run: Make
     assert changed.stderr == (
         "relax: run done is finished, with other settings:\n"
         '  broker.url: not set -> "nats://***@127.0.0.1:9"\n'
-        '  roles.eye: not set -> {"actor": "tiny_tasks.Onlooker", "replicas": 1, "deadline": 60.0, "api_key": "***"}\n'
+        '  roles.eye: not set -> {"actor": "tiny_tasks.Onlooker", "replicas": 1, "deadline": 60.0, '
+        '"isolation": "none", "api_key":...\n'
         "  trainer.learning_rate: 0.001 -> 0.01\n"
         "Add run.name=NAME to train with these settings in another folder, or --fresh to remove the finished run in "
         f"{run.folder.root} and start from nothing\n"

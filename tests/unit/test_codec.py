@@ -113,6 +113,18 @@ def token_rewards(draw: st.DrawFn) -> messages.Reward:
     )
 
 
+@st.composite
+def teacher_scores(draw: st.DrawFn) -> messages.TeacherScores:
+    """Log-probs of tokens, with or without those of the k most likely ones."""
+    tokens, k = draw(st.integers(1, 4)), draw(st.integers(0, 3))
+    logprobs = draw(arrays.arrays(np.float32, tokens, elements=st.integers(-9, 0)))
+    if not k:
+        return messages.TeacherScores(logprobs)
+    ids = draw(arrays.arrays(np.int32, (tokens, k), elements=st.integers(0, 99)))
+    top = draw(arrays.arrays(np.float32, (tokens, k), elements=st.integers(-9, 0)))
+    return messages.TeacherScores(logprobs, ids, top)
+
+
 OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.Prompt: PROMPTS,
     messages.Reward: st.builds(messages.Reward, NUMBERS) | token_rewards(),
@@ -130,6 +142,8 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.Checkpoint: st.builds(messages.Checkpoint, INTEGERS, st.text(), st.text(), INTEGERS, ROW_COUNTS, INTEGERS),
     messages.Requeued: st.builds(messages.Requeued, st.floats()),
     messages.Readmitted: st.builds(messages.Readmitted, st.text()),
+    messages.CriticVersion: st.builds(messages.CriticVersion, INTEGERS, st.text(), INTEGERS),
+    messages.TeacherScores: teacher_scores(),
     messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),
 }
 MESSAGES = OTHERS | {messages.Trajectory: trajectories()}
