@@ -46,6 +46,7 @@ def test_killed_actors_do_not_change_the_weights_of_a_run_with_episodes(
     assert processes_of(run.folder.root) == []
 
 
+@pytest.mark.slow
 def test_a_row_with_a_token_reward_of_nan_is_quarantined_and_replaced(
     tmp_path: Path, make_run: Callable[..., Run]
 ) -> None:

@@ -71,6 +71,7 @@ def versions(story: Story, role: str) -> set[int]:
     return {int(m["version"]) for m in story.metrics if m["role"] == role and "version" in m}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up(make_run: MakeRun) -> None:
     run = make_run(

@@ -101,6 +101,7 @@ def test_prompts_beyond_the_context_are_quarantined(make_run: MakeRun) -> None:
     assert any("100 tokens" in q.error and "rollout.max_tokens" in q.error for q in quarantined)
 
 
+@pytest.mark.slow
 def test_failures_of_an_observing_role_do_not_delay_the_run(make_run: MakeRun) -> None:
     run = make_run("onlooker", *QUICK, "roles.onlooker.actor=tiny_tasks.Onlooker")
     run.start()

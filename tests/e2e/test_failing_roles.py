@@ -76,6 +76,7 @@ def test_wrong_number_of_rewards_names_the_role_that_returned_them(tmp_path: Pat
     assert re.search(r"^shaping: \d+ rows quarantined: RowError: role shaping", failed.stderr, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_hang_is_reported_as_no_progress_with_row_and_place(make_run: MakeRun) -> None:
     run = make_run("hangs", "reward.function=tiny_tasks.always_hang", "reward.deadline=1", "supervision.intensity=1")
     code, _, said = run.start().finish(90)
@@ -113,6 +114,7 @@ def line_of(text: str, word: str) -> str:
     return next((line for line in text.splitlines() if word in line), "")
 
 
+@pytest.mark.slow
 def test_role_that_no_node_has_is_named_and_ends_the_run_after_a_while(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("alone")
     run.start("--roles", "prompts,trainer")

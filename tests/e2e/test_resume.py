@@ -90,6 +90,7 @@ def test_changed_settings_of_a_run_that_has_trained_are_accepted_or_refused_by_n
     )
 
 
+@pytest.mark.slow
 def test_corrected_configuration_is_accepted_after_a_failed_start(make_run: MakeRun, undisturbed: str) -> None:
     role = "roles.late.actor=tiny_tasks.FailsAfterWeights"
     run = make_run("failed", *ON_POLICY, role)
@@ -111,6 +112,7 @@ def test_corrected_configuration_is_accepted_after_a_failed_start(make_run: Make
     assert (result["weights_fingerprint"], result["trained"], result["quarantined"]) == (undisturbed, 32, 0)
 
 
+@pytest.mark.slow
 def test_role_is_added_between_reward_and_advantages_of_rows_in_flight(make_run: MakeRun) -> None:
     run = make_run("added", "run.steps=300").start()
     wait_for_cell(run, "batch.1")

@@ -61,6 +61,7 @@ def test_config_without_simulate_section_is_refused(tmp_path: Path) -> None:
     assert "needs a section [simulate]" in done.stderr
 
 
+@pytest.mark.slow
 def test_phases_are_taken_from_a_recorded_run(make_run: Callable[..., Run]) -> None:
     run = make_run("recorded", "run.steps=8", config=CLUSTER)
     assert run.complete()["trained"] == 32

@@ -22,7 +22,7 @@ COLOCATED = 'placement.colocate=[["rollout","trainer"]]'
 @pytest.mark.parametrize(
     ("most", "more"),
     [
-        (0, ()),
+        pytest.param(0, (), marks=pytest.mark.slow),
         pytest.param(0, (COLOCATED,), marks=pytest.mark.slow),
         pytest.param(1, (), marks=pytest.mark.slow),
         (4, ()),

@@ -151,7 +151,8 @@ LONG = (
 )
 
 
-@pytest.mark.parametrize("in_flight", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("in_flight", [True, False])
 def test_in_flight_samples_continue_with_new_weights_only_if_enabled(make_run: MakeRun, *, in_flight: bool) -> None:
     run = make_run(
         "flight", *LONG, f"rollout.in_flight_updates={str(in_flight).lower()}", "trainer.max_tokens_per_microbatch=256"
