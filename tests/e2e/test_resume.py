@@ -79,8 +79,9 @@ def test_changed_settings_of_a_run_that_has_trained_are_accepted_or_refused_by_n
         "Restore them, set another run.name, or start from nothing with --fresh, which removes this run. A run that "
         "has trained can be resumed with changes of: run.steps with a constant schedule, eval.*, an added "
         "[roles.<name>], data.path, model.path, run.folder, broker.*, store.*, supervision.*, prompts.*, *.replicas, "
-        "*.deadline, *.memory_limit_mib, placement.patience, trainer.checkpoint_every, trainer.keep_checkpoints, "
-        "trainer.async_checkpoints, weights.transport, weights.listen, weights.patience\n"
+        "*.deadline, *.memory_limit_mib, *.secrets, *.isolation, *.readable, *.max_processes, placement.patience, "
+        "trainer.checkpoint_every, trainer.keep_checkpoints, trainer.async_checkpoints, weights.transport, "
+        "weights.listen, weights.patience\n"
     )
     code, result, said = run.start("run.steps=12", "rollout.replicas=2", "trainer.checkpoint_every=5").finish()
     assert (code, result["steps"] >= 12) == (0, True), said
