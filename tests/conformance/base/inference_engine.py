@@ -218,6 +218,11 @@ class SamplesFollowSeeds:
         others = [loaded.generate([replace(self.requests[0], seed=seed)], silent)[0] for seed in range(90, 95)]
         assert any([s.tokens.tolist() for s in a] != [s.tokens.tolist() for s in b] for a, b in pairwise(others))
 
+    def test_greedy_sample_does_not_change_the_others(self, loaded: Any) -> None:
+        more = [replace(request, samples=request.samples + 1, greedy_samples=1) for request in self.requests]
+        for alone, beside in zip(loaded.generate(self.requests, silent), loaded.generate(more, silent), strict=True):
+            assert [s.tokens.tolist() for s in beside[:-1]] == [s.tokens.tolist() for s in alone]
+
 
 class MinTokens:
     """Law of engines that keep a sample from ending early."""
@@ -341,13 +346,12 @@ class LanguageModelConformance(InferenceEngineConformance):
                 assert sample.tokens.tolist() == reference.likeliest(request)
                 np.testing.assert_allclose(sample.logprobs, reference.logprobs(request, sample), atol=self.rounding)
 
-    def test_a_greedy_sample_beside_others_does_not_change_them(self, loaded: Any, config: Config) -> None:
+    def test_greedy_sample_beside_others_has_the_likeliest_tokens(self, loaded: Any, config: Config) -> None:
         reference = ReferenceModel(config, random_weights(config))
         more = [replace(request, samples=request.samples + 1, greedy_samples=1) for request in self.requests]
-        pairs = zip(loaded.generate(self.requests, silent), loaded.generate(more, silent), strict=True)
-        for request, (alone, beside) in zip(self.requests, pairs, strict=True):
-            assert [s.tokens.tolist() for s in beside[:-1]] == [s.tokens.tolist() for s in alone]
-            assert beside[-1].tokens.tolist() == reference.likeliest(request)
+        for request, samples in zip(self.requests, loaded.generate(more, silent), strict=True):
+            assert len(samples) == request.samples + 1
+            assert samples[-1].tokens.tolist() == reference.likeliest(request)
 
     def test_sampled_tokens_follow_the_distribution_of_the_model(self, loaded: Any, config: Config) -> None:
         (samples,) = loaded.generate([request_of("12>", 7, samples=1000, max_tokens=1)], silent)
