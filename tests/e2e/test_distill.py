@@ -1,0 +1,33 @@
+"""The example of distillation, in a short form: a model that another run trained teaches a smaller one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import story_of
+from tests.support.running import Run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHORT = ("run.steps=3", "trainer.prompts_per_step=4", "eval.rows=8", "eval.every=0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_trained_model_teaches_a_smaller_one(tmp_path: Path) -> None:
+    trained = Run(tmp_path, "demo", [*SHORT, "trainer.warm_start.steps=2"], config=EXAMPLES / "demo" / "demo.toml")
+    trained.complete()
+    teacher = f"roles.teacher.model={trained.folder.model}"
+    loss = ("algorithm.distil.place=loss", "algorithm.distil.kind=jsd", "algorithm.distil.top_k=4")
+    prints = set()
+    for name, settings in (("advantage", ()), ("loss", loss)):
+        run = Run(tmp_path, name, [*SHORT, teacher, *settings], config=EXAMPLES / "distill" / "distill.toml")
+        result = run.complete()
+        assert (result["steps"], result["trained"], result["quarantined"]) == (3, 12, 0)
+        prints.add(result["weights_fingerprint"])
+        steps = [metric for metric in story_of(run).metrics if metric.get("kind") == "step"]
+        # Two models with random or hardly trained weights differ in what they expect.
+        assert all(step["teacher_kl"] != 0 for step in steps)
+        assert [("distil" in step) for step in steps] == [name == "loss"] * 3
+    assert len(prints) == 2
