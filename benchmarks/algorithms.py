@@ -50,7 +50,7 @@ class Result:
 
     @property
     def steps_to_goal(self) -> int | None:
-        """Steps until the first evaluated version with at least the goal; None if there is none."""
+        """Steps until the first evaluated version with at least the goal; None if no version reached it."""
         return min((step for step, value in self.accuracy.items() if value >= GOAL), default=None)
 
 

@@ -288,7 +288,7 @@ class RunState:
         await self._kv.delete(f"lease.{role}.{n}")
 
     async def lease(self, role: str, n: int | str) -> dict[str, Any] | None:
-        """Return the state of a current lease; None if there is none."""
+        """Return the state of a current lease; None if nobody holds it."""
         found, _ = await self._lease(f"lease.{role}.{n}")
         return found if isinstance(found, dict) else None
 
@@ -298,7 +298,7 @@ class RunState:
         return {name: entry for name, entry in found.items() if isinstance(entry, dict)}
 
     async def forged_leases(self) -> dict[str, str]:
-        """Return why entries under the keys of leases are none, by `<role>.<n>`; every reader ignores them."""
+        """Return why invalid entries under the keys of leases are ignored, by `<role>.<n>`."""
         found = await self._entries()
         return {name: entry for name, entry in found.items() if isinstance(entry, str)}
 
@@ -307,7 +307,7 @@ class RunState:
         return {key.removeprefix("lease."): (await self._lease(key))[0] for key in keys}
 
     async def _lease(self, key: str) -> tuple[dict[str, Any] | str | None, int]:
-        """Return the state of a lease, why its entry is none, or None without an entry; and the entry's revision."""
+        """Return the state of a lease, why its entry is invalid, or None without an entry; and the revision."""
 
         async def get() -> RawStreamMsg | None:
             try:

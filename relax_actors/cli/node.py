@@ -69,7 +69,7 @@ def _checked(name: str) -> str:
     """Return the name of a node if it is one: the rules are those of run names.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is no valid name.
     """
     from broker.subjects import check_name
     from relax_actors.errors import ConfigError, SubjectError

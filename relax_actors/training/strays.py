@@ -133,7 +133,7 @@ class _Begun:
 
 
 def _stray_filter(cell: CellId, extent: Extent, begun: _Begun | None) -> str | None:
-    """Return a filter that removes a stray and its like; None if the cell is none."""
+    """Return a filter that removes a stray and its like; None for a cell that is no stray."""
     if not is_possible(cell.row, extent):
         whole = cell.kind == "group" or cell.index < extent.eval_rows
         return f"{cell.kind}.{cell.step}.>" if whole else f"{cell.row}.>"
