@@ -28,10 +28,10 @@ __all__ = [
     "check_settings",
     "expand",
     "family_of",
+    "family_of_body",
     "load_frames",
     "load_image",
     "load_sound",
-    "family_of_body",
     "pixel_values",
     "process",
 ]
