@@ -204,8 +204,8 @@ def _in_bulk(below: list[CellId], quarantined: set[RowId]) -> list[str]:
     """Return one filter for each index of the rows below the floor; nothing if there are hardly fewer than steps.
 
     After a purge that removes anything the server counts the messages that each consumer has left, which takes
-    milliseconds in a large table. A filter has a number in the place of the step or the index, because a consumer with
-    several filters skips messages of the others if one of them lies within the filter of a purge.
+    milliseconds in a large table. Each filter names an index, so that no consumer's filter lies within it: the server
+    moves such a consumer to the first message left, and releases differ in what it does with its other filters.
     """
     kept = {row.index for row in quarantined}
     indices = sorted({cell.index for cell in below})
