@@ -86,6 +86,13 @@ def test_teacher_in_a_folder_on_a_server_or_with_a_hint_is_accepted(errors: Erro
             "roles.teacher.hint 'the answer is {answer}' lacks {prompt}, where the teacher reads the prompt; add it",
         ),
         (
+            [ON, "roles.teacher.hint='{prompt}'"],
+            (
+                "roles.teacher.hint '{prompt}' adds nothing to the prompt; write text around {prompt} that the student "
+                "does not read, or remove the hint"
+            ),
+        ),
+        (
             [ON, "roles.teacher.hint='{answer} {prompt}'"],
             (
                 "roles.teacher.hint '{answer} {prompt}' has text that the model cannot read: character ' ' at position "

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.controllers import Coefficients, adapted, applied_entropy, initial
+from relax_actors.algorithms.controllers import Coefficients, applied_entropy
 from relax_actors.algorithms.corrections import kept_by_opsm, kept_sequences, mismatch_metrics, ratio_quantiles
 from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
 from relax_actors.algorithms.functions import Functions
@@ -131,7 +131,7 @@ class StepObjective:
             msg = 'algorithm.aggregate = "constant" needs algorithm.length; a Config sets it to rollout.max_tokens'
             raise ValueError(msg)
         self._algorithm, self._functions = algorithm, Functions(algorithm)
-        self._coefficients = coefficients or initial(algorithm)
+        self._coefficients = coefficients or Coefficients(algorithm.kl.coefficient, algorithm.entropy.coefficient)
         self.log_ratios: list[NDArray[Any]] = []
 
     @property
@@ -334,14 +334,6 @@ class StepObjective:
         if self._algorithm.aggregate == "constant" and self._algorithm.length is not None:
             trained *= self._algorithm.length
         return 1.0 / trained if trained else 1.0
-
-    def next_coefficients(self, measured: dict[str, float]) -> Coefficients:
-        """Return the coefficients of the next step.
-
-        Args:
-            measured: combined measurements of all micro-batches.
-        """
-        return adapted(self._algorithm, self._coefficients, measured)
 
     def metrics(self, measured: dict[str, float]) -> dict[str, float]:
         """Compute the metrics of the step: means over tokens, quantiles of the ratios, the normalised loss.

@@ -19,13 +19,15 @@ from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, padded_vocabulary
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
-from relax_actors.engines.megatron.mcore.schedule import Schedule
+from relax_actors.engines.megatron.mcore.schedule import Schedule, Score
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.swappable_model import SwappableWeights
 
 
 class MegatronScorer(SwappableWeights):
     """Scoring engine with the whole model in one rank, independent of the trainer's layout.
+
+    Implements `ScoringEngine` and `SupportsSquares`.
 
     Args:
         config: configuration of the run.
@@ -57,14 +59,25 @@ class MegatronScorer(SwappableWeights):
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Log-probs of each sequence; see `ScoringEngine`."""
+        return self._computed(self._schedule.scores(), samples, progress)
+
+    def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Sums of squared probabilities of each sequence; see `SupportsSquares`."""
+        return self._computed(self._schedule.squares, samples, progress)
+
+    def _computed(
+        self, score: Score, samples: Sequence[TrainSample], progress: Callable[[], None]
+    ) -> list[NDArray[Any]]:
+        """Compute a number for each trained token, 0 for others."""
         self.require_weights()
         batches = self._schedule.micro_batches(samples)
         if self._replay is not None:
             self._replay.begin(replays=True, trains=False)
         found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
-        scored = self._schedule.score(self._chunks.wrapped, batches, samples, progress, self._replay)
-        for number, logprobs in scored.items():
-            rows = logprobs.cpu().numpy()
+        models, replay = self._chunks.wrapped, self._replay
+        scored = self._schedule.score(models, batches, samples, progress, score=score, replay=replay)
+        for number, values in scored.items():
+            rows = values.cpu().numpy()
             for row, index in enumerate(batches[number].indices):
                 found[index][samples[index].loss_mask] = rows[row, : samples[index].trained]
         return found
