@@ -104,8 +104,8 @@ def test_impossible_settings_are_errors(settings: dict[str, Any], inputs: dict[s
         (
             {"rewards": [0] * 4000, "values": [[0.0] * 3000] + [[0.0]] * 3999},
             (
-                "ValueError: 4000 samples, padded to the longest of 3000 tokens, have 12000000 cells; a case has at most "
-                "10000000: shorten the samples, or divide them into several cases"
+                "ValueError: 4000 samples, padded to the longest of 3000 tokens, have 12000000 cells; a case has at "
+                "most 10000000: shorten the samples, or divide them into several cases"
             ),
         ),
     ],

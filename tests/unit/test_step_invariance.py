@@ -19,7 +19,8 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import PRESETS
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.torch.engine import TorchEngine
-from relax_actors.engines.torch.objective import LossInputs, ScoredTokens, StepObjective
+from relax_actors.engines.torch.loss_inputs import LossInputs
+from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.step_facts import (
     loss_inputs,
     needs_first_pass,
