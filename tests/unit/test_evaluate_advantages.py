@@ -93,8 +93,8 @@ def test_impossible_settings_are_errors(settings: dict[str, Any], inputs: dict[s
         (
             {"rewards": [1, 0], "lengths": [1, 2_000_000_000]},
             (
-                "ValueError: 2 samples, padded to the longest of 2000000000 tokens, have 4000000000 cells; a case has at "
-                "most 10000000: shorten the samples, or divide them into several cases"
+                "ValueError: 2 samples, padded to the longest of 2000000000 tokens, have 4000000000 cells; a case has "
+                "at most 10000000: shorten the samples, or divide them into several cases"
             ),
         ),
         (
