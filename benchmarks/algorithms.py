@@ -34,6 +34,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "algorithms"
 TASK = EXAMPLES / "sort_digits.toml"
 GOAL = 0.9
 RUN_SECONDS = 3600.0
+ATTEMPTS = 3
+"""How often a run is started: it resumes where it gave up, as on a machine too busy for its heartbeats."""
 CONTROL = "random rewards"
 COLUMNS = ("preset", "source", "seeds", "accuracy at the start", "at the end", f"steps to {GOAL}")
 INTRO = """
@@ -93,8 +95,11 @@ def run(folder: Path, preset: str, settings: list[str], seed: int, steps: int) -
     algorithm = "grpo" if preset == CONTROL else preset
     given = [f"algorithm.name={algorithm}", *settings, f"run.name={name}", f"run.seed={seed}", f"run.steps={steps}"]
     command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(TASK), *given, "--quiet", "--json"]
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=RUN_SECONDS)
-    if done.returncode:
+    for _ in range(ATTEMPTS):
+        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=RUN_SECONDS)
+        if done.returncode == 0:
+            break
+    else:
         sys.exit(f"{preset}, seed {seed}: {' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     summary = json.loads(done.stdout.strip().splitlines()[-1])
     with connected(str(folder / "runs" / name)) as at:
