@@ -60,8 +60,8 @@ def _check_source(role: Teacher) -> None:
             "server, or a hint that it reads and the student does not (self-distillation)"
         )
         raise ConfigError(msg)
-    if is_live and role.backend != "torch":
-        msg = f'{SECTION}.backend = "{role.backend}" scores no most likely tokens; set "torch"'
+    if is_live and role.backend not in ("torch", "megatron"):
+        msg = f'{SECTION}.backend = "{role.backend}" scores no most likely tokens; set "torch" or "megatron"'
         raise ConfigError(msg)
     if role.server and not role.server.startswith(("http://", "https://")):
         msg = f"{SECTION}.server = {role.server!r} is not a URL such as http://127.0.0.1:30000"

@@ -138,6 +138,14 @@ def trained_squares(logits: Tensor, batch: MicroBatchTensors, temperature: float
     return _in_sequences(found, scored, logits, batch)
 
 
+def top_tokens(logits: Tensor, batch: MicroBatchTensors, k: int) -> Tensor:
+    """Return the most likely tokens at each trained token, `[sequences, width, k] int64`; the model is on one rank."""
+    scored, selected, _ = _scored(logits, batch)
+    laid_out = batch.tokens.new_zeros((scored.numel(), k))
+    laid_out[scored.flatten()] = selected.topk(k, -1).indices
+    return laid_out[batch.positions]
+
+
 def _scored(logits: Tensor, batch: MicroBatchTensors) -> tuple[Tensor, Tensor, Tensor]:
     """Mask of the scored tokens at this rank's positions, their logits, and their targets."""
     scored = context_parallel_slice(batch.scored)

@@ -20,6 +20,7 @@ from relax_actors.engines.megatron.mcore.logprobs import (
     context_parallel_slice,
     score_trained,
     set_scored_tokens,
+    top_tokens,
     trained_squares,
 )
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors, plan_micro_batches
@@ -73,6 +74,19 @@ class Schedule:
             if top and samples and samples[0].teacher_top_ids is not None:
                 ids = tensors.padded([sample.masked("teacher_top_ids") for sample in samples])
             return score_trained(logits, tensors, divisor, self._vocab_size, entropies=entropies, ids=ids)
+
+        return score
+
+    def top_scores(self, k: int, keep: Callable[[Tensor], None]) -> Score:
+        """Return how to score trained tokens and the most likely tokens at each, whose ids `keep` receives.
+
+        The model must be on one rank.
+        """
+
+        def score(logits: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
+            ids = top_tokens(logits, tensors, k)
+            keep(ids)
+            return score_trained(logits, tensors, self._temperature, self._vocab_size, ids=ids)
 
         return score
 
