@@ -38,8 +38,8 @@ class KlSection(Section):
     """Multiply a token's KL by the ratio of its probability to that of the proximal policy, with its gradient (arXiv
     2512.02556)."""
     target: PositiveFloat | None = None
-    """KL of a sample that the coefficient is adapted to after each step (arXiv 1909.08593), by the mean over the updates
-    of its batch; constant if not set."""
+    """KL of a sample that the coefficient is adapted to after each step (arXiv 1909.08593), by the mean over the
+    updates of its batch; constant if not set."""
     horizon: Positive = 10_000
     """Samples over which the coefficient adapts to `target`."""
 
