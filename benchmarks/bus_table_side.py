@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from broker.address import Address
 from broker.codec import Array, Resolver
 from broker.connection import Connection
+from broker.permissions import OPERATOR
 from broker.pull import PullSubscription
 from broker.store import Store
 from broker.streams import ensure_consumer, ensure_streams, pool_spec, table_spec
@@ -38,7 +39,7 @@ class Samples:
 def open_table(work: Workload, author: str) -> Table:
     """Connect like an actor."""
     folder = Path(work.place)
-    connection = Connection(Address.load(folder / "broker" / "address.json"), author)
+    connection = Connection(Address.load(folder / "broker" / "address.json").for_user(OPERATOR), author)
     subjects = Subjects("bench")
     connection.call(ensure_streams(connection, [table_spec(subjects, 2 << 30)]), 20)
     return Table(connection, subjects, Store(folder / "store"), f"{author}.0#1")

@@ -24,6 +24,7 @@ from broker.permissions import OPERATOR, Permissions
 from relax_actors.config import Config, load_config
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.supervision.streams import ensure_run_streams
+from tests.support.embedded import Embedded
 from tests.support.guarded import Guarded
 from tests.support.running import TINY, wait_until
 
@@ -102,9 +103,24 @@ def tried() -> list[str]:
     return [*found, "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING.CONNZ", "$JSC.R.x", "_R_.x.y", "_INBOX.x", "strange"]
 
 
+Keyed = Guarded | Embedded
+"""A server of `relax keys`, or that of `relax up`; both have the same accounts."""
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+    """The server of `relax up` with the streams and consumers of a run."""
+    found = Embedded(tmp_path_factory.mktemp("embedded") / "broker", CONFIG)
+    found.start()
+    with closing(Connection(found.address(OPERATOR), "root")) as connection:
+        connection.call(ensure_run_streams(connection, CONFIG), 30)
+    yield found
+    found.stop()
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """A server with the streams and consumers of a run."""
+    """A server of `relax keys` with the streams and consumers of a run."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         found = Guarded(tmp_path_factory.mktemp("guarded") / "keys", probe.getsockname()[1], SETTINGS)
@@ -116,19 +132,19 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     found.stop()
 
 
-def sign_in(guarded: Guarded, name: str, account: SigningKey, granted: Permissions) -> Connection:
+def sign_in(guarded: Keyed, name: str, account: SigningKey, granted: Permissions) -> Connection:
     """Connect as a new user of an account, with permissions that `relax keys` would not give."""
     path = guarded.keys / f"{name}.creds"
     write_private(path, keys_of(guarded).credentials(name, granted, account=account))
     return Connection(Address(guarded.address(OPERATOR).url, credentials=str(path)), name, deadline=5.0)
 
 
-def keys_of(guarded: Guarded) -> OperatorKeys:
+def keys_of(guarded: Keyed) -> OperatorKeys:
     return OperatorKeys.load(Path(guarded.keys) / "private" / "keys.json")
 
 
 @contextmanager
-def spy(guarded: Guarded, account: SigningKey) -> Iterator[list[Msg]]:
+def spy(guarded: Keyed, account: SigningKey) -> Iterator[list[Msg]]:
     """Every message of an account."""
     heard: list[Msg] = []
 
@@ -156,17 +172,24 @@ def publish_all(connection: Connection, subjects: list[str], body: bytes, reply:
 
 def last_subject(user: str) -> str:
     """A subject that a user may publish; heard last, it shows that all others were heard or refused."""
-    return next(filled(s) for s in permissions(CONFIG, user).publish if s.startswith(("relax.", "$JS.ACK")))
+    return next(
+        filled(s) for s in permissions(CONFIG, user).publish if s.startswith(("relax.", "$JS.ACK", "$JS.API.D"))
+    )
 
 
 def filled(pattern: str) -> str:
     return ".".join("1" if part in ("*", ">") else part for part in pattern.split("."))
 
 
-@pytest.mark.parametrize("given", ["own permissions", "every permission"])
+@pytest.mark.parametrize(
+    ("server", "given"), [("embedded", "own permissions"), ("guarded", "every permission")], ids=["own", "every"]
+)
 @pytest.mark.parametrize("user", USERS)
-def test_exactly_the_documented_subjects_reach_the_streams(guarded: Guarded, user: str, given: str) -> None:
+def test_exactly_the_documented_subjects_reach_the_streams(
+    request: pytest.FixtureRequest, user: str, server: str, given: str
+) -> None:
     """Permissions and imports hold each alone: a user whose account has every permission gets no further."""
+    guarded: Keyed = request.getfixturevalue(server)
     granted, mark = permissions(CONFIG, user), b"{" + secrets.token_hex(8).encode()
     keys, subjects = keys_of(guarded), tried()
     account = keys.account_of(user)
