@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
@@ -22,6 +24,7 @@ from relax_actors.config import Config, load_config
 from relax_actors.messages import Weights
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.supervision.streams import ensure_run_streams
+from tests.support.clusters import SERVERS, Cluster
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, wait_until
 
@@ -47,19 +50,20 @@ REMOVALS = ("$JS.API.STREAM.PURGE.", "$JS.API.STREAM.MSG.DELETE.")
 """Requests by which the roles that collect finished rows remove messages, which they may."""
 
 
-@pytest.fixture
-def guarded(make_guarded: MakeGuarded) -> Guarded:
-    """A server with the streams and consumers of a run and a few cells."""
-    found = make_guarded(SETTINGS)
+@pytest.fixture(params=[1, pytest.param(SERVERS, marks=pytest.mark.slow)], ids=["server", "cluster"])
+def guarded(make_guarded: MakeGuarded, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Guarded]:
+    """A server, or a cluster of three, with the streams and consumers of a run and a few cells."""
+    found = make_guarded(SETTINGS) if request.param == 1 else Cluster.at(tmp_path / "keys", SETTINGS)
     found.make()
     found.start()
     with closing(Connection(found.address(OPERATOR), "root")) as connection:
-        connection.call(ensure_run_streams(connection, CONFIG), 30)
+        connection.call(ensure_run_streams(connection, load_config(TINY, found.settings)), 60)
         table = Table(connection, SUBJECTS, Store(found.keys / "store"), "test.0#1")
         forged = encode(Weights(7, "x", [], 9), "trainer.0#9", subject=FORGED)
         rows = [(SUBJECTS.cell(RowId(0, n), name), forged) for n in range(4) for name in ("prompt", "trajectory")]
         table.put_encoded(rows)
-    return found
+    yield found
+    found.stop()
 
 
 def hostile_for(user: str) -> list[str]:
