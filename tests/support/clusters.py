@@ -6,10 +6,18 @@ import random
 import signal
 import socket
 import subprocess
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+import nats.errors
+from nats.js.errors import APIError
+
+from broker.connection import Connection
+from broker.permissions import OPERATOR, bucket_stream
 from broker.server import find_binary
+from broker.subjects import Subjects
 from relax_actors.cli.listeners import Settings
 from tests.support.guarded import Guarded
 from tests.support.running import wait_until
@@ -24,6 +32,16 @@ def free_network() -> str:
         with socket.socket() as probe:
             if probe.connect_ex((f"{found}.1", 4222)):
                 return found
+
+
+async def is_current(connection: Connection, stream: str) -> bool:
+    """Whether all servers of a cluster have every message of a stream."""
+    try:
+        cluster = (await connection.js.stream_info(stream)).cluster
+    except (nats.errors.Error, APIError):
+        return False
+    replicas = (cluster.replicas if cluster else None) or []
+    return len(replicas) == SERVERS - 1 and all(peer.current and not peer.offline for peer in replicas)
 
 
 @dataclass
@@ -47,6 +65,11 @@ class Cluster(Guarded):
     @property
     def listen(self) -> str:
         return f"{self.hosts[0]}:{self.port}"
+
+    @property
+    def run_settings(self) -> list[str]:
+        """Settings with which a run uses this cluster."""
+        return [f"broker.url={self.url}", f"broker.credentials={self.keys}", "broker.replicas=3"]
 
     def make(self, settings: Settings | None = None) -> None:
         super().make(replace(settings or Settings(), cluster=self.hosts))
@@ -74,6 +97,17 @@ class Cluster(Guarded):
         """SIGKILL a server."""
         self.processes[host].kill()
         self.processes[host].wait()
+
+    def wait_until_current(self, run: str) -> None:
+        """Wait until each server has every message of a run, so that the loss of another one stops nothing."""
+        subjects = Subjects(run)
+        with closing(Connection(self.address(OPERATOR), "test")) as connection:
+            for stream in (subjects.table_stream, subjects.log_stream, bucket_stream(subjects)):
+                wait_until(partial(self._is_current, connection, stream), f"replicas of {stream}", 120)
+
+    @staticmethod
+    def _is_current(connection: Connection, stream: str) -> bool:
+        return connection.call(is_current(connection, stream), 20)
 
     def reload(self) -> None:
         for process in self.processes.values():
