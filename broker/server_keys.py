@@ -8,26 +8,23 @@ server/auth.conf      accounts of all users, without secrets
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.address import CREDENTIALS_FILE
 from broker.credentials import OperatorKeys
 from broker.files import make_private_folder, write_private
 from broker.permissions import OPERATOR, Permissions
+from broker.run_users import RunUsers
 
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """Users of a run."""
+    """Users of a run; by default only an operator, who may do everything in the account of its streams."""
 
     run: str
-    granted: Mapping[str, Permissions]
+    granted: Mapping[str, Permissions] = field(default_factory=lambda: {OPERATOR: Permissions((">",), (">",))})
     """Permissions by name. The operator is in the account of the streams, every other user in one of its own."""
-
-
-OPERATOR_ONLY = Users("any", {OPERATOR: Permissions((">",), (">",))})
-"""An operator who may do everything in the account of the streams, with any run."""
 
 
 def secret_of(folder: Path) -> Path:
@@ -56,8 +53,8 @@ def write_keys(folder: Path, users: Users) -> None:
         authority = OperatorKeys.new()
         authority.save(path)
     for user, granted in users.granted.items():
-        account = None if user == OPERATOR else authority.account_of(user)
-        text = authority.credentials(f"{users.run}.{user}", granted, account=account)
+        account = authority.account_of(users.run, "" if user == OPERATOR else user)
+        text = authority.credentials(f"{users.run}.{user}", granted, account)
         write_private(folder / user / CREDENTIALS_FILE, text)
     others = {user: granted for user, granted in users.granted.items() if user != OPERATOR}
-    write_private(accounts_of(folder), authority.server_config(others))
+    write_private(accounts_of(folder), authority.server_config([RunUsers(users.run, others)]))

@@ -152,7 +152,8 @@ async def ensure_streams(connection: Connection, specs: list[StreamConfig], dead
             await connection.retry(ensure, f"create stream {spec.name}", deadline)
         except APIError as error:
             url = connection.address.url
-            msg = f"broker {url} refuses stream {spec.name}: {error.description}; free space or lower broker.max_bytes"
+            msg = f"broker {url} refuses stream {spec.name}: {error.description}; free space, "
+            msg += "lower broker.max_bytes, or run `relax keys` again if it was raised after that"
             raise BrokerError(msg) from error
 
 
