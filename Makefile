@@ -13,6 +13,7 @@
 #   fuzz            send a million malformed messages to live runs; about half an hour
 #   compose-test    test docker-compose.yml; needs a Docker engine with compose
 #   smollm2         train a 135M-parameter model on arithmetic
+#   media           install the packages for models that take images, video and sound
 #   megatron        install the packages for trainer.backend = "megatron"
 #   sglang          install the packages for rollout.backend = "sglang"
 #   clean           remove the virtual environment, runs and build outputs
@@ -27,7 +28,7 @@ INSTALL = $(PYTHON) deploy/install.py --venv $(VENV)
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo install megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery smollm2 clean
+.PHONY: demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery smollm2 clean
 .DELETE_ON_ERROR:
 
 # Written by deploy/install.py, which removes it while it changes the environment.
@@ -45,6 +46,9 @@ demo: $(VENV)/.base
 	$(BIN)/relax up examples/demo/demo.toml $(SETTINGS)
 
 install: $(VENV)/.base
+
+# Decoders of media; `make test` installs them too.
+media: $(VENV)/.media
 
 # Its tests run where it is installed.
 megatron: $(VENV)/.megatron
