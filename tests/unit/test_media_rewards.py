@@ -92,8 +92,8 @@ def test_a_completion_makes_at_most_one_choice(completion: str, letter: str) -> 
             "F",
             {"choices": CHOICES},
             (
-                "reward multiple_choice: the answer 'F' is none of the choices (a cat, a dog, a cat and a dog, 12 cm, ); "
-                "fix the row"
+                "reward multiple_choice: the answer 'F' is none of the choices "
+                "(a cat, a dog, a cat and a dog, 12 cm, ); fix the row"
             ),
         ),
         (
