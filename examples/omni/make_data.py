@@ -8,8 +8,9 @@ video   handwritten digits shown one after the other: read them
 omni    a handwritten and a spoken digit: both, the smaller one first; neither medium alone suffices
 
 The folder of a task appears complete or not at all; it is made once, and remade only after it is deleted. The same seed
-gives the same rows. Held-out rows use pictures and voices that no training row uses. Needs the extra `media`, and for
-sound and omni the Debian package `espeak-ng`.
+gives the same rows. Held-out rows use pictures and voices that no training row uses. Beside them lie the same rows with
+blank media (blank.jsonl), of omni also with one of the two media blank. Needs the extra `media`, and for sound and omni
+the Debian package `espeak-ng`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import clips
 import numpy as np
+from blanks import BLANKS
 from handwritten import handwritten, side_by_side
 from speech import spoken
 
@@ -86,7 +88,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def write_task(task: str, folder: Path, *, rows: int, held_out: int, seed: int) -> None:
-    """Write `train.jsonl`, `test.jsonl` and their media."""
+    """Write `train.jsonl`, `test.jsonl`, `blank.jsonl` and their media."""
     for name, size in (("train", rows), ("test", held_out)):
         (folder / name).mkdir()
 
@@ -97,8 +99,22 @@ def write_task(task: str, folder: Path, *, rows: int, held_out: int, seed: int) 
             return f"{name}/{file}"
 
         made = TASKS[task](random.Random(f"{task} {name} {seed}"), save, test=name == "test")  # noqa: S311 not a secret
-        with (folder / f"{name}.jsonl").open("w") as file:
-            file.writelines(json.dumps(row) + "\n" for row, _ in zip(made, range(size), strict=False))
+        chosen = [row for row, _ in zip(made, range(size), strict=False)]
+        write_rows(folder / f"{name}.jsonl", chosen)
+    lists = [name for name in BLANKS if name in chosen[0]]
+    for names in {tuple(lists), *((name,) for name in lists)}:
+        suffix = "" if len(names) == len(lists) else f"-{names[0]}"
+        write_rows(folder / f"blank{suffix}.jsonl", [blanked(row, names, folder, save) for row in chosen])
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Write rows as JSON Lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def blanked(row: Row, names: tuple[str, ...], folder: Path, save: Save) -> Row:
+    """Return a row with the media of these lists blank."""
+    return row | {name: [save(*BLANKS[name]((folder / path).read_bytes())) for path in row[name]] for name in names}
 
 
 def make(task: str, target: Path, *, rows: int, held_out: int, seed: int) -> bool:

@@ -61,6 +61,10 @@ def test_pictures_and_clips_are_real_files_and_equal_for_the_same_seed(
         assert container.streams.video[0].codec_context.name == "h264"
         frames = [frame.to_ndarray(format="gray8") for frame in container.decode(video=0)]
     assert [frame.shape for frame in frames] == [(32, 32)] * 8
+    blank = rows_of(tmp_path / "one" / "video" / "blank.jsonl")[2]
+    assert (blank["answer"], blank["videos"]) == (clip["answer"], ["test/blank-8x32x32.mp4"])
+    with av.open(tmp_path / "one" / "video" / blank["videos"][0]) as container:
+        assert max(frame.to_ndarray(format="gray8").max() for frame in container.decode(video=0)) == 0
     assert not make("image", folder, rows=9, held_out=9, seed=9)
     assert rows_of(folder / "train.jsonl") == rows
 
