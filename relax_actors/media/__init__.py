@@ -6,7 +6,7 @@ A pure library: it knows neither the broker nor the configuration. Importing it 
 """
 
 from relax_actors.media.expand import Expanded, expand
-from relax_actors.media.family import AudioSpec, Family, VisionSpec, family_of
+from relax_actors.media.family import AudioSpec, Family, VisionSpec, family_of, family_of_body
 from relax_actors.media.features import VERSION, Features
 from relax_actors.media.normalise import pixel_values
 from relax_actors.media.process import check_settings, process
@@ -27,6 +27,7 @@ __all__ = [
     "check_settings",
     "expand",
     "family_of",
+    "family_of_body",
     "pixel_values",
     "process",
 ]

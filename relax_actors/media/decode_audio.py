@@ -11,6 +11,9 @@ from relax_actors.media.container import check_end, opened
 from relax_actors.media.settings import AudioSettings
 from relax_actors.media.source import Source
 
+RATES = (1000, 384_000)
+"""Sample rates of sounds that are read."""
+
 
 def decode_audio(
     source: Source, settings: AudioSettings, part: tuple[float, float | None]
@@ -25,8 +28,8 @@ def decode_audio(
             return None
         stream = container.streams.audio[0]
         rate = stream.codec_context.sample_rate
-        if not rate:
-            source.refuse("the header of the sound has no sample rate; the file is damaged")
+        if not RATES[0] <= rate <= RATES[1]:
+            source.refuse(f"a sample rate of {rate} Hz is outside {RATES[0]} to {RATES[1]} Hz; convert the sound")
         samples = _decode(source, container, stream, rate, part)
         start = int(part[0] * rate)
         whole = samples.shape[1] / rate

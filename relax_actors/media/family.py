@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import Tokenizer
+
 from relax_actors.errors import ConfigError
 from relax_actors.media.processor_files import ProcessorFiles, read_processor_files
 from relax_actors.media.special_tokens import token_ids
@@ -126,6 +128,16 @@ class Family:
         """Placeholder of a sound."""
         return self.ids.get("audio")
 
+    def token(self, kind: str) -> int:
+        """Return the placeholder of a kind of media."""
+        return self.ids[kind]
+
+    def marker(self, kind: str, tokenizer: Tokenizer) -> str:
+        """Return the text of one medium in a prompt that no chat template has written."""
+        span = "audio" if kind == "audio" else "vision"
+        ids = (self.ids.get(f"{span}_start"), self.ids[kind], self.ids.get(f"{span}_end"))
+        return "".join(tokenizer.id_to_token(token) or "" for token in ids if token is not None)
+
     @property
     def position_dtype(self) -> str:
         """Type of rotary positions: those of Qwen3-Omni have fractions within a video."""
@@ -180,6 +192,20 @@ def family_of(folder: Path) -> Family | None:
         raise ConfigError(msg) from error
     if not isinstance(body, dict):
         return None
+    return family_of_body(body, str(path), folder)
+
+
+def family_of_body(body: dict[str, Any], where: str, folder: Path | None = None) -> Family | None:
+    """Return the family of a model's config; None for a text model.
+
+    Args:
+        body: content of config.json.
+        where: its origin, for errors.
+        folder: model folder with the files of tokenizer and processors; None if there is none yet.
+
+    Raises:
+        ConfigError: as `family_of`.
+    """
     model_type = str(body.get("model_type"))
     if not any(part in body for part in _PARTS) and model_type not in {*KINDS, *_WHOLE}:
         return None
@@ -188,18 +214,17 @@ def family_of(folder: Path) -> Family | None:
     kind = KINDS.get(model_type)
     if kind is None:
         supported = ", ".join(sorted({*KINDS, *_WHOLE}))
-        msg = f"{path}: multimodal models of type {model_type!r} are not supported; choose one of: {supported}"
+        msg = f"{where}: multimodal models of type {model_type!r} are not supported; choose one of: {supported}"
         raise ConfigError(msg)
-    files = read_processor_files(folder)
+    files = ProcessorFiles(where) if folder is None else read_processor_files(folder)
     try:
-        return _family(model_type, kind, body, files, folder)
-    except (KeyError, TypeError, ValueError) as error:
-        msg = f"{path} is not the config of a {model_type} model: {type(error).__name__} {error}"
+        return _family(model_type, kind, body, files, token_ids(body, kind.needs, where, folder))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        msg = f"{where} is not the config of a {model_type} model: {type(error).__name__} {error}"
         raise ConfigError(msg) from error
 
 
-def _family(model_type: str, kind: _Kind, body: dict[str, Any], files: ProcessorFiles, folder: Path) -> Family:
-    ids = token_ids(body, kind.needs, folder)
+def _family(model_type: str, kind: _Kind, body: dict[str, Any], files: ProcessorFiles, ids: dict[str, int]) -> Family:
     vision = _vision(kind, body["vision_config"], files) if "image" in kind.needs else None
     audio = _audio(kind, body["audio_config"], files) if "audio" in kind.needs else None
     scale = float(body.get("position_id_per_seconds", 25))

@@ -35,7 +35,7 @@ FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processo
 class ProcessorFiles:
     """Settings of the processors of images, videos and sounds, each with its file; empty where there is none."""
 
-    where: Path
+    where: str
     image: dict[str, Any] = field(default_factory=dict)
     video: dict[str, Any] = field(default_factory=dict)
     sound: dict[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def read_processor_files(folder: Path) -> ProcessorFiles:
         _check(folder / name, part)
     for part in (image, video, sound):
         _check(folder / ("processor_config.json" if whole else FILES[0]), part)
-    return ProcessorFiles(folder, image, video, sound)
+    return ProcessorFiles(str(folder), image, video, sound)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,48 +1,43 @@
-"""Change of the sample rate by a windowed sinc filter."""
+"""Change of the sample rate by torchaudio."""
 
 from __future__ import annotations
 
-import math
+import importlib
+import sys
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import torch
 
-CROSSINGS = 6
-"""Zero crossings of the sinc on either side, as torchaudio has by default."""
-ROLLOFF = 0.99
-"""Cut-off frequency as a part of the lower Nyquist frequency."""
-BLOCK = 1 << 16
-"""Samples computed at once, which bounds memory."""
+STEP = 25
+"""Rates are rounded to a multiple of this: the filter grows with the terms of the reduced ratio of the two rates. That
+of 44,101 Hz to 16 kHz would take 2.8 GB; the largest error, at 8 kHz, is 0.15 %."""
+_EXTENSION = "torchaudio._extension"
 
 
 def resample(samples: np.ndarray, rate: int, target: int) -> np.ndarray:
-    """Return samples [samples] float32 at another rate, by the filter of torchaudio's resample.
-
-    The same filter as one table of taps for each phase: any pair of rates needs little memory, and neither torchaudio
-    nor its compiled library, which PyPI has for CUDA only.
-    """
+    """Return samples [samples] float32 at another rate."""
     if rate == target:
         return samples
-    divisor = math.gcd(rate, target)
-    old, new = rate // divisor, target // divisor
-    base = min(old, new) * ROLLOFF
-    width = math.ceil(CROSSINGS * old / base)
-    taps = _taps(old, new, base, width)
-    count = math.ceil(new * len(samples) / old)
-    padded = np.concatenate([np.zeros(width, np.float32), samples, np.zeros(width + 2, np.float32)])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, taps.shape[1])
-    found = np.empty(count, np.float32)
-    for start in range(0, count, BLOCK):
-        index = np.arange(start, min(start + BLOCK, count))
-        place, phase = np.divmod(index * old, new)
-        found[start : start + BLOCK] = np.einsum("nt,nt->n", windows[place], taps[phase])
-    return found
+    rounded = max(round(rate / STEP), 1) * STEP
+    return np.asarray(_resampler(rounded, target)(torch.from_numpy(samples)))
 
 
-def _taps(old: int, new: int, base: float, width: int) -> np.ndarray:
-    """Return the filter of each phase, [new, 2 * width + 2] float32."""
-    offset = np.arange(-width, width + 2)[None, :] / old
-    # Phases are indexed by their remainder, so that phase r is r / new of a sample after the sample at its place.
-    phase = (np.arange(new) / new / old)[:, None]
-    time = np.clip((offset - phase) * base, -CROSSINGS, CROSSINGS)
-    window = np.cos(time * math.pi / CROSSINGS / 2) ** 2
-    return np.asarray(np.sinc(time) * window * base / old, np.float32)
+@lru_cache(maxsize=16)
+def _resampler(rate: int, target: int) -> Any:
+    return import_torchaudio().transforms.Resample(rate, target)
+
+
+def import_torchaudio() -> ModuleType:
+    """Import torchaudio; beside a torch without CUDA, without its compiled extension.
+
+    The wheel on PyPI is built for CUDA, and its import fails where CUDA's libraries are missing. Resampling needs torch
+    only, so the module that loads the extension is replaced by one that says there is none.
+    """
+    if torch.version.cuda is None and "torchaudio" not in sys.modules:
+        absent = ModuleType(_EXTENSION)
+        absent.__dict__.update(_IS_TORCHAUDIO_EXT_AVAILABLE=False, fail_if_no_align=lambda function: function)
+        sys.modules.setdefault(_EXTENSION, absent)
+    return importlib.import_module("torchaudio")

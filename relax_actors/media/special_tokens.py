@@ -21,7 +21,7 @@ NAMES = {
 """Names of each token in the tokenizers of the supported models."""
 
 
-def token_ids(body: dict[str, Any], names: Iterable[str], folder: Path) -> dict[str, int]:
+def token_ids(body: dict[str, Any], names: Iterable[str], where: str, folder: Path | None) -> dict[str, int]:
     """Return the ids of tokens by name.
 
     Raises:
@@ -34,13 +34,13 @@ def token_ids(body: dict[str, Any], names: Iterable[str], folder: Path) -> dict[
         if value is not None:
             found[name] = int(value)
     missing = [name for name in names if name not in found]
-    if missing:
+    if missing and folder is not None:
         known = _added_tokens(folder)
         found |= {name: known[text] for name in missing for text in NAMES[name] if text in known}
     for name in names:
         # Ends and starts stand in the text as they are; only placeholders and the starts of a span are looked for.
         if name not in found and not name.startswith(("audio_", "vision_end")):
-            msg = f"{folder / 'config.json'} has no {name}_token_id, and the tokenizer no {NAMES[name][0]}; add one"
+            msg = f"{where} has no {name}_token_id, and the tokenizer no {NAMES[name][0]}; add one"
             raise ConfigError(msg)
     return found
 
