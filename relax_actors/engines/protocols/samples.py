@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.engines.protocols.media import PromptMedia
+
 Array = NDArray[Any]
 PER_TOKEN = (
     *("logprobs", "versions", "advantages", "returns", "values", "proximal_logprobs", "reference_logprobs"),
@@ -39,6 +41,7 @@ class TrainSample:
         teacher_top_logprobs: `[len, k] float32`, their log-probs.
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts to compute with for each token but the
             last, -1 for the router's own choice; None if all choices are the router's.
+        media: media and positions of the prompt that `token_ids` begins with; None for a model that reads text only.
         row: index of the row in the step.
         sample: index of the sample in its row; sequences of one sample share it.
         sample_tokens: trained tokens of the whole sample, over all of its sequences; 0 if this is its only sequence.
@@ -60,6 +63,7 @@ class TrainSample:
     teacher_top_ids: Array | None = None
     teacher_top_logprobs: Array | None = None
     routed_experts: Array | None = None
+    media: PromptMedia | None = None
     row: int = 0
     sample: int = 0
     sample_tokens: int = 0
