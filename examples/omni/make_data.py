@@ -74,6 +74,8 @@ def omni_rows(source: random.Random, save: Save, *, test: bool) -> Iterator[Row]
             "images": [save(f"{number:05d}.png", png(digit.pixels))],
             "audios": [save(f"{word.name}.wav", word.wav)],
             "answer": "".join(sorted(f"{digit.value}{word.value}")),
+            "seen": digit.value,
+            "heard": word.value,
         }
 
 

@@ -113,6 +113,7 @@ def embedded(kind: str, content: bytes) -> str:
 
 def page(title: str, rows: list[Shown]) -> str:
     """Write the page; all texts are escaped."""
+    title = escape(printable(title))
     head = "".join(f"<th>{name}</th>" for name in ("media", "question", "expected", "answer", "reward"))
     lines = [
         f"<tr><td>{''.join(row.media)}</td>"
@@ -123,9 +124,9 @@ def page(title: str, rows: list[Shown]) -> str:
     ]
     policy = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{STYLE}</style></head>'
-        f"<body><h1>{escape(title)}</h1><table><tr>{head}</tr>{''.join(lines)}</table></body></html>\n"
+        f"<body><h1>{title}</h1><table><tr>{head}</tr>{''.join(lines)}</table></body></html>\n"
     )
 
 

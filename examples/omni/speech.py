@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import wave
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -22,44 +23,47 @@ _QUIET = 300  # of 32,767: below it there is silence around the word
 
 @dataclass(frozen=True)
 class Spoken:
-    """A WAV file of a spoken digit, and how it was made."""
+    """A digit spoken in one way; it is spoken when its file is first asked for."""
 
-    wav: bytes
     value: int
     voice: str
     pitch: int
     speed: int
+    program: str
 
     @property
     def name(self) -> str:
         """File name without a suffix."""
         return f"{self.voice}-{self.pitch}-{self.speed}-{self.value}"
 
+    @cached_property
+    def wav(self) -> bytes:
+        """The WAV file: mono, 16 bits, without silence around the word.
+
+        Raises:
+            ConfigError: espeak-ng fails.
+        """
+        voice = ["-v", self.voice, "-p", str(self.pitch), "-s", str(self.speed)]
+        command = [self.program, *voice, "--stdout", WORDS[self.value]]
+        done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 a fixed list of arguments
+        if done.returncode:
+            msg = f"{' '.join(command)} failed: {done.stderr.decode(errors='replace').strip()!r:.200}"
+            raise ConfigError(msg)
+        return trimmed(done.stdout)
+
 
 def spoken(*, test: bool) -> list[Spoken]:
-    """Speak each digit with each voice, pitch and speed, with the training or the test voices.
+    """Return each digit with each voice, pitch and speed, of the training or the test voices.
 
     Raises:
-        ConfigError: espeak-ng is not installed, or fails.
+        ConfigError: espeak-ng is not installed.
     """
     program = shutil.which("espeak-ng")
     if program is None:
         msg = "the spoken digits need espeak-ng, which is not installed; apt install espeak-ng (Debian, Ubuntu)"
         raise ConfigError(msg)
     settings = product(TEST_VOICES if test else VOICES, PITCHES, SPEEDS, range(10))
-    return [
-        Spoken(trimmed(_speak(program, WORDS[value], voice, pitch, speed)), value, voice, pitch, speed)
-        for voice, pitch, speed, value in settings
-    ]
-
-
-def _speak(program: str, word: str, voice: str, pitch: int, speed: int) -> bytes:
-    command = [program, "-v", voice, "-p", str(pitch), "-s", str(speed), "--stdout", word]
-    done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 a fixed list of arguments
-    if done.returncode:
-        msg = f"{' '.join(command)} failed: {done.stderr.decode(errors='replace').strip()!r:.200}"
-        raise ConfigError(msg)
-    return done.stdout
+    return [Spoken(value, voice, pitch, speed, program) for voice, pitch, speed, value in settings]
 
 
 def trimmed(wav: bytes) -> bytes:
