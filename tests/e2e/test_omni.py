@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,28 +10,26 @@ import pytest
 
 from relax_actors.messages import PreparedPrompt, Prompt
 from relax_actors.monitoring.connection import connected
+from tests.support.omni_data import EXAMPLES, omni_module, small_data
 from tests.support.running import Run, relax
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "omni"
-SHORT = ("run.steps=3", "trainer.prompts_per_step=4", "trainer.warm_start.steps=2", "trainer.warm_start.rows=4")
+SHORT = (
+    "run.steps=3",
+    "trainer.prompts_per_step=4",
+    "trainer.warm_start.steps=2",
+    "trainer.warm_start.rows=4",
+    "eval.every=0",
+)
 HELD_OUT = 6
 KINDS = {"image": ["image"], "sound": ["audio"], "video": ["video"], "omni": ["image", "audio"]}
-
-
-@pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> Path:
-    """The folder of a task's data, with few rows."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    importlib.import_module("make_data").make(task, tmp_path / "data" / task, rows=12, held_out=HELD_OUT, seed=3)
-    return tmp_path / "data" / task
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("task", [*KINDS])
-def test_task_trains_and_its_held_out_rows_are_shown(tmp_path: Path, task: str, data: Path) -> None:
-    files = (f"data.path={data / 'train.jsonl'}", f"eval.data.path={data / 'test.jsonl'}", f"eval.rows={HELD_OUT}")
-    run = Run(tmp_path, task, [*SHORT, *files, "eval.every=0"], config=EXAMPLES / f"{task}.toml")
+def test_task_trains_and_its_held_out_rows_are_shown(tmp_path: Path, task: str) -> None:
+    settings = [*SHORT, *small_data(task, tmp_path / "data", held_out=HELD_OUT), f"eval.rows={HELD_OUT}"]
+    run = Run(tmp_path, task, settings, config=EXAMPLES / f"{task}.toml")
     result = run.complete()
     assert (result["steps"], result["trained"], result["quarantined"], result["in_flight"]) == (3, 12, 0, 0)
     assert "the ledger is complete" in relax("ledger", str(run.folder.root), cwd=tmp_path).stdout
@@ -55,9 +52,8 @@ def test_task_trains_and_its_held_out_rows_are_shown(tmp_path: Path, task: str, 
     assert html.count("<audio controls") == (HELD_OUT if "audio" in KINDS[task] else 0)
 
 
-def test_page_of_samples_escapes_what_data_and_model_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    show = importlib.import_module("show")
+def test_page_of_samples_escapes_what_data_and_model_wrote() -> None:
+    show = omni_module("show")
     hostile = "</pre><script>alert(1)</script>\x1b[2J\u202e&amp;\" onload='x'"
     html = show.page(hostile, [show.Shown([], hostile, hostile, hostile, 0.5)])
     body = html.partition("<body>")[2]
@@ -67,13 +63,12 @@ def test_page_of_samples_escapes_what_data_and_model_wrote(monkeypatch: pytest.M
     assert "default-src 'none'" in html
 
 
-def test_pictures_are_put_together_from_their_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_put_together_from_their_patches() -> None:
     np, cv2 = pytest.importorskip("numpy"), pytest.importorskip("cv2")
     from relax_actors.media.family import VisionSpec
     from relax_actors.media.vision import to_patches
 
-    monkeypatch.syspath_prepend(EXAMPLES)
-    drawing = importlib.import_module("drawing")
+    drawing = omni_module("drawing")
     spec = VisionSpec(8, 2, 2, (0.5,) * 3, (0.5,) * 3, (1, 2), (1, 2), whole_video=False)
     frames = np.random.default_rng(0).integers(0, 256, (4, 32, 48, 3), np.uint8)
     for temporal in (1, 2):

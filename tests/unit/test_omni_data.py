@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import subprocess
 import sys
 import wave
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "omni"
+from tests.support.omni_data import EXAMPLES, needs_speech, omni_module
 
 
 def script(name: str, *arguments: object, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -32,18 +30,8 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Import a module of the example by its name."""
-    pytest.importorskip("sklearn")
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module
-
-
-def test_pictures_and_clips_are_real_files_and_equal_for_the_same_seed(
-    tmp_path: Path, modules: Callable[[str], Any]
-) -> None:
-    cv2, av, make = pytest.importorskip("cv2"), pytest.importorskip("av"), modules("make_data").make
+def test_pictures_and_clips_are_real_files_and_equal_for_the_same_seed(tmp_path: Path) -> None:
+    cv2, av, make = pytest.importorskip("cv2"), pytest.importorskip("av"), omni_module("make_data").make
     for name, seed in (("one", 1), ("same", 1), ("other", 2)):
         assert [make(task, tmp_path / name / task, rows=6, held_out=3, seed=seed) for task in ("image", "video")] == [
             1,
@@ -69,18 +57,17 @@ def test_pictures_and_clips_are_real_files_and_equal_for_the_same_seed(
     assert rows_of(folder / "train.jsonl") == rows
 
 
-def test_no_handwritten_digit_is_in_both_parts(modules: Callable[[str], Any]) -> None:
-    handwritten = modules("handwritten").handwritten
+def test_no_handwritten_digit_is_in_both_parts() -> None:
+    handwritten = omni_module("handwritten").handwritten
     train, test = ({each.pixels.tobytes() for each in handwritten(test=held_out)} for held_out in (False, True))
     assert len(train) > 1400
     assert len(test) > 350
     assert not train & test
 
 
-def test_speech_has_voices_apart_and_no_silence_at_its_ends(
-    modules: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speech = modules("speech")
+def test_speech_has_voices_apart_and_no_silence_at_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_speech()
+    speech = omni_module("speech")
     assert not set(speech.VOICES) & set(speech.TEST_VOICES)
     monkeypatch.setattr(speech, "PITCHES", (50,))
     monkeypatch.setattr(speech, "SPEEDS", (175,))
