@@ -14,9 +14,6 @@ from tests.support.omni_data import EXAMPLES, omni_module, small_data
 from tests.support.running import Run, relax
 
 SHORT = (
-    *("run.steps=3", "eval.every=0", "trainer.prompts_per_step=4"),
-    *("trainer.warm_start.steps=2", "trainer.warm_start.rows=4"),
-)
     "run.steps=3",
     "trainer.prompts_per_step=4",
     "trainer.warm_start.steps=2",
