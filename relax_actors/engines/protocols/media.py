@@ -25,7 +25,7 @@ class MediaItem:
 
     Attributes:
         kind: "image", "video" or "audio".
-        features: input of the model's tower as the role `media` stored it; see `relax_actors.media.features`.
+        features: input of the model's tower before normalisation, as the role `media` stored it.
         grid: `[3] int32`, temporal, vertical and horizontal patches; of a sound `[1] int32`, frames.
         start: position of its first placeholder in the expanded prompt.
         tokens: number of its placeholders. Those of a video may be interleaved with other tokens.
@@ -48,7 +48,8 @@ class PromptMedia:
 
     Attributes:
         items: media in the order of their first placeholders; empty for a prompt of text alone.
-        positions: `[3, prompt_len] int32`, temporal, vertical and horizontal rotary positions of the expanded prompt.
+        positions: `[3, prompt_len]`, temporal, vertical and horizontal rotary positions of the expanded prompt; int32,
+            or float32 for models whose videos have fractions of positions (Qwen3-Omni).
         position_delta: what is added to the index of a token after the prompt to get its position, on all three axes.
 
     Raises:
@@ -57,7 +58,7 @@ class PromptMedia:
 
     items: tuple[MediaItem, ...]
     positions: Array
-    position_delta: int
+    position_delta: float
 
     def __post_init__(self) -> None:
         if self.positions.ndim != 2 or len(self.positions) != 3:  # noqa: PLR2004 three axes
@@ -65,10 +66,11 @@ class PromptMedia:
             raise ValueError(msg)
 
     def positions_of(self, length: int) -> Array:
-        """Return the positions of a sequence of the prompt and what follows it, `[3, length] int64`."""
-        prompt = self.positions[:, :length].astype(np.int64)
-        rest = np.arange(prompt.shape[1], length, dtype=np.int64) + self.position_delta
-        return np.concatenate([prompt, np.broadcast_to(rest, (3, len(rest)))], axis=1)
+        """Return the positions of a sequence of the prompt and what follows it, `[3, length]`, typed as `positions`."""
+        prompt = self.positions[:, :length]
+        rest = np.arange(prompt.shape[1], length) + self.position_delta
+        found: Array = np.concatenate([prompt, np.broadcast_to(rest, (3, len(rest)))], axis=1).astype(prompt.dtype)
+        return found
 
     def prefix(self, tokens: int) -> PromptMedia:
         """Return the media and positions of the prompt's first `tokens` tokens.
@@ -83,7 +85,7 @@ class PromptMedia:
             msg = f"a sequence shares {tokens} tokens of its prompt, which ends within its medium {len(items)}"
             raise ValueError(msg)
         positions = self.positions[:, :tokens]
-        delta = int(positions.max(initial=-1)) + 1 - tokens
+        delta = float(positions.max(initial=-1)) + 1 - tokens
         return replace(self, items=items, positions=positions, position_delta=delta)
 
     def of_kind(self, kind: Kind) -> list[MediaItem]:

@@ -20,6 +20,7 @@ from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch.forward import Forward, device_of
 from relax_actors.engines.torch.model import build_critic, copy_into, tensors_of
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
+from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
 
 
@@ -40,7 +41,8 @@ class TorchCritic:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config, self._settings, self._path = config, settings, settings.path or config.model_path
         device, trainer = device_of(settings.device), config.trainer
-        self._forward = Forward(device, getattr(torch, trainer.precision), temperature=1.0)
+        precision, family = getattr(torch, trainer.precision), family_of(self._path)
+        self._forward = Forward(device, precision, temperature=1.0, family=family)
         self._model = self._forward.prepare(build_critic(self._path, seed=config.run.seed, device=device))
         self._max_tokens = trainer.max_tokens_per_microbatch
         self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer), self._max_tokens)

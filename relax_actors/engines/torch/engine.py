@@ -30,6 +30,7 @@ from relax_actors.engines.torch.model import build, copy_into, has_weights, tens
 from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
 from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_first_pass, record, step_facts
+from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
@@ -57,7 +58,8 @@ class TorchEngine:
         settings = config.trainer
         self._device = device_of(settings.device)
         self._dtype = getattr(torch, settings.precision)
-        self._forward = Forward(self._device, self._dtype, config.rollout.temperature)
+        family = family_of(config.model_path)
+        self._forward = Forward(self._device, self._dtype, config.rollout.temperature, family)
         self._model = self._forward.prepare(build(config.model_path, seed=config.run.seed, device=self._device))
         freeze(self._model, settings.freeze)
         self._routers = Routers(self._model) if settings.router_replay else None

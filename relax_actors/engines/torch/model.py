@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
 
 
 def build(
@@ -27,10 +36,10 @@ def build(
         ConfigError: transformers cannot build a model from the folder.
     """
     try:
-        config = AutoConfig.from_pretrained(path)
+        config, auto = _config(path), AutoModelForCausalLM if family_of(path) is None else AutoModelForMultimodalLM
         if seed is not None:
             torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation="sdpa", dtype=dtype
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -38,6 +47,13 @@ def build(
         raise ConfigError(msg) from error
     model.to(device)  # type: ignore[arg-type]
     return model
+
+
+def _config(path: Path, **settings: Any) -> PreTrainedConfig:
+    """Read a config.json; of a model that also speaks, the part that reads and writes text."""
+    found = AutoConfig.from_pretrained(path, **settings)
+    thinker: PreTrainedConfig = getattr(found, "thinker_config", found)
+    return thinker
 
 
 def build_critic(path: Path, *, seed: int, device: torch.device | str = "cpu") -> PreTrainedModel:
@@ -52,7 +68,9 @@ def build_critic(path: Path, *, seed: int, device: torch.device | str = "cpu") -
         ConfigError: transformers cannot build such a model from the folder.
     """
     try:
-        config = AutoConfig.from_pretrained(path, num_labels=1)
+        if family_of(path) is not None:
+            return _multimodal_critic(path, seed, device)
+        config = _config(path, num_labels=1)
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForTokenClassification.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation="sdpa", dtype=torch.float32
@@ -60,6 +78,16 @@ def build_critic(path: Path, *, seed: int, device: torch.device | str = "cpu") -
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"critic: {path} holds no model that transformers can build with a value head: {error}"
         raise ConfigError(msg) from error
+    model.to(device)  # type: ignore[arg-type]
+    return model
+
+
+def _multimodal_critic(path: Path, seed: int, device: torch.device | str) -> PreTrainedModel:
+    """Build a multimodal model whose head computes one number; transformers has none with a value head."""
+    model = build(path, seed=seed)
+    model.config.tie_word_embeddings = False
+    width = int(model.config.get_text_config().hidden_size)
+    model.set_output_embeddings(torch.nn.Linear(width, 1, bias=False))  # type: ignore[no-untyped-call]
     model.to(device)  # type: ignore[arg-type]
     return model
 
@@ -119,4 +147,4 @@ def check_fit(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str
 
 def context_length(model: PreTrainedModel) -> int:
     """Return the largest number of tokens of prompt and completion together."""
-    return int(getattr(model.config, "max_position_embeddings", 1 << 20))
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20))

@@ -17,6 +17,7 @@ from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.model import copy_into
 from relax_actors.engines.torch.swappable_model import SwappableModel
+from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
 
 
@@ -38,8 +39,9 @@ class TorchScorer(SwappableModel):
 
     def __init__(self, config: Config, device: str = "auto", *, follows: bool = True, path: Path | None = None) -> None:
         dtype = getattr(torch, config.trainer.precision)
-        super().__init__(path or config.model_path, device_of(device), follows=follows)
-        self._forward = Forward(self._device, dtype, config.rollout.temperature)
+        folder = path or config.model_path
+        super().__init__(folder, device_of(device), follows=follows)
+        self._forward = Forward(self._device, dtype, config.rollout.temperature, family_of(folder))
         self._forward.prepare(self._model)
         self._max_tokens = config.trainer.max_tokens_per_microbatch
         self._routers = Routers(self._model) if config.trainer.router_replay and path is None else None
