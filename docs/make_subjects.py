@@ -111,6 +111,7 @@ def config() -> Config:
         "data": data,
         "eval": {"data": data},
         "critic": {},
+        "media": {},
         "roles": {name: {} for name in SCORING_ROLES},
     }
     return Config.model_validate(tree)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from relax_actors.config.sections import NonNegative, NonNegativeInt, PoolSection, Positive, PositiveFloat, Section
+from relax_actors.config.sections import NonNegativeInt, PoolSection, Positive, PositiveFloat, Section
 
 TOWERS = frozenset(("vision_config", "audio_config", "thinker_config"))
 """Fields of a config.json that only models which see or hear have."""
@@ -110,8 +110,6 @@ class MediaSection(PoolSection):
     folders: tuple[Path, ...] = ()
     """Folders whose files may be used, beside the folder of the data file. Relative paths of the data are looked up in
     the folder of the data file."""
-    keep_seconds: NonNegative = 60.0
-    """Seconds for which features and copies of files that no row uses are kept for rows to come."""
     image: ImageSection = ImageSection()
     video: VideoSection = VideoSection()
     audio: AudioSection = AudioSection()

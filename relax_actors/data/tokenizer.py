@@ -87,6 +87,15 @@ class Tokenizer:
             return None
         return int(ids[0]) if len(ids) == 1 else None
 
+    def token_text(self, token: int) -> str:
+        """Text of a single token as the vocabulary has it; empty for an id outside of it."""
+        return str(self._inner.id_to_token(token) or "")
+
+    @property
+    def inner(self) -> tokenizers.Tokenizer:
+        """The tokenizer of the Rust library."""
+        return self._inner
+
     def encode(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, `[len] int32`; with `special`, the special tokens that the model adds to every text.
 
@@ -125,7 +134,7 @@ class Tokenizer:
             return True
         return "chat_template" in _json_object(self._folder / "tokenizer_config.json")
 
-    def chat(self, messages: list[dict[str, str]]) -> str:
+    def chat(self, messages: list[dict[str, Any]]) -> str:
         """Messages formatted by the chat template, with the prompt for the model's answer.
 
         The template is code of the model's author. Jinja's sandbox gives it no access to files or modules.

@@ -42,7 +42,7 @@ def decode_image(source: Source) -> np.ndarray:
     source.check_time()
     image = _decode(source, cv2.IMREAD_COLOR_RGB)
     if header.alpha:
-        image = _on_white(image, _decode(source, cv2.IMREAD_UNCHANGED))
+        image = _on_white(image, _decode(source, cv2.IMREAD_UNCHANGED), multiplied=header.format == "tiff")
     _check_whole(source, header)
     return np.ascontiguousarray(image)
 
@@ -58,19 +58,27 @@ def _decode(source: Source, flags: int) -> np.ndarray:
     return np.asarray(image)
 
 
-def _on_white(image: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return an image on white, given its pixels as stored: with alpha if it has any, and not yet upright."""
+def _on_white(image: np.ndarray, stored: np.ndarray, *, multiplied: bool) -> np.ndarray:
+    """Return an image on white.
+
+    Args:
+        image: its pixels upright, without alpha.
+        stored: its pixels as stored, with alpha if it has any.
+        multiplied: whether colours of 8 bits are multiplied with alpha already, as libtiff returns them.
+    """
     if stored.ndim != 3 or stored.shape[2] != 4:  # noqa: PLR2004 height, width, channels; with alpha
         return image
     if stored.dtype == np.uint16:
+        multiplied = False
         stored = (stored >> 8).astype(np.uint8)
     colors, alpha = stored[:, :, 2::-1], stored[:, :, 3:].astype(np.uint16)
     if alpha.min() == _WHITE:
         return image
-    turn = min(_TURNS, key=lambda turned: _difference(turned(colors), image))
+    # libtiff turns both alike; other formats store the orientation apart from the pixels.
+    turn = _TURNS[0] if multiplied else min(_TURNS, key=lambda turned: _difference(turned(colors), image))
     alpha = turn(alpha)
     # Colours are those as stored, because decoders differ in what they make of transparent ones.
-    mixed = turn(colors) * alpha + _WHITE * (_WHITE - alpha)
+    mixed = turn(colors) * (_WHITE if multiplied else alpha) + _WHITE * (_WHITE - alpha)
     return np.asarray((mixed + _WHITE // 2) // _WHITE, np.uint8)
 
 

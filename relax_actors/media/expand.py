@@ -220,7 +220,8 @@ class _Builder:
         dtype = self.family.position_dtype
         empty = np.zeros((3, 0), dtype)
         positions = np.concatenate([empty, *self.positions], axis=1)
-        most = positions.max() + 1 if positions.size else 0
-        delta = float(most) - len(self.tokens)
+        most = positions.max() + 1 if positions.size else np.array(0, dtype)
+        # In the type of the positions, so that the sum of both is rounded as in transformers.
+        delta = float(np.array(most - len(self.tokens), dtype))
         tokens = np.array(self.tokens, np.int32)
         return Expanded(tokens, tuple(self.starts), tuple(self.counts), positions, delta)

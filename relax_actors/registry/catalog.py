@@ -18,6 +18,7 @@ ROLES: Registry[type] = Registry(
     "relax_actors.roles",
     {
         "prompts": "relax_actors.roles.prompts:PromptSource",
+        "media": "relax_actors.roles.media:MediaRole",
         "rollout": "relax_actors.roles.rollout:Rollout",
         "reward": "relax_actors.roles.reward:RewardRole",
         "advantages": "relax_actors.roles.advantages:Advantages",

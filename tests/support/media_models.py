@@ -1,193 +1,197 @@
-"""Tiny multimodal models for tests: an architecture of each family, and prompts with random media."""
+"""Tiny multimodal models of every family in transformers, with their processors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from transformers import PreTrainedModel
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from relax_actors.engines.protocols import MediaItem, PromptMedia
-from relax_actors.media.family import Family
-from relax_actors.media.normalise import pixel_values
+from relax_actors.media import Family, family_of_body
 
-PROMPTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "vl": (("image",), ("video", "image"), ()),
-    "none": (("audio",), ("audio", "audio"), ()),
-    "omni": (("image", "audio"), ("audio", "video", "image", "audio"), ()),
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<|audio_pad|>",
+]
+CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:;?!<>\n"
+ID = {text: number for number, text in enumerate(SPECIAL)}
+VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+OMNI = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
+HALF = (0.5, 0.5, 0.5)
+_WIDTH = 32
+_QWEN3 = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 8,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": _WIDTH,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0],
 }
-"""Kinds of media of some prompts: alone, mixed, and none."""
-
-TEXT: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
+_QWEN25 = {key: _QWEN3[key] for key in list(_QWEN3)[:8]} | {"fullatt_block_indexes": [0], "window_size": 32}
+_QWEN2 = {"depth": 1, "embed_dim": 16, "hidden_size": _WIDTH, "num_heads": 2, "patch_size": 8, "mlp_ratio": 2}
+_SOUND = {
+    "num_mel_bins": 64,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "d_model": 16,
+    "output_dim": _WIDTH,
+    "n_window": 50,
 }
-INTERLEAVED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
-SECTIONED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-MOE = {"num_hidden_layers": 3, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 8}
-VISION |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32}
-VISION3 = VISION | {"in_channels": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
-VISION3_MOE = VISION3 | {"depth": 3, "deepstack_visual_indexes": [0, 1, 2]}
-VISION25 = VISION | {"fullatt_block_indexes": [1], "window_size": 32}
-SOUND = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "d_model": 32}
-SOUND |= {"output_dim": 32, "n_window": 50, "max_source_positions": 200}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {"text_config": TEXT | {"rope_parameters": SECTIONED}, "vision_config": VISION25},
-    "qwen3_vl": {"text_config": TEXT | {"rope_parameters": INTERLEAVED}, "vision_config": VISION3},
-    "qwen3_vl_moe": {"text_config": TEXT | MOE | {"rope_parameters": INTERLEAVED}, "vision_config": VISION3_MOE},
-    "qwen2_5_omni_thinker": {
-        "text_config": TEXT | {"rope_parameters": SECTIONED},
-        "vision_config": VISION25,
-        "audio_config": SOUND,
-        "position_id_per_seconds": 25,
-    },
-    "qwen3_omni_moe_thinker": {
-        "text_config": TEXT | MOE | {"rope_parameters": INTERLEAVED},
-        "vision_config": VISION3_MOE,
-        "audio_config": SOUND | {"n_window_infer": 200, "downsample_hidden_size": 16},
-        "position_id_per_seconds": 13,
-    },
-    "qwen2_audio": {
-        "text_config": {"model_type": "qwen2"} | TEXT,
-        "audio_config": {**SOUND, "model_type": "qwen2_audio_encoder", "max_source_positions": 100},
-    },
+
+
+def tokenizer() -> Any:
+    """Return a tokenizer of characters with the special tokens, as the processors need it."""
+    vocabulary = {text: number for number, text in enumerate([*SPECIAL, *CHARACTERS])}
+    tokens = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL[0]))
+    tokens.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    tokens.decoder = decoders.Fuse()
+    named = {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "audio_token": "<|audio_pad|>",
+        "vision_start_token": "<|vision_start|>",
+        "vision_end_token": "<|vision_end|>",
+        "vision_bos_token": "<|vision_start|>",
+        "vision_eos_token": "<|vision_end|>",
+        "audio_bos_token": "<|audio_start|>",
+        "audio_eos_token": "<|audio_end|>",
+    }
+    whole = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokens, eos_token=SPECIAL[1], pad_token=SPECIAL[0], extra_special_tokens=named
+    )
+    whole.add_special_tokens({"additional_special_tokens": SPECIAL}, replace_extra_special_tokens=False)
+    return whole
+
+
+def config_of(model_type: str, *, position_id_per_seconds: int | None = None) -> Any:
+    """Return the configuration of a tiny model."""
+    interleaved = {"mrope_interleaved": True} if "3" in model_type else {}
+    section = [4, 2, 2] if "3" in model_type else [2, 3, 3]
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": section, **interleaved}
+    text: dict[str, Any] = {
+        "vocab_size": len(SPECIAL) + len(CHARACTERS),
+        "hidden_size": _WIDTH,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "rope_parameters": rope,
+    }
+    if "moe" in model_type:
+        text |= {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    ids: dict[str, Any] = {f"{name}_token_id": ID[f"<|{name}_pad|>"] for name in ("image", "video")}
+    ids |= {"vision_start_token_id": ID["<|vision_start|>"], "vision_end_token_id": ID["<|vision_end|>"]}
+    if model_type in OMNI:
+        ids |= {"audio_token_id": ID["<|audio_pad|>"], "audio_start_token_id": ID["<|audio_start|>"]}
+        ids |= {"audio_end_token_id": ID["<|audio_end|>"], "audio_config": _SOUND | {"n_window_infer": 200}}
+        ids["position_id_per_seconds"] = position_id_per_seconds or (13 if "3" in model_type else 25)
+    vision = _QWEN2 if model_type == "qwen2_vl" else _QWEN3 if "3" in model_type else _QWEN25
+    if model_type == "qwen2_5_omni_thinker":
+        ids = {
+            key.replace("_token_id", "_token_index")
+            if key[:5] in ("image", "video") or key == "audio_token_id"
+            else key: value
+            for key, value in ids.items()
+        }
+    classes = {
+        "qwen2_vl": transformers.Qwen2VLConfig,
+        "qwen2_5_vl": transformers.Qwen2_5_VLConfig,
+        "qwen3_vl": transformers.Qwen3VLConfig,
+        "qwen3_vl_moe": transformers.Qwen3VLMoeConfig,
+        "qwen2_5_omni_thinker": transformers.Qwen2_5OmniThinkerConfig,
+        "qwen3_omni_moe_thinker": transformers.Qwen3OmniMoeThinkerConfig,
+    }
+    return classes[model_type](text_config=text, vision_config=vision, **ids)
+
+
+def model_of(model_type: str, **options: Any) -> Any:
+    """Return a tiny model with random weights."""
+    classes = {
+        "qwen2_vl": transformers.Qwen2VLForConditionalGeneration,
+        "qwen2_5_vl": transformers.Qwen2_5_VLForConditionalGeneration,
+        "qwen3_vl": transformers.Qwen3VLForConditionalGeneration,
+        "qwen3_vl_moe": transformers.Qwen3VLMoeForConditionalGeneration,
+        "qwen2_5_omni_thinker": transformers.Qwen2_5OmniThinkerForConditionalGeneration,
+        "qwen3_omni_moe_thinker": transformers.Qwen3OmniMoeThinkerForConditionalGeneration,
+    }
+    return classes[model_type](config_of(model_type, **options))
+
+
+SOUND_ONLY = {
+    "model_type": "qwen2_audio",
+    "audio_config": {"num_mel_bins": 64},
+    "audio_token_index": ID["<|audio_pad|>"],
 }
-"""`model.architecture` of each family by model type, without `model_type` itself."""
-FIXED_FRAMES = 200
-"""Frames that the tower of the tiny Qwen2-Audio reads."""
+"""What the preprocessing reads of a configuration of Qwen2-Audio."""
 
 
-def architecture_of(model_type: str) -> dict[str, Any]:
-    """Return `model.architecture` of a family."""
-    return {"model_type": model_type} | FAMILIES[model_type]
-
-
-def plain_logits(model: PreTrainedModel, family: Family, tokens: NDArray[Any], media: PromptMedia) -> Tensor:
-    """Return the logits `[len, vocab]` of a sequence by the model's own forward, as a user of transformers calls it.
-
-    Barred ids are cut. The positions after the prompt are the model's own, too.
-    """
-    inputs = model_inputs(family, tokens, media.items)
-    inputs.pop("frames", None)
-    found: Tensor = model(**inputs).logits[0]
-    return found.index_fill(-1, torch.tensor(family.barred), float("-inf"))
-
-
-class MediaPrompts:
-    """Makes prompts with random media for a family; the same seed makes the same prompts.
-
-    Rotary positions are those of the model's own rule.
-
-    Args:
-        model: model of the family.
-        family: its family.
-        seed: seed of all media and texts.
-    """
-
-    def __init__(self, model: PreTrainedModel, family: Family, seed: int = 0) -> None:
-        self._model, self._family, self._random = model, family, np.random.default_rng(seed)
-
-    def make(self, *kinds: str, text: int = 4) -> tuple[NDArray[Any], PromptMedia]:
-        """Make a prompt with media of these kinds, text before, between and after them.
-
-        Returns:
-            `[len] int32`, and the media.
-        """
-        tokens, items = self._text(text), []
-        for kind in kinds:
-            item = self._sound(len(tokens) + 1) if kind == "audio" else self._visual(kind, len(tokens) + 1)
-            tokens += [self._bound(kind, "start"), *[self._family.ids[kind]] * item.tokens, self._bound(kind, "end")]
-            tokens += self._text(text)
-            items.append(item)
-        ids = np.array(tokens, np.int32)
-        positions = self.positions(ids, items)
-        return ids, PromptMedia(tuple(items), positions, float(positions.max()) + 1 - len(ids))
-
-    def _text(self, length: int) -> list[int]:
-        found: list[int] = self._random.integers(0, 10, length).tolist()
-        return found
-
-    def _bound(self, kind: str, end: str) -> int:
-        return self._family.ids[f"{'audio' if kind == 'audio' else 'vision'}_{end}"]
-
-    def _visual(self, kind: str, start: int) -> MediaItem:
-        spec = self._family.vision
-        assert spec is not None
-        time = 1 if kind == "image" else int(self._random.integers(1, 3))
-        rows, columns = (2 * int(self._random.integers(1, 4)) for _ in range(2))
-        frames = 1 if kind == "image" else spec.temporal
-        shape = (time * rows * columns, 3 * frames * spec.patch**2)
-        patches = self._random.integers(0, 256, shape, np.uint8)
-        grid, seconds = np.array([time, rows, columns], np.int32), 1.0 if kind == "video" else 0.0
-        return MediaItem(kind, patches, grid, start, time * rows * columns // 4, seconds)  # type: ignore[arg-type]
-
-    def _sound(self, start: int) -> MediaItem:
-        spec = self._family.audio
-        assert spec is not None
-        frames = int(self._random.integers(20, 180))
-        width = FIXED_FRAMES if spec.fixed else frames
-        features = self._random.standard_normal((spec.mels, width)).astype(np.float32)
-        return MediaItem("audio", features, np.array([frames], np.int32), start, spec.tokens(frames))
-
-    def positions(self, tokens: NDArray[Any], items: Sequence[MediaItem]) -> NDArray[Any]:
-        """Return the rotary positions of a prompt by the model's own rule, `[3, len]`."""
-        if self._family.rope == "none" or not items:
-            return np.broadcast_to(np.arange(len(tokens), dtype=np.int32), (3, len(tokens)))
-        owner = self._model if hasattr(self._model, "get_rope_index") else self._model.model
-        inputs = model_inputs(self._family, tokens, items)
-        wanted = ("input_ids", "attention_mask", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
-        settings = {name: inputs[name] for name in wanted if name in inputs}
-        if self._family.rope.endswith("omni"):
-            settings |= {"audio_seqlens": inputs.get("frames"), "second_per_grids": inputs.get("video_second_per_grid")}
-        elif self._family.model_type == "qwen2_5_vl" and "second_per_grid_ts" in inputs:
-            settings["second_per_grid_ts"] = inputs["second_per_grid_ts"]
-        found, _ = owner.get_rope_index(**settings)
-        positions: NDArray[Any] = found[:, 0].numpy()
-        return positions.astype(np.float32 if positions.dtype.kind == "f" else np.int32)
-
-
-def prompts_of(model: PreTrainedModel, family: Family, seed: int = 0) -> list[tuple[NDArray[Any], PromptMedia]]:
-    """Make a prompt for each entry of PROMPTS of the family."""
-    make = MediaPrompts(model, family, seed).make
-    return [make(*kinds) for kinds in PROMPTS["omni" if family.rope.endswith("omni") else family.rope]]
-
-
-def model_inputs(family: Family, tokens: NDArray[Any], items: Sequence[MediaItem]) -> dict[str, Tensor]:
-    """Return the arguments of a transformers model for one sequence with media, as its processor makes them."""
-    ids = torch.from_numpy(tokens.astype(np.int64))[None]
-    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    for kind, suffix, grid in (("image", "", "image_grid_thw"), ("video", "_videos", "video_grid_thw")):
-        if chosen := [item for item in items if item.kind == kind]:
-            assert family.vision is not None
-            pixels = [pixel_values(item.features, family.vision) for item in chosen]
-            found[f"pixel_values{suffix}"] = torch.from_numpy(np.concatenate(pixels))
-            found[grid] = torch.from_numpy(np.stack([item.grid for item in chosen]).astype(np.int64))
-    if (videos := [item for item in items if item.kind == "video"]) and not family.timestamps:
-        name = "video_second_per_grid" if family.rope.endswith("omni") else "second_per_grid_ts"
-        found[name] = torch.tensor([item.seconds_per_grid for item in videos])
-    if sounds := [item for item in items if item.kind == "audio"]:
-        found |= _sound_inputs(sounds)
-    if family.rope == "vl":
-        kinds = [
-            torch.full_like(ids, number + 1) * (ids == family.ids[k]) for number, k in enumerate(("image", "video"))
-        ]
-        found["mm_token_type_ids"] = (kinds[0] + kinds[1]).int()
+def family(model_type: str, **options: Any) -> Family:
+    """Return the family of a tiny model."""
+    if model_type == "qwen2_audio":
+        sound = family_of_body(SOUND_ONLY, "config.json")
+        assert sound is not None
+        return sound
+    found = family_of_body(config_of(model_type, **options).to_dict(), "config.json")
+    assert found is not None
     return found
 
 
-def _sound_inputs(sounds: Sequence[MediaItem]) -> dict[str, Tensor]:
-    width = max(sound.features.shape[1] for sound in sounds)
-    padded = [np.pad(sound.features, ((0, 0), (0, width - sound.features.shape[1]))) for sound in sounds]
-    frames = torch.tensor([int(sound.grid[0]) for sound in sounds])
-    mask = (torch.arange(width) < frames[:, None]).long()
-    return {"input_features": torch.from_numpy(np.stack(padded)), "feature_attention_mask": mask, "frames": frames}
+def processor(of: Family, *, image: tuple[int, int], video: tuple[int, int], frames: tuple[int, int]) -> Any:
+    """Return the processor of transformers for a family; needs torchvision.
+
+    Args:
+        of: the family.
+        image: least and most pixels of an image.
+        video: least and most pixels of a video.
+        frames: least and most sampled frames of a video.
+    """
+    spec = of.vision
+    assert spec is not None
+    common = {"patch_size": spec.patch, "merge_size": spec.merge, "temporal_patch_size": spec.temporal}
+    common |= {"image_mean": list(spec.mean), "image_std": list(spec.std)}
+    images = transformers.Qwen2VLImageProcessor(size=_size(image), **common)
+    kind = transformers.Qwen3VLVideoProcessor if spec.whole_video else transformers.Qwen2VLVideoProcessor
+    videos = kind(size=_size(video), min_frames=frames[0], max_frames=frames[1], cap_pixels_per_frame=False, **common)
+    if of.audio is None:
+        classes = {"qwen2_vl": transformers.Qwen2VLProcessor, "qwen2_5_vl": transformers.Qwen2_5_VLProcessor}
+        whole = classes.get(of.model_type, transformers.Qwen3VLProcessor)
+        return whole(image_processor=images, tokenizer=tokenizer(), video_processor=videos)
+    sound = transformers.WhisperFeatureExtractor(feature_size=of.audio.mels, return_attention_mask=True)
+    omni = {
+        "qwen2_5_omni_thinker": transformers.Qwen2_5OmniProcessor,
+        "qwen3_omni_moe_thinker": transformers.Qwen3OmniMoeProcessor,
+    }
+    return omni[of.model_type](
+        image_processor=images, video_processor=videos, feature_extractor=sound, tokenizer=tokenizer()
+    )
+
+
+def _size(pixels: tuple[int, int]) -> dict[str, int]:
+    return {"shortest_edge": pixels[0], "longest_edge": pixels[1]}
+
+
+def encode(text: str) -> np.ndarray:
+    """Return the ids of a prompt, int32."""
+    return np.array(tokenizer().encode(text), np.int32)
+
+
+def save(model_type: str, folder: Path) -> Path:
+    """Write the configuration and the tokenizer of a tiny model to a folder."""
+    config_of(model_type).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
