@@ -65,6 +65,11 @@ class PromptMedia:
             msg = f"positions of a prompt with media have shape {list(self.positions.shape)}; they are [3, prompt_len]"
             raise ValueError(msg)
 
+    @property
+    def tokens(self) -> int:
+        """Number of placeholders of all media, a measure of the work of the towers."""
+        return sum(item.tokens for item in self.items)
+
     def positions_of(self, length: int) -> Array:
         """Return the positions of a sequence of the prompt and what follows it, `[3, length]`, typed as `positions`."""
         prompt = self.positions[:, :length]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.engines.protocols.media import PromptMedia
+from relax_actors.algorithms.micro_batches import Shared, micro_batches
+from relax_actors.engines.protocols.media import PromptMedia, media_of
 
 Array = NDArray[Any]
 PER_TOKEN = (
@@ -132,6 +133,25 @@ class TrainSample:
 def lengths_of(samples: Iterable[TrainSample]) -> list[int]:
     """Return the number of tokens of each sequence."""
     return [len(sample) for sample in samples]
+
+
+def micro_batches_of(samples: Sequence[TrainSample], max_tokens: int) -> list[list[int]]:
+    """Split sequences into micro-batches; see `micro_batches`.
+
+    The media of a prompt count as many tokens again as they have placeholders, once for all of its sequences in a
+    micro-batch: their towers compute about as much as the decoder does for these tokens.
+
+    Returns:
+        Indices into `samples`, one list for each micro-batch.
+    """
+    media = media_of(sample.media for sample in samples)
+    shared = None
+    if media:
+        number = {id(one): i for i, one in enumerate(media)}
+        # Sequences without media share nothing: each is a group of its own.
+        groups = [number.get(id(sample.media), len(media) + i) for i, sample in enumerate(samples)]
+        shared = Shared(groups, {i: one.tokens for i, one in enumerate(media)})
+    return micro_batches(lengths_of(samples), max_tokens=max_tokens, shared=shared)
 
 
 def by_row(samples: Sequence[TrainSample]) -> Iterator[list[TrainSample]]:

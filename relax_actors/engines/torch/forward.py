@@ -20,8 +20,7 @@ from transformers import PreTrainedModel
 from relax_actors.algorithms.distillation import logprobs_at
 from relax_actors.algorithms.entropy import logprobs_and_entropies, squared_probabilities
 from relax_actors.algorithms.losses import token_logprobs
-from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.engines.protocols.samples import TrainSample, lengths_of
+from relax_actors.engines.protocols.samples import TrainSample, lengths_of, micro_batches_of
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
@@ -288,7 +287,7 @@ class Forward:
             progress: called after every micro-batch.
         """
         found = [np.zeros(len(sample), np.float32) for sample in samples]
-        for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
+        for indices in micro_batches_of(samples, max_tokens):
             batch = self.micro_batch(samples, indices)
             if batch.width:
                 scored = compute(batch).cpu().numpy()
@@ -308,7 +307,7 @@ class Forward:
     ) -> list[Scores]:
         """Compute log-probs of each sequence as `score` does, and the `top_k` most likely tokens; errors as `score`."""
         found: dict[int, Scores] = {}
-        for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
+        for indices in micro_batches_of(samples, max_tokens):
             batch = self.micro_batch(samples, indices)
             logits = self._logits(model, batch)
             targets = batch.tokens[:, batch.scored + 1]

@@ -19,6 +19,10 @@ from transformers import (
 
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import family_of
+from relax_actors.weights import files as weights
+
+VOICE = ("talker.", "token2wav.", "code2wav.")
+"""Parts of the files of an omni model that write speech; they are not trained."""
 
 
 def build(
@@ -95,6 +99,29 @@ def _multimodal_critic(path: Path, seed: int, device: torch.device | str) -> Pre
 def has_weights(path: Path) -> bool:
     """Return whether a model folder contains weights."""
     return any(path.glob("*.safetensors"))
+
+
+def read_folder(model: PreTrainedModel, path: Path) -> dict[str, Tensor]:
+    """Read the weights of a model folder by the names that they have in `model`.
+
+    The files of some models have other names, or hold each expert as tensors of its own, and those of a model that also
+    speaks hold its voice: transformers converts them. Weights that fit in no way are returned as they are, so that
+    `copy_into` names the difference.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    tensors = weights.load(sorted(path.glob("*.safetensors")))
+    if tensors.keys() <= model.state_dict().keys():
+        return tensors
+    read: Any = type(model).from_pretrained
+    converted, report = read(
+        path, config=model.config, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    unexpected = [name for name in report["unexpected_keys"] if not name.startswith(VOICE)]
+    if report["missing_keys"] or report["mismatched_keys"] or unexpected:
+        return tensors
+    return tensors_of(converted)
 
 
 def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -15,10 +15,9 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
-from relax_actors.engines.torch.model import copy_into
+from relax_actors.engines.torch.model import copy_into, read_folder
 from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.media.family import family_of
-from relax_actors.weights import files as weights
 
 
 class TorchScorer(SwappableModel):
@@ -80,5 +79,5 @@ class TorchTeacher(TorchScorer):
 
     def __init__(self, config: Config, path: Path, device: str = "auto") -> None:
         super().__init__(config, device, follows=False, path=path)
-        copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
+        copy_into(self._model, read_folder(self._model, path), str(path))
         self._version = 0
