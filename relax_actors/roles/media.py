@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from relax_actors.errors import ConfigError
 from relax_actors.messages import PreparedPrompt
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, Row
 from relax_actors.runtime.role import More, Results
-
-if TYPE_CHECKING:
-    from relax_actors.training.media_preparer import MediaPreparer
 
 
 class MediaRole(Role):
@@ -25,8 +22,6 @@ class MediaRole(Role):
     writes: ClassVar = "media"
     kinds: ClassVar = ("group", "eval")
     spec: ClassVar = RoleSpec(section="media", requires="media", start_order=30)
-
-    _preparer: MediaPreparer
 
     def setup(self) -> None:
         """Load the family of the model, the tokenizer and the settings."""

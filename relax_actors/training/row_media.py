@@ -9,7 +9,7 @@ from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import RelaxError, RowError
-from relax_actors.messages import PreparedPrompt, Prompt
+from relax_actors.messages import PreparedPrompt
 from relax_actors.runtime import Context
 from relax_actors.runtime.cells import read_column
 from relax_actors.training.prompt_media import MediaReader
@@ -49,7 +49,7 @@ class RowMedia:
         if prompt_tokens is not None and not np.array_equal(prompt_tokens, prepared.tokens):
             msg = "the trajectory's prompt is not the one in the column media; the rollout must sample from it"
             raise RowError(msg)
-        return self._reader.read(prepared, lambda: self._prompt(row))
+        return self._reader.read(prepared, row)
 
     def read(self, rows: list[RowId], prompts: list[Array | None]) -> list[PromptMedia | RelaxError]:
         """Read the media of rows from the table; an error in place of media that cannot be read.
@@ -64,10 +64,4 @@ class RowMedia:
                 found.append(prepared if isinstance(prepared, RelaxError) else self.of(prepared, row, prompt))
             except RelaxError as error:
                 found.append(error)
-        return found
-
-    def _prompt(self, row: RowId) -> Prompt:
-        (found,) = read_column(self._table, [row], "prompt", Prompt)
-        if isinstance(found, RelaxError):
-            raise found
         return found
