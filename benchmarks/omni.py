@@ -131,7 +131,7 @@ def bytes_of_rows(run: str) -> tuple[float, float, float]:
         for cell_id, cell in at.table.snapshot([subjects.column(name, "eval") for name in ("prompt", "media")]):
             cells[cell_id.step, cell_id.index] += len(cell.data)
             if cell_id.field == "media":
-                for medium in at.table.read(cell.data, PreparedPrompt, subject=cell.subject).media:
+                for medium in at.table.read(cell.data, PreparedPrompt).media:
                     stored[medium.features.xxh3_128] = medium.features.nbytes
                     # An image has one frame a patch in the store, the tower's input two; and floats have four bytes.
                     floats += medium.features.nbytes * {"image": 8, "video": 4, "audio": 1}[medium.kind]

@@ -61,9 +61,7 @@ def read_rows(at: Connected, count: int) -> tuple[int, list[Shown]]:
     rows: dict[tuple[int, int], dict[str, Any]] = defaultdict(dict)
     for cell_id, cell in at.table.snapshot([subjects.column(name, "eval") for name in COLUMNS]):
         with suppress(CodecError):  # a malformed cell is left out, and its row with it
-            rows[cell_id.step, cell_id.index][cell_id.field] = at.table.read(
-                cell.data, COLUMNS[cell_id.field], subject=cell.subject
-            )
+            rows[cell_id.step, cell_id.index][cell_id.field] = at.table.read(cell.data, COLUMNS[cell_id.field])
     complete = {key: row for key, row in rows.items() if len(row) == len(COLUMNS)}
     if not complete:
         sys.exit(
