@@ -14,6 +14,7 @@
 #   compose-test    test docker-compose.yml; needs a Docker engine with compose
 #   omni            train small models that see and hear on four tasks, about five minutes each
 #   smollm2         train a 135M-parameter model on arithmetic
+#   media           install the packages for models that take images, video and sound
 #   megatron        install the packages for trainer.backend = "megatron"
 #   sglang          install the packages for rollout.backend = "sglang"
 #   clean           remove the virtual environment, runs and build outputs
@@ -28,7 +29,7 @@ INSTALL = $(PYTHON) deploy/install.py --venv $(VENV)
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo install megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni smollm2 clean
+.PHONY: demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni smollm2 clean
 .DELETE_ON_ERROR:
 
 # Written by deploy/install.py, which removes it while it changes the environment.
@@ -46,6 +47,9 @@ demo: $(VENV)/.base
 	$(BIN)/relax up examples/demo/demo.toml $(SETTINGS)
 
 install: $(VENV)/.base
+
+# Decoders of media; `make test` installs them too.
+media: $(VENV)/.media
 
 # Its tests run where it is installed.
 megatron: $(VENV)/.megatron

@@ -78,7 +78,8 @@ def _on_white(image: np.ndarray, stored: np.ndarray, *, multiplied: bool) -> np.
     turn = _TURNS[0] if multiplied else min(_TURNS, key=lambda turned: _difference(turned(colors), image))
     alpha = turn(alpha)
     # Colours are those as stored, because decoders differ in what they make of transparent ones.
-    mixed = turn(colors) * (_WHITE if multiplied else alpha) + _WHITE * (_WHITE - alpha)
+    share = np.full_like(alpha, _WHITE) if multiplied else alpha
+    mixed = turn(colors) * share + _WHITE * (_WHITE - alpha)
     return np.asarray((mixed + _WHITE // 2) // _WHITE, np.uint8)
 
 

@@ -86,7 +86,8 @@ def read_timeline(source: Source, part: tuple[float, float | None]) -> Timeline:
                 source.refuse(f"the video has more frames than the limit of {most}; shorten it or raise the limit")
         if not times:
             source.refuse("the video has no frames")
-        check_end(source, last, (container.duration or 0) / av.time_base)
+        step = (max(times) - min(times)) / max(len(times) - 1, 1)
+        check_end(source, last, (container.duration or 0) / av.time_base, step)
         return _timeline(source, np.sort(np.array(times)), float(stream.average_rate or 0), part)
 
 

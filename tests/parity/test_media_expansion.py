@@ -91,6 +91,7 @@ def raw_media(case: Case) -> list[tuple[str, bytes]]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # a tensor in transformers' numpy
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("model_type", [*VISION, *OMNI])
 def test_expanded_prompt_equals_that_of_the_processor(model_type: str, name: str) -> None:
