@@ -16,8 +16,8 @@ from relax_actors.engines.protocols import PromptMedia, TrainSample
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.model import build
 from relax_actors.media.family import Family, family_of
-from tests.support.tiny_media_models import FAMILIES, architecture_of, plain_logits, prompts_of
 from tests.support.models import config_of
+from tests.support.tiny_media_models import FAMILIES, architecture_of, plain_logits, prompts_of
 
 TEMPERATURE = 0.7
 

@@ -13,8 +13,8 @@ from relax_actors.engines.protocols import Generation, GenerationRequest, TrainS
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.media.family import Family, family_of
-from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
 from tests.support.models import config_of, publish, random_weights
+from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
 
 TOKENS = 12
 
