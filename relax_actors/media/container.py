@@ -38,6 +38,7 @@ def opened(source: Source, kind: str) -> Iterator[Any]:
     if source.data[:4] == _RIFF and size not in _STREAMED and size > len(source.data):
         source.refuse(f"the file is truncated: it has {len(source.data)} bytes of {size + 8}")
     try:
+        container: Any
         with av.open(io.BytesIO(source.data), format=name, metadata_errors="replace") as container:
             if container.duration is not None:
                 source.check_seconds(container.duration / av.time_base)

@@ -11,6 +11,7 @@ import numpy as np
 from relax_actors.media.headers import ImageHeader, container_of, image_header
 from relax_actors.media.source import Source
 
+cv2.utils.logging.setLogLevel(0)  # what is wrong with an image is in the error of its row
 _WHITE = 255
 _TURNS: tuple[Callable[[Any], Any], ...] = (
     lambda image: image,

@@ -31,16 +31,11 @@ def sound_features(
     Raises:
         RowError: it cannot be decoded, exceeds a limit, or is too long or too short for the model.
     """
-    decoded = decode_audio(source, settings, part)
+    decoded = decode_audio(source, settings, part, _longest(spec, settings))
     if decoded is None:
         return None
     samples, rate = decoded
     seconds = len(samples) / rate
-    longest = _longest(spec, settings)
-    if seconds > longest and not settings.truncate:
-        source.refuse(f"{seconds:.1f} s of sound exceed audio.max_seconds = {longest:g}; cut it, or set audio.truncate")
-    if seconds > longest:
-        samples = samples[: int(longest * rate)]
     if settings.sample_rate is not None and rate > settings.sample_rate:
         samples, rate = resample(samples, rate, settings.sample_rate), settings.sample_rate
     samples = resample(samples, rate, spec.rate)

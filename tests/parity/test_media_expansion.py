@@ -13,6 +13,7 @@ import av
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers.video_utils import VideoMetadata
 
 from relax_actors.media import (
@@ -181,3 +182,15 @@ def samples_of(data: bytes) -> np.ndarray:
     assert decoded is not None
     assert decoded[1] == 16_000
     return decoded[0]
+
+
+def test_sound_of_qwen2_audio_equals_that_of_its_processor() -> None:
+    of, samples = family("qwen2_audio"), tone(1.23)
+    (own,) = process(wav_file(samples), "audio", of, MediaSettings(), Limits())
+    extractor = transformers.WhisperFeatureExtractor(feature_size=64)
+    whole = transformers.Qwen2AudioProcessor(extractor, tokenizer(), chat_template="")
+    batch = whole(text=[f"a{SOUND}b"], audio=[samples_of(wav_file(samples))], return_tensors="np", sampling_rate=16_000)
+    expanded = expand(encode(f"a{SOUND}b"), [own], of, tokenizer().backend_tokenizer)
+    assert expanded.tokens.tolist() == batch["input_ids"][0].tolist()
+    assert np.array_equal(own.array, batch["input_features"][0])
+    assert own.grid[0] == batch["feature_attention_mask"].sum()

@@ -30,7 +30,7 @@ PICKLING = {
     "broadcast_object_list",
     "scatter_object_list",
 }
-HEAVY = ("torch", "transformers", "reasoning_gym", "pyarrow", "matplotlib")
+HEAVY = ("torch", "transformers", "reasoning_gym", "pyarrow", "matplotlib", "cv2", "av", "torchaudio")
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 RELAX = Path(sysconfig.get_path("scripts")) / "relax"
 
@@ -53,6 +53,7 @@ def heavy_after(script: str, heavy: tuple[str, ...] = HEAVY, cwd: Path | None = 
         "relax_actors.cli.up",
         "relax_actors.cli.simulate",
         "relax_actors.cli.tail",
+        "relax_actors.media",
         "relax_actors.roles",
         "relax_actors.roles.prompts",
         "relax_actors.roles.reward",
