@@ -61,19 +61,27 @@ class MediaAdmission:
             where: row of the data, for errors.
 
         Raises:
-            RowError: a medium is of a kind that the model does not take, or may not be used.
+            RowError: a medium may not be used.
             StoreFullError: no space is left for a copy.
         """
         return [self._source(medium, row, where) for medium in media]
 
-    def _source(self, medium: Medium, row: RowId | None, where: str) -> MediaSource:
+    def check_kinds(self, media: Sequence[Medium], where: str) -> None:
+        """Check that the model takes media of these kinds.
+
+        Raises:
+            RowError: it does not take one.
+        """
         kinds = self.family.kinds
-        if medium.kind not in kinds:
-            msg = (
-                f"{where}: the prompt has {medium.kind}, but a {self.family.model_type} model takes "
-                f"{', '.join(kinds)}; remove the row, or choose another model"
-            )
-            raise RowError(msg)
+        for medium in media:
+            if medium.kind not in kinds:
+                msg = (
+                    f"{where}: the prompt has {medium.kind}, but a {self.family.model_type} model takes "
+                    f"{', '.join(kinds)}; remove the row, or choose another model"
+                )
+                raise RowError(msg)
+
+    def _source(self, medium: Medium, row: RowId | None, where: str) -> MediaSource:
         self._check_options(medium, where)
         if medium.digest and not _DIGEST.fullmatch(medium.digest):
             msg = (

@@ -83,8 +83,8 @@ def content_parts(
             raise RowError(msg)
         plain.append({"type": kind})
         rest = {key: value for key, value in given.items() if key != "type"}
-        own = rest.pop(name, None) if name in rest else rest.pop(kind, None)
-        if own is not None and not (kind == "video" and isinstance(own, bool)):
+        own = rest.pop(next((key for key in rest if PART_TYPES.get(key) == kind), ""), None)
+        if own is not None:
             rest = {**(own if isinstance(own, dict) else {"": own}), **rest}
         if rest:
             media.append(medium_of(kind, rest, folder, at))

@@ -105,9 +105,7 @@ class PromptMaker:
                 or the chat template refuses it; its media do not fit its placeholders, the model or [media]; names the
                 row of the data.
         """
-        if task.media and self._admission is None:
-            msg = f"{_origin(task)}the prompt has {task.media[0].kind}, but the model takes text alone; remove the row"
-            raise RowError(msg)
+        self._check_media(task)
         text, tokens = self._text_and_tokens(task)
         self._check_size(task, text)
         if not len(tokens):
@@ -124,6 +122,22 @@ class PromptMaker:
             media = self._media(task, tokens)
             fields["media"] = self._admission.sources(media, row, task.origin or "a task")
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
+
+    def _check_media(self, task: Task) -> None:
+        """Raise RowError unless the model takes the media of a task, and there is one for each placeholder."""
+        if self._admission is None:
+            if task.media:
+                kind = task.media[0].kind
+                msg = f"{_origin(task)}the prompt has {kind}, but the model takes text alone; remove the row"
+                raise RowError(msg)
+            return
+        if task.media or self._has_placeholders(task):
+            self._admission.check_kinds(task.media, task.origin or "a task")
+            try:
+                arrange(kinds_of(self._messages(task)), task.media)
+            except RowError as error:
+                msg = f"{_origin(task)}{error}"
+                raise RowError(msg) from error
 
     def _media(self, task: Task, tokens: NDArray[np.int32]) -> list[Medium]:
         """Return the media of a task in the order of their placeholders among the tokens."""
@@ -142,19 +156,9 @@ class PromptMaker:
         return arrange(found, task.media)
 
     def _messages(self, task: Task) -> list[dict[str, Any]]:
-        """Return the prompt as messages, with its placeholders as content parts.
-
-        Raises:
-            RowError: they do not fit the media of the task.
-        """
+        """Return the prompt as messages, with its placeholders as content parts."""
         messages = task.prompt if isinstance(task.prompt, list) else [{"role": "user", "content": task.prompt}]
-        messages = with_parts(messages)
-        try:
-            arrange(kinds_of(messages), task.media)
-        except RowError as error:
-            msg = f"{_origin(task)}{error}"
-            raise RowError(msg) from error
-        return messages
+        return with_parts(messages)
 
     def _text_and_tokens(self, task: Task) -> tuple[str, NDArray[np.int32]]:
         """Format and tokenize a prompt within `MAX_SECONDS`: the template and the patterns of a tokenizer may loop."""

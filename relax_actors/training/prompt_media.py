@@ -34,11 +34,12 @@ class MediaReader:
             StoreError: a segment is lost, and its raw file, too, or it has changed.
         """
         resolve, arrays = self._store.reader(), []
-        for medium in prepared.media:
+        for number, medium in enumerate(prepared.media):
             try:
                 arrays.append(resolve(medium.features))
             except StoreError as error:
-                arrays.append(self._rebuild(medium, prepared, row, error))
+                before = sum(other.source == medium.source for other in prepared.media[:number])
+                arrays.append(self._rebuild(medium, before, row, error))
         items = tuple(
             MediaItem(
                 medium.kind,  # type: ignore[arg-type]
@@ -53,14 +54,14 @@ class MediaReader:
         )
         return PromptMedia(items, prepared.positions, prepared.position_delta)
 
-    def _rebuild(self, medium: Media, prepared: PreparedPrompt, row: RowId, lost: StoreError) -> Array:
+    def _rebuild(self, medium: Media, number: int, row: RowId, lost: StoreError) -> Array:
+        """Make the segment of a medium again, and return the array `number` of its file."""
         from relax_actors.training.media_preparer import MediaPreparer  # noqa: PLC0415 hardly ever needed
 
         reference, table = medium.features, self._context.table
         prompt = table.fetch(table.subject(row, "prompt"), Prompt)
         if prompt is None or medium.source >= len(prompt.media):
             raise lost
-        number = sum(other.source == medium.source for other in prepared.media[: prepared.media.index(medium)])
         try:
             preparer = MediaPreparer(self._context.config, self._store)
             folder = reference.uri.rpartition("/")[0]
