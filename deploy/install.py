@@ -38,6 +38,7 @@ PACKAGES_MB = {
     "lint": 310,
     "docs": 40,
     "megatron": 3,
+    "omni": 160,
     "smollm2": 185,
     "sglang": 535,
 }

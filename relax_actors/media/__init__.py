@@ -8,6 +8,7 @@ A pure library: it knows neither the broker nor the configuration. Importing it 
 from relax_actors.media.expand import Expanded, expand
 from relax_actors.media.family import AudioSpec, Family, VisionSpec, family_of, family_of_body
 from relax_actors.media.features import VERSION, Features
+from relax_actors.media.load import load_frames, load_image, load_sound
 from relax_actors.media.normalise import pixel_values
 from relax_actors.media.process import check_settings, process
 from relax_actors.media.settings import AudioSettings, ImageSettings, Limits, MediaSettings, VideoSettings
@@ -28,6 +29,9 @@ __all__ = [
     "expand",
     "family_of",
     "family_of_body",
+    "load_frames",
+    "load_image",
+    "load_sound",
     "pixel_values",
     "process",
 ]
