@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from string import Formatter
 
@@ -10,6 +11,7 @@ from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError
+from relax_actors.media.family import family_of
 from relax_actors.roles import make_role
 from relax_actors.roles.teacher import Teacher
 
@@ -32,13 +34,11 @@ def check_teacher(config: Config, folder: Path) -> Iterator[str]:
     if distil.place == "none":
         msg = f'[{SECTION}] has no effect without algorithm.distil.place; set it to "advantage" or "loss"'
         raise ConfigError(msg)
-    if distil.place == "loss" and config.trainer.backend == "megatron":
-        msg = (
-            'algorithm.distil.place = "loss" needs trainer.backend = "torch": Megatron-Core keeps the vocabulary in '
-            'shards. Set algorithm.distil.place = "advantage"'
-        )
-        raise ConfigError(msg)
     _check_source(role)
+    if config.media is not None and (role.hint or role.server):
+        what = "hint" if role.hint else "server"
+        msg = f"{SECTION}.{what} works with text only, and this model takes media; set {SECTION}.model"
+        raise ConfigError(msg)
     if role.hint:
         _check_hint(role.hint, folder)
     if distil.top_k is not None and distil.top_k > (vocabulary := measure(folder).vocabulary):
@@ -66,8 +66,8 @@ def _check_source(role: Teacher) -> None:
             "server, or a hint that it reads and the student does not (self-distillation)"
         )
         raise ConfigError(msg)
-    if is_live and role.backend != "torch":
-        msg = f'{SECTION}.backend = "{role.backend}" scores no most likely tokens; set "torch"'
+    if is_live and role.backend not in ("torch", "megatron"):
+        msg = f'{SECTION}.backend = "{role.backend}" scores no most likely tokens; set "torch" or "megatron"'
         raise ConfigError(msg)
     if role.server and not role.server.startswith(("http://", "https://")):
         msg = f"{SECTION}.server = {role.server!r} is not a URL such as http://127.0.0.1:30000"
@@ -90,6 +90,12 @@ def _check_hint(hint: str, folder: Path) -> None:
     if not any(name == "prompt" for _, name, _, _ in parts):
         msg = f"{SECTION}.hint {hint[:60]!r} lacks {{prompt}}, where the teacher reads the prompt; add it"
         raise ConfigError(msg)
+    if not any(literal or name != "prompt" for literal, name, _, _ in parts):
+        msg = (
+            f"{SECTION}.hint {hint[:60]!r} adds nothing to the prompt; write text around {{prompt}} that the student "
+            "does not read, or remove the hint"
+        )
+        raise ConfigError(msg)
     try:
         if text := "".join(literal for literal, _, _, _ in parts):
             Tokenizer(folder).encode(text, special=False)
@@ -108,6 +114,13 @@ def _check_model(config: Config, path: Path, folder: Path) -> Iterator[str]:
         raise ConfigError(msg)
     facts = measure(path)
     check_architecture(config, path)
+    families = [family_of(one) for one in (folder, path)]
+    if len({None if family is None else replace(family, model_type="") for family in families}) > 1:
+        msg = (
+            f"{SECTION}.model {path} reads media in another way than the student, or none; a teacher needs features, "
+            "placeholders and positions as the student's"
+        )
+        raise ConfigError(msg)
     if difference := Tokenizer(folder).difference(Tokenizer(path)):
         msg = (
             f"{SECTION}.model {path} has another vocabulary than the student: {difference}. A teacher scores the "

@@ -134,11 +134,21 @@ def _rope_problems(text: Mapping[str, Any], model_type: str) -> Iterator[str]:
 
 
 def tower_parameters(body: Mapping[str, Any]) -> int:
-    """Return the approximate number of parameters of the towers, from their configs."""
+    """Return the approximate number of parameters of the towers, from their configs: matrices of layers and mergers."""
     body = body.get("thinker_config", body)
     vision, audio = body.get("vision_config", {}), body.get("audio_config", {})
-    width, depth = vision.get("embed_dim") or vision.get("hidden_size", 0), vision.get("depth", 0)
-    inner = vision.get("intermediate_size") or 4 * width
-    sound, layers = audio.get("d_model", 0), audio.get("encoder_layers", 0)
-    inner_sound = audio.get("encoder_ffn_dim") or 4 * sound
-    return int(depth * (4 * width**2 + 2 * width * inner) + layers * (4 * sound**2 + 2 * sound * inner_sound))
+    width = vision.get("embed_dim") or vision.get("hidden_size", 0)
+    total = vision.get("depth", 0) * _layer_parameters(width, vision.get("intermediate_size"))
+    if width:
+        joined = width * vision.get("spatial_merge_size", 2) ** 2
+        merger = joined * (joined + vision.get("out_hidden_size", width))
+        total += merger * (1 + len(vision.get("deepstack_visual_indexes", [])))
+        total += 3 * vision.get("temporal_patch_size", 2) * vision.get("patch_size", 14) ** 2 * width
+    return int(
+        total
+        + audio.get("encoder_layers", 0) * _layer_parameters(audio.get("d_model", 0), audio.get("encoder_ffn_dim"))
+    )
+
+
+def _layer_parameters(width: int, inner: int | None) -> int:
+    return 4 * width**2 + 2 * width * (inner or 4 * width)

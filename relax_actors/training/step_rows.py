@@ -118,7 +118,7 @@ class StepRows:
         for i, (index, trajectory) in enumerate(zip(self.ids, self.trajectories, strict=True)):
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
             advantage, media = self.advantages[i], self.media[i] if self.media else None
-            settings = {"replays": self.replays, "distil": self.distil, "media": media}
+            settings: dict[str, Any] = {"replays": self.replays, "distil": self.distil, "media": media}
             found += samples_of(index, trajectory, advantage, scores, **settings)
         return found
 
