@@ -3,7 +3,8 @@
 `python -m tests.chaos.equivalence --kills 100` prints what was killed, what it cost, and both fingerprints, and exits
 with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
 run that is killed, so that each kill meets it in the middle of something. `--algorithm updates` makes several optimizer
-updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well.
+updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well,
+`--algorithm images` trains a model that looks at pictures.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from relax_actors.runtime import logs
 from relax_actors.weights import files as weights
 from tests.support.faults import Story, aimed, box, hit, is_over, process, story_of, wait_for_path
-from tests.support.running import Run, wait_until
+from tests.support.running import IMAGES, TINY, Run, wait_until
 
 STRIDE = 1
 FIRST = 2
@@ -51,10 +52,12 @@ POINTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "broker": (1, ("batch.{k}", "group.{k}.0.prompt")),
 }
 CRITIC_POINTS = ("group.{k}.1.trajectory", "batch.{k}", "batch.{k}", "critic.{k}", "critic checkpoint")
+MEDIA_POINTS = ("weights.{k}", "group.{k}.0.prompt", "group.{k}.2.prompt", "group.{k}.0.media")
 UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "updates": UPDATES,
+    "images": ("trainer.max_tokens_per_microbatch=128",),
     "ppo": (*UPDATES, "algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3"),
 }
 """Settings by name of the algorithm."""
@@ -88,6 +91,8 @@ class Tally:
 
 def points_of(algorithm: str) -> dict[str, tuple[int, tuple[str, ...]]]:
     """Victims and moments of the runs of an algorithm."""
+    if algorithm == "images":
+        return POINTS | {"media.0": (8, MEDIA_POINTS)}
     return POINTS | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
 
 
@@ -170,7 +175,7 @@ def _at(run: Run, kill: Kill) -> str | None:
         kind = "critic" if kill.victim == "critic.0" else "weights"
         done = run.table.get(f"relax.{run.name}.{kind}.{step + 1}") is not None
         return None if step < 0 or done else "a step"
-    if kill.victim in ("rollout.0", "reward.0", "advantages.0") and box(run, kill.victim).rows:
+    if kill.victim in ("media.0", "rollout.0", "reward.0", "advantages.0") and box(run, kill.victim).rows:
         return {"rollout.0": "a generation"}.get(kill.victim, "a row")
     return None
 
@@ -239,10 +244,11 @@ def compare(
     plans = plan(kills, seed, algorithm)
     settings = [*SETTINGS, *ALGORITHMS[algorithm], *settings, f"run.steps={steps_for(plans)}"]
     say(f"an undisturbed run of {steps_for(plans)} steps")
-    calm = Run(folder, "calm", settings)
+    config = IMAGES if algorithm == "images" else TINY
+    calm = Run(folder, "calm", settings, config)
     alone = calm.complete(900)
     say(f"done in {alone['seconds']:.0f} s; the same with {kills} kills")
-    run = Run(folder, "killed", settings)
+    run = Run(folder, "killed", settings, config)
     began = time.monotonic()
     try:
         tally = killed_run(run, plans, say)
