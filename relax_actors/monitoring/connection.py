@@ -91,7 +91,7 @@ def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
         try:
             subjects = Subjects(config.run.name)
             if external:
-                connection.call(_require_run(connection, subjects), 2 * REACH_SECONDS)
+                connection.call(require_run(connection, subjects), 2 * REACH_SECONDS)
             table = Table(connection, subjects, store, "reader", direct=config.broker.replicas == 1)
             bucket = connection.call(open_bucket(connection, subjects, REACH_SECONDS), 30)
             yield Connected(folder, config, table, RunState(connection, bucket), live)
@@ -104,7 +104,7 @@ def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
             lock.close()
 
 
-async def _require_run(connection: Connection, subjects: Subjects) -> None:
+async def require_run(connection: Connection, subjects: Subjects) -> None:
     """Raise ConfigError if the broker has no table of the run, so that none is created on a wrong server."""
 
     async def look() -> bool:
