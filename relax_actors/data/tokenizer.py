@@ -123,10 +123,14 @@ class Tokenizer:
             return True
         return "chat_template" in _json_object(self._folder / "tokenizer_config.json")
 
-    def chat(self, messages: list[dict[str, str]]) -> str:
+    def chat(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """Messages formatted by the chat template, with the prompt for the model's answer.
 
         The template is code of the model's author. Jinja's sandbox gives it no access to files or modules.
+
+        Args:
+            messages: `role`, `content` and what else the template reads.
+            variables: further variables of the template, such as `tools`.
 
         Raises:
             ConfigError: the tokenizer's files cannot be loaded.
@@ -134,7 +138,7 @@ class Tokenizer:
         """
         formatter = self.formatter
         try:
-            return str(formatter.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            return str(formatter.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables))
         except Exception as error:
             msg = (
                 f"the chat template of {self._folder} raised {type(error).__name__}: {str(error)[:300]}; correct the "

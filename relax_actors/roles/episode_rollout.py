@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.data.prompt_maker import room
+from relax_actors.data.renderer import Renderer
 from relax_actors.engines.protocols import Generation
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import FinishReason, Sample, Trajectory
@@ -63,6 +65,15 @@ class EpisodeRollout(Rollout):
     def text(self, tokens: NDArray[Any]) -> str:
         """Decode tokens."""
         return self._tokenizer.decode(tokens)
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """Renders the messages that reply to the model, for models with a chat template.
+
+        Raises:
+            ConfigError: there is no chat template, or it cannot be extended turn by turn.
+        """
+        return Renderer(self._tokenizer)
 
     def tokens(self, text: str) -> NDArray[Any]:
         """Encode text without special tokens, `[len] int32`: an observation, or the answer of a tool."""

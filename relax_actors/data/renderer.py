@@ -1,0 +1,147 @@
+"""Token ids of the messages of a conversation, without ever tokenizing again what the model sampled.
+
+A conversation with a model is one growing sequence of token ids: the prompt, the sampled tokens of an answer up to its
+stop token, the tokens of the messages that reply to it, the next answer, and so on. To decode the answers and to render
+the whole conversation again would give other ids: merges over a border, reformatted tool calls, dropped whitespace.
+`Renderer.extend` therefore gives only the ids that follow a stop token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.errors import ConfigError, RowError
+
+Message: TypeAlias = dict[str, Any]
+"""A chat message: `role`, `content`, and what else the template reads."""
+_ANSWER = "Xq7Answer7qX"
+"""Stands for a sampled answer in a rendered conversation: no template changes it, no message contains it."""
+_PROBE = {"role": "user", "content": "one\ntwo"}
+_HISTORIES: tuple[list[Message], ...] = (
+    [{"role": "user", "content": "question"}],
+    [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "other"}],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Tokens that follow a sampled answer.
+
+    Attributes:
+        token_ids: `[len] int32`, from behind the stop token to the place where the next answer begins.
+        is_faithful: whether the template renders the conversation as the tokens so far and these spell it. It does not
+            where the template drops the reasoning of earlier answers, for example.
+    """
+
+    token_ids: NDArray[np.int32]
+    is_faithful: bool
+
+
+class Renderer:
+    """Renders conversations by the chat template of a model.
+
+    Construction proves on conversations of its own that what the template writes behind an answer depends on the new
+    messages only, and begins with a stop token.
+
+    Args:
+        tokenizer: tokenizer of the model, with a chat template.
+        tools: JSON schemas of functions that the model may call.
+        settings: further variables of the template, e.g. `enable_thinking`.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template, or the proof fails.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, tools: Sequence[Message] = (), settings: Mapping[str, Any] | None = None
+    ) -> None:
+        if not tokenizer.has_chat_template:
+            msg = "the tokenizer has no chat template; add chat_template.jinja to the model folder"
+            raise ConfigError(msg)
+        self._tokenizer = tokenizer
+        self._settings = {"tools": list(tools) or None, **(settings or {})}
+        self._stops = sorted((tokenizer.token_bytes(i).decode() for i in tokenizer.stop_ids), key=len, reverse=True)
+        self._prove()
+
+    def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        """Return the ids of a conversation, up to the place where the model's answer begins, `[len] int32`.
+
+        Raises:
+            RowError: the template refuses the messages.
+        """
+        return self._tokenizer.encode(self._render(messages), special=False)
+
+    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+        """Return the tokens of messages that follow a sampled answer, which ended with a stop token.
+
+        Args:
+            history: the messages before the answer.
+            answer: the answer, decoded with its special tokens but the stop token; only read to tell whether the result
+                is faithful.
+            new: messages that follow the answer.
+
+        Raises:
+            RowError: the template refuses the messages.
+        """
+        stop, bridge = self._behind_answer(_HISTORIES[0], new)
+        before = self._render(history)
+        whole = self._render([*history, {"role": "assistant", "content": answer}, *new])
+        spelled = {before + text + stop + bridge for text in (answer, answer.strip())}
+        return Extension(self._tokenizer.encode(bridge, special=False), whole in spelled)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        return self._tokenizer.chat(list(messages), **self._settings)
+
+    def _behind_answer(self, history: Sequence[Message], new: Sequence[Message]) -> tuple[str, str]:
+        """Return the stop token behind an answer and the text after it.
+
+        Raises:
+            RowError: the template refuses the messages, or drops the answer.
+            ConfigError: no stop token follows the answer.
+        """
+        text = self._render([*history, {"role": "assistant", "content": _ANSWER}, *new])
+        _, found, rest = text.partition(_ANSWER)
+        if not found or _ANSWER in rest:
+            msg = f"the chat template writes an answer {text.count(_ANSWER)} times; it must write it once"
+            raise RowError(msg)
+        stop = next((stop for stop in self._stops if rest.startswith(stop)), None)
+        if stop is None:
+            msg = (
+                f"the chat template writes {rest[:20]!r} behind an answer, which is none of the stop tokens "
+                f"{', '.join(map(repr, self._stops)) or '(none)'}; correct eos_token_id in generation_config.json"
+            )
+            raise ConfigError(msg)
+        return stop, rest[len(stop) :]
+
+    def _prove(self) -> None:
+        try:
+            found = [self._behind_answer(history, [_PROBE]) for history in _HISTORIES]
+            for (_, one), (_, other) in pairwise(found):
+                if one != other:
+                    msg = (
+                        f"the chat template writes {one[:60]!r} behind an answer, but {other[:60]!r} in a longer "
+                        "conversation, so that new messages cannot be added to sampled tokens; use another template"
+                    )
+                    raise ConfigError(msg)
+            self._prove_tokens(*found[0])
+        except RowError as error:
+            msg = f"a conversation of several turns cannot be rendered: {error}"
+            raise ConfigError(msg) from error
+
+    def _prove_tokens(self, stop: str, bridge: str) -> None:
+        """Check that the ids of an answer, its stop token and what follows do not depend on each other."""
+        parts = [self._tokenizer.encode(text, special=False) for text in ("two", stop, bridge)]
+        whole = self._tokenizer.encode(f"two{stop}{bridge}", special=False)
+        if not np.array_equal(np.concatenate(parts), whole):
+            msg = (
+                f"the tokenizer joins characters over the stop token {stop!r}; add it to added_tokens of "
+                "tokenizer.json as a special token"
+            )
+            raise ConfigError(msg)
