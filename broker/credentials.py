@@ -76,7 +76,12 @@ class SigningKey:
         digest = hashlib.sha256(json.dumps(body).encode()).digest()
         body["jti"] = base64.b32encode(digest).decode().rstrip("=")
         text = f"{_encode_json({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{_encode_json(body)}"
-        return f"{text}.{_base64(self._pair.sign(text.encode()))}"
+        return f"{text}.{_base64(self.sign_bytes(text.encode()))}"
+
+    def sign_bytes(self, data: bytes) -> bytes:
+        """Return the signature of some bytes."""
+        signature: bytes = self._pair.sign(data)
+        return signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +207,32 @@ def read_claims(path: Path) -> Claims:
     Raises:
         AddressError: the file is not a `.creds` file.
     """
+    return _read(path)[0]
+
+
+def sign_in(path: Path, nonce: str) -> tuple[Claims, dict[str, str]]:
+    """Return the claims of a `.creds` file, and the fields of `CONNECT` that prove them to a server with a nonce.
+
+    Raises:
+        AddressError: the file is not a `.creds` file.
+    """
+    claims, token, seed = _read(path)
+    return claims, {"jwt": token, "sig": _base64(SigningKey(seed).sign_bytes(nonce.encode()))}
+
+
+def _read(path: Path) -> tuple[Claims, str, str]:
+    """Return the claims of a `.creds` file, as read and as signed, and the seed."""
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_CREDENTIALS).decode()
-        text = text.split("-----BEGIN NATS USER JWT-----", 1)[1].split()[0].split(".")[1]
-        body = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        token, seed = (
+            text.split(f"-----BEGIN {name}-----", 1)[1].split()[0] for name in ("NATS USER JWT", "USER NKEY SEED")
+        )
+        claims = token.split(".")[1]
+        body = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
         allowed = body["nats"].get("sub", {}).get("allow", [])
         prefix = next((pattern.removesuffix(".>") for pattern in allowed if pattern.startswith("_INBOX")), None)
-        return Claims(str(body["name"]), prefix)
+        return Claims(str(body["name"]), prefix), token, seed
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         msg = f"{path} is not a NATS .creds file ({type(error).__name__}: {error}); name one written by `relax keys`"
         raise AddressError(msg) from error

@@ -41,7 +41,9 @@ class Flood(threading.Thread):
     def run(self) -> None:
         while not self.halt.is_set():
             try:
-                with closing(Connection(Address.load(self._run.folder.address), "flood", 1.0)) as connection:
+                with closing(
+                    Connection(Address.load(self._run.folder.address).for_user("rollout"), "flood", 1.0)
+                ) as connection:
                     while not self.halt.is_set():
                         connection.call(self._write(connection), 10)
             except BrokerError:

@@ -16,6 +16,7 @@ import pytest
 
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.permissions import OPERATOR
 from broker.server import Server
 from relax_actors.cli.listeners import Settings
 from tests.support.guarded import Guarded, MakeGuarded
@@ -33,7 +34,7 @@ def futures() -> int:
 def test_requests_that_are_repeated_while_the_broker_is_gone_keep_nothing(tmp_path: Path) -> None:
     """nats-py keeps the future of each request that it can neither send nor buffer."""
     server = Server(tmp_path / "broker")
-    address = server.start()
+    address = server.start().for_user(OPERATOR)
     with closing(Connection(address, "test")) as connection:
         server.stop()
         wait_until(lambda: not connection.nc.is_connected, "loss of the connection")

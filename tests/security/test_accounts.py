@@ -1,4 +1,7 @@
-"""Attacks on a server with real credentials: no user has the server do what the user itself may not."""
+"""Attacks with real credentials on the server of `relax up`: no user has it do what the user itself may not.
+
+The tests beside this one attack a server of `relax keys`, which has the same accounts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from relax_actors.messages import Weights
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.clusters import SERVERS, Cluster
-from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.embedded import Embedded
 from tests.support.running import TINY, wait_until
 
 RUN = "guarded"
@@ -50,15 +53,19 @@ REMOVALS = ("$JS.API.STREAM.PURGE.", "$JS.API.STREAM.MSG.DELETE.")
 """Requests by which the roles that collect finished rows remove messages, which they may."""
 
 
-@pytest.fixture(params=[1, pytest.param(SERVERS, marks=pytest.mark.slow)], ids=["server", "cluster"])
-def guarded(make_guarded: MakeGuarded, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Guarded]:
-    """A server, or a cluster of three, with the streams and consumers of a run and a few cells."""
-    found = make_guarded(SETTINGS) if request.param == 1 else Cluster.at(tmp_path / "keys", SETTINGS)
-    found.make()
+@pytest.fixture(params=[1, pytest.param(SERVERS, marks=pytest.mark.slow)], ids=["embedded", "cluster"])
+def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Embedded | Cluster]:
+    """The server of `relax up`, or a cluster of three, with the streams and consumers of a run and a few cells."""
+    config: Config = CONFIG
+    found: Embedded | Cluster = Embedded(tmp_path / "broker", CONFIG)
+    if request.param == SERVERS:
+        found = Cluster.at(tmp_path / "keys", SETTINGS)
+        found.make()
+        config = load_config(TINY, found.settings)
     found.start()
     with closing(Connection(found.address(OPERATOR), "root")) as connection:
-        connection.call(ensure_run_streams(connection, load_config(TINY, found.settings)), 60)
-        table = Table(connection, SUBJECTS, Store(found.keys / "store"), "test.0#1")
+        connection.call(ensure_run_streams(connection, config), 60)
+        table = Table(connection, SUBJECTS, Store(tmp_path / "store"), "test.0#1")
         forged = encode(Weights(7, "x", [], 9), "trainer.0#9", subject=FORGED)
         rows = [(SUBJECTS.cell(RowId(0, n), name), forged) for n in range(4) for name in ("prompt", "trajectory")]
         table.put_encoded(rows)
@@ -89,7 +96,7 @@ def filled(pattern: str) -> str:
     return ".".join(parts) + (".1.1.0.0" if pattern.startswith("$JS.ACK") else "")
 
 
-def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Guarded) -> None:
+def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Embedded) -> None:
     """The attack is real: a user in the account of the streams has the server delete one by a reply subject."""
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
 
@@ -112,7 +119,7 @@ def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Gu
 
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != "observer"])
-def test_request_is_answered_once(guarded: Guarded, user: str) -> None:
+def test_request_is_answered_once(guarded: Embedded, user: str) -> None:
     """The server's own import of the API would answer as well, with "JetStream not enabled for account"."""
     heard: list[Msg] = []
     with closing(Connection(guarded.address(user), user)) as connection:
@@ -137,7 +144,7 @@ def test_request_is_answered_once(guarded: Guarded, user: str) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_hostile_reply_subjects_have_no_effect(guarded: Guarded, user: str) -> None:
+def test_hostile_reply_subjects_have_no_effect(guarded: Embedded, user: str) -> None:
     requests = [filled(subject) for subject in permissions(CONFIG, user).publish if subject.startswith("$JS")]
     requests = [subject for subject in requests if not subject.startswith(REMOVALS)]
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
@@ -160,7 +167,7 @@ def test_hostile_reply_subjects_have_no_effect(guarded: Guarded, user: str) -> N
 
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != "observer"])
-def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Guarded, user: str) -> None:
+def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Embedded, user: str) -> None:
     written = [filled(subject) for subject in permissions(CONFIG, user).publish if subject.startswith(("relax", "$KV"))]
     assert written
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
@@ -181,7 +188,7 @@ def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Guard
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Guarded, user: str) -> None:
+def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Embedded, user: str) -> None:
     """Versions and checkpoints reach every role as they are stored, and only those."""
     heard: list[Msg] = []
     with (
@@ -219,7 +226,7 @@ def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Guarded, user
 
 
 @pytest.mark.parametrize("role", ["rollout", "reward"])
-def test_acknowledgement_of_a_delivery_has_no_effect_elsewhere(guarded: Guarded, role: str) -> None:
+def test_acknowledgement_of_a_delivery_has_no_effect_elsewhere(guarded: Embedded, role: str) -> None:
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
         before = state_of(operator)
         with closing(Connection(guarded.address(role), role)) as attacker:
