@@ -399,17 +399,26 @@ class Table:
         found = await self.get_async(subject, direct=False)
         after = 0
         while found is not None and found.subject != subject:
-
-            async def look_up(sequence: int = after + 1) -> RawStreamMsg | None:
-                with suppress(NotFoundError):
-                    stream = self.subjects.table_stream
-                    return await self.connection.js.get_msg(stream, seq=sequence, subject=subject, next=True)
-                return None
-
-            message = await self.connection.retry(look_up, f"find {subject}")
+            message = await self._next(subject, after + 1)
             after = 0 if message is None else message.seq or 0
             found = None if message is None else Cell(message.subject or "", after, b"")
         return found
+
+    async def first_sequence_async(self, filter_subject: str) -> int | None:
+        """Return the stream sequence of the first cell that a filter matches; None if it matches none."""
+        message = await self._next(filter_subject, 1)
+        return None if message is None else message.seq
+
+    async def _next(self, filter_subject: str, sequence: int) -> RawStreamMsg | None:
+        """Return the first message at a sequence or later that a filter matches."""
+
+        async def look_up() -> RawStreamMsg | None:
+            with suppress(NotFoundError):
+                stream = self.subjects.table_stream
+                return await self.connection.js.get_msg(stream, seq=sequence, subject=filter_subject, next=True)
+            return None
+
+        return await self.connection.retry(look_up, f"find {filter_subject}")
 
     def purge(self, filters: Iterable[str], before: int | None = None) -> None:
         """Remove the cells that filters match; their subjects then accept writes again.

@@ -1,7 +1,8 @@
 """Coefficients that adapt to a measured quantity after each step.
 
-Pure functions from the coefficient of a step and its measurement to the coefficient of the next step. The engine keeps
-the coefficients in its checkpoint and replays the steps after it, so a restarted trainer continues with the same bits.
+All updates of a step's batch have the same coefficients, as in the papers: a step adapts them once, from its mean over
+the updates. The engine keeps the coefficients in its checkpoint and replays the steps after it, so a restarted trainer
+continues with the same bits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.training import TrainerSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +72,54 @@ def applied_entropy(coefficients: Coefficients, target: float | None) -> float:
     return 0.0
 
 
-def initial(algorithm: AlgorithmSection) -> Coefficients:
-    """Return the coefficients of the first step."""
-    return Coefficients(algorithm.kl.coefficient, algorithm.entropy.coefficient)
-
-
-def adapted(algorithm: AlgorithmSection, coefficients: Coefficients, measured: Mapping[str, float]) -> Coefficients:
+def adapted(
+    algorithm: AlgorithmSection, coefficients: Coefficients, measured: Mapping[str, float], epochs: int = 1
+) -> Coefficients:
     """Return the coefficients of the next step.
 
     Args:
         algorithm: section [algorithm] of the run.
         coefficients: of this step.
-        measured: sums over the step: `tokens`, `samples`, and `kl` and `entropy` where they adapt.
+        measured: sums over the updates of the step: `tokens`, `samples`, and `kl` and `entropy` where they adapt.
+        epochs: how often the updates trained each sample.
     """
     kl, entropy, last = coefficients.kl, coefficients.entropy, coefficients.last_entropy
     if algorithm.kl.target is not None and "kl" in measured:
         samples = measured["samples"]
         mean, horizon = measured["kl"] / max(samples, 1.0), algorithm.kl.horizon
-        kl = adapted_kl(kl, mean, target=algorithm.kl.target, horizon=horizon, samples=samples)
+        kl = adapted_kl(kl, mean, target=algorithm.kl.target, horizon=horizon, samples=samples / epochs)
     if algorithm.entropy.target is not None and "entropy" in measured:
         last = measured["entropy"] / max(measured["tokens"], 1.0)
         entropy = adapted_entropy(entropy, last, target=algorithm.entropy.target, delta=algorithm.entropy.delta)
     return Coefficients(kl, entropy, last)
+
+
+class StepCoefficients:
+    """Coefficients of the current step, and the measurements of its updates so far.
+
+    Args:
+        algorithm: section [algorithm] of the run.
+        trainer: section [trainer], whose `updates` make a step.
+
+    Attributes:
+        current: coefficients of all updates of the current step.
+    """
+
+    def __init__(self, algorithm: AlgorithmSection, trainer: TrainerSection) -> None:
+        self._algorithm, self._updates, self._epochs = algorithm, trainer.updates, trainer.epochs
+        self.restore(Coefficients(algorithm.kl.coefficient, algorithm.entropy.coefficient))
+
+    def restore(self, coefficients: Coefficients) -> None:
+        """Continue before the first update of a step with these coefficients."""
+        self.current = coefficients
+        self._done = 0
+        self._sums: dict[str, float] = {}
+
+    def record(self, measured: Mapping[str, float]) -> None:
+        """Add the sums that an update has measured; the last update of a step adapts the coefficients."""
+        for name in ("tokens", "samples", "kl", "entropy"):
+            if name in measured:
+                self._sums[name] = self._sums.get(name, 0.0) + measured[name]
+        self._done += 1
+        if self._done == self._updates:
+            self.restore(adapted(self._algorithm, self.current, self._sums, self._epochs))

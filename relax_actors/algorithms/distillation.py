@@ -96,21 +96,6 @@ def sampled_reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
     return (student - teacher.detach()).square() / 2
 
 
-def logprobs_at(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-    """Compute log-probs of several tokens of each position, as `losses.token_logprobs` does for one.
-
-    Args:
-        logits: `[tokens, vocab]`.
-        ids: `[tokens, k] int64`.
-        temperature: divisor of the logits.
-
-    Returns:
-        `[tokens, k] float32`.
-    """
-    scaled = logits.float() / temperature
-    return scaled.gather(-1, ids) - scaled.logsumexp(-1, keepdim=True)
-
-
 def _kl(left: Tensor, right: Tensor) -> Tensor:
     return (left.exp() * (left - right)).sum(-1)
 

@@ -52,7 +52,7 @@ class _LogprobsAndEntropies(torch.autograd.Function):
             normaliser = peak + total.log()
             # Probabilities that underflow contribute 0, also where a logit is -inf.
             mean = shards.sum((exponentials * scaled.masked_fill(exponentials == 0, 0.0)).sum(-1)) / total
-            logprobs[part] = shards.sum(_chosen(scaled, targets[part], shards.first)) - normaliser
+            logprobs[part] = shards.sum(_chosen(scaled, targets[part, None], shards.first))[:, 0] - normaliser
             entropies[part], normalisers[part] = normaliser - mean, normaliser
         context.save_for_backward(logits, targets, entropies, normalisers)
         context.temperature, context.shards = temperature, shards
@@ -107,24 +107,74 @@ def logprobs_and_entropies(
     return logprobs.view(targets.shape), entropies.view(targets.shape)
 
 
+class _LogprobsAt(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, logits: Tensor, ids: Tensor, temperature: float, shards: Shards) -> Tensor:
+        found = _float(logits.dtype)
+        logprobs = torch.empty(ids.shape, dtype=found, device=logits.device)
+        normalisers = torch.empty(logits.shape[0], dtype=found, device=logits.device)
+        for part in _chunks(logits):
+            scaled = _scaled(logits[part], temperature, found, shards.width)
+            peak = shards.max(scaled.max(-1).values)
+            normalisers[part] = peak + shards.sum((scaled - peak[:, None]).exp_().sum(-1)).log()
+            logprobs[part] = shards.sum(_chosen(scaled, ids[part], shards.first)) - normalisers[part, None]
+        context.save_for_backward(logits, ids, normalisers)
+        context.temperature, context.shards = temperature, shards
+        return logprobs
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, ids, normalisers = context.saved_tensors
+        result = torch.empty_like(logits)
+        for part in _chunks(logits):
+            scaled = _scaled(logits[part], context.temperature, normalisers.dtype, context.shards.width)
+            # d logprob[k] / d z = [ids[k]] - p.
+            of_logprobs = gradients[0][part]
+            gradient = (scaled - normalisers[part, None]).exp_().mul_(-of_logprobs.sum(-1, keepdim=True))
+            inside, local = _local(ids[part], context.shards.first, logits.shape[-1])
+            gradient.scatter_add_(-1, local, of_logprobs * inside)
+            result[part] = gradient.div_(context.temperature).to(result.dtype)
+        return result, None, None, None
+
+
+def logprobs_at(logits: Tensor, ids: Tensor, temperature: float, shards: Shards | None = None) -> Tensor:
+    """Compute log-probs of several tokens at each position, with gradient.
+
+    Args:
+        logits: `[tokens, vocab]`; of this rank's shard of the vocabulary if `shards` is given.
+        ids: `[tokens, k] int64`, valid token ids.
+        temperature: divisor of the logits.
+        shards: reductions over the ranks that share the vocabulary; None if it is in one place.
+
+    Returns:
+        `[tokens, k] float32` (float64 for float64 logits).
+    """
+    apply: Callable[..., Tensor] = _LogprobsAt.apply
+    return apply(logits, ids, temperature, shards or Shards())
+
+
 @torch.no_grad()
-def squared_probabilities(logits: Tensor, temperature: float) -> Tensor:
+def squared_probabilities(logits: Tensor, temperature: float, shards: Shards | None = None) -> Tensor:
     """Compute the sum of the squared probabilities over the vocabulary, `sum(softmax(logits / temperature)^2)`.
 
     Without gradient, chunk by chunk. For the optimal token baseline (arXiv 2602.07078).
 
     Args:
-        logits: `[..., vocab]`.
+        logits: `[..., vocab]`; of this rank's shard of the vocabulary if `shards` is given.
         temperature: divisor of the logits.
+        shards: reductions over the ranks that share the vocabulary; None if it is in one place.
 
     Returns:
         `[...] float32` (float64 for float64 logits).
     """
+    shards = shards or Shards()
     flat = logits.reshape(-1, logits.shape[-1])
     found = torch.empty(flat.shape[0], dtype=_float(logits.dtype), device=logits.device)
     for part in _chunks(flat):
-        scaled = _scaled(flat[part], temperature, found.dtype, None)
-        found[part] = ((2.0 * scaled).logsumexp(-1) - 2.0 * scaled.logsumexp(-1)).exp()
+        scaled = _scaled(flat[part], temperature, found.dtype, shards.width)
+        exponentials = (scaled - shards.max(scaled.max(-1).values)[:, None]).exp_()
+        total = shards.sum(exponentials.sum(-1))
+        found[part] = shards.sum(exponentials.square().sum(-1)) / total.square()
     return found.view(logits.shape[:-1])
 
 
@@ -152,6 +202,7 @@ def _local(targets: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
     return inside, local.masked_fill(~inside, 0)
 
 
-def _chosen(scaled: Tensor, targets: Tensor, first: int) -> Tensor:
-    inside, local = _local(targets, first, scaled.shape[-1])
-    return scaled.gather(-1, local[:, None])[:, 0].masked_fill(~inside, 0.0)
+def _chosen(scaled: Tensor, ids: Tensor, first: int) -> Tensor:
+    """Return the logits of tokens `[rows, k]`, 0 for those of other shards."""
+    inside, local = _local(ids, first, scaled.shape[-1])
+    return scaled.gather(-1, local).masked_fill(~inside, 0.0)

@@ -131,6 +131,7 @@ def _checks_without_model(config: Config) -> list[Check]:
 def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Check]:
     """Return the checks that need the size and shape of the model."""
     from relax_actors.cli import checks
+    from relax_actors.cli.check_capacity import check_disk, check_memory
     from relax_actors.cli.check_teacher import check_teacher
     from relax_actors.cli.critic import check_critic
     from relax_actors.engines.backends import inference_backend, training_backend
@@ -148,7 +149,7 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
     ]
     if (held_out := config.eval) is not None:
         found.append(lambda: checks.check_data(config, held_out.data, "eval.data", folder, facts))
-    return [*found, lambda: checks.check_memory(config, facts), lambda: checks.check_disk(config, facts)]
+    return [*found, lambda: check_memory(config, facts), lambda: check_disk(config, facts)]
 
 
 def require(config: Config, roles: Collection[str] | None = None) -> Findings:

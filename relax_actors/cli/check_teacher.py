@@ -32,12 +32,6 @@ def check_teacher(config: Config, folder: Path) -> Iterator[str]:
     if distil.place == "none":
         msg = f'[{SECTION}] has no effect without algorithm.distil.place; set it to "advantage" or "loss"'
         raise ConfigError(msg)
-    if distil.place == "loss" and config.trainer.backend == "megatron":
-        msg = (
-            'algorithm.distil.place = "loss" needs trainer.backend = "torch": Megatron-Core keeps the vocabulary in '
-            'shards. Set algorithm.distil.place = "advantage"'
-        )
-        raise ConfigError(msg)
     _check_source(role)
     if role.hint:
         _check_hint(role.hint, folder)
@@ -66,8 +60,8 @@ def _check_source(role: Teacher) -> None:
             "server, or a hint that it reads and the student does not (self-distillation)"
         )
         raise ConfigError(msg)
-    if is_live and role.backend != "torch":
-        msg = f'{SECTION}.backend = "{role.backend}" scores no most likely tokens; set "torch"'
+    if is_live and role.backend not in ("torch", "megatron"):
+        msg = f'{SECTION}.backend = "{role.backend}" scores no most likely tokens; set "torch" or "megatron"'
         raise ConfigError(msg)
     if role.server and not role.server.startswith(("http://", "https://")):
         msg = f"{SECTION}.server = {role.server!r} is not a URL such as http://127.0.0.1:30000"
@@ -89,6 +83,12 @@ def _check_hint(hint: str, folder: Path) -> None:
         raise ConfigError(msg) from error
     if not any(name == "prompt" for _, name, _, _ in parts):
         msg = f"{SECTION}.hint {hint[:60]!r} lacks {{prompt}}, where the teacher reads the prompt; add it"
+        raise ConfigError(msg)
+    if not any(literal or name != "prompt" for literal, name, _, _ in parts):
+        msg = (
+            f"{SECTION}.hint {hint[:60]!r} adds nothing to the prompt; write text around {{prompt}} that the student "
+            "does not read, or remove the hint"
+        )
         raise ConfigError(msg)
     try:
         if text := "".join(literal for literal, _, _, _ in parts):

@@ -38,7 +38,8 @@ class KlSection(Section):
     """Multiply a token's KL by the ratio of its probability to that of the proximal policy, with its gradient (arXiv
     2512.02556)."""
     target: PositiveFloat | None = None
-    """KL of a sample that the coefficient is adapted to after each step (arXiv 1909.08593); constant if not set."""
+    """KL of a sample that the coefficient is adapted to after each step (arXiv 1909.08593), by the mean over the
+    updates of its batch; constant if not set."""
     horizon: Positive = 10_000
     """Samples over which the coefficient adapts to `target`."""
 
@@ -49,7 +50,8 @@ class EntropySection(Section):
     coefficient: NonNegative = 0.0
     """Factor of the entropy bonus, which is subtracted from the loss; its initial value with `target`."""
     target: PositiveFloat | None = None
-    """Entropy in nats that the coefficient is adapted to by `delta` a step (arXiv 2505.22312); constant if not set."""
+    """Entropy in nats that the coefficient is adapted to by `delta` a step (arXiv 2505.22312), by the mean over the
+    updates of its batch; constant if not set."""
     delta: PositiveFloat = 5e-3
     """Change of the coefficient at each step, with `target`."""
     quantile: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -30,7 +30,10 @@ class Squares(ActorFwd):
         """
         super().setup()
         if not isinstance(self._engine, SupportsSquares):
-            msg = f'roles.{self.context.role}.backend = "{self.backend}" computes no squared probabilities; set "torch"'
+            msg = (
+                f'roles.{self.context.role}.backend = "{self.backend}" computes no squared probabilities; set "torch" '
+                'or "megatron"'
+            )
             raise ConfigError(msg)
 
     def score(self, samples: list[TrainSample]) -> Sequence[Array]:

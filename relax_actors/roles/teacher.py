@@ -64,7 +64,7 @@ class Teacher(Scorer):
         self._is_live = not self.server and self.model is None
         if self._is_live:
             super().start_engine()
-            # The torch engine is both; `check_teacher` refuses others.
+            # Those of torch and Megatron-Core are both; `check_teacher` refuses others.
             self._teacher = cast("TeacherEngine", self._engine)
         elif self.server:
             from relax_actors.engines.sglang.teacher import SglangTeacher  # noqa: PLC0415 only this kind needs HTTP

@@ -31,6 +31,8 @@ from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed
 
 CHECK_SECONDS, SWEEP_SECONDS = 0.5, 5.0
 """Between two looks at the table's size, and between two sweeps while it grows by no more than usual."""
+CELLS_PER_SECOND, MAX_SWEEP_SECONDS = 1000, 30.0
+"""Cells that sweeps of a large table look at in a second, on average, and the longest time between two sweeps."""
 GROWTH_BYTES, GROWTH_CELLS = 16 << 20, 20_000
 """Growth of the table since the last sweep after which it is swept at once."""
 MAX_LISTED = 200_000
@@ -75,16 +77,16 @@ class Collector:
         self.sweep()
 
     def _run(self) -> None:
-        swept_at = float("-inf")
+        due = float("-inf")
         while not self._closing.wait(CHECK_SECONDS):
             if self._table.connection.loop.is_closed():
                 return
             try:
                 fill = self._table.fill()
                 grown = fill.size - self._swept.size > GROWTH_BYTES or fill.cells - self._swept.cells > GROWTH_CELLS
-                if grown or time.monotonic() - swept_at > SWEEP_SECONDS or fill.size > FULL * fill.max_size:
+                if grown or time.monotonic() > due or fill.size > FULL * fill.max_size:
                     self.sweep()
-                    swept_at = time.monotonic()
+                    due = time.monotonic() + min(max(SWEEP_SECONDS, fill.cells / CELLS_PER_SECOND), MAX_SWEEP_SECONDS)
             except (RelaxError, nats.errors.Error, OSError) as error:
                 log.warning("sweep_failed", error=f"{type(error).__name__}: {error}")
 
@@ -100,15 +102,30 @@ class Collector:
             if first is None:
                 todo = self._with_ends(todo, found, extent)
             culprits = self._writers(todo.strays)
-            prefix = table.subjects.prefix
-            table.purge((f"{prefix}.{name}" for name in todo.filters), before=before.last + 1)
-            table.remove_subjects(malformed, before=before.last + 1)
+            prefix, end = table.subjects.prefix, before.last + 1
+            if todo.bulk:
+                table.purge((f"{prefix}.{name}" for name in todo.bulk), before=self._first_needed(extent, end))
+            table.purge((f"{prefix}.{name}" for name in todo.filters), before=end)
+            table.remove_subjects(malformed, before=end)
             if first is not None:
                 self._remove_files(todo, first, extent)
             self._remove_keys()
             self._swept = table.fill()
             self._report(todo, before, culprits)
             return todo
+
+    def _first_needed(self, extent: Extent, end: int) -> int:
+        """Return a stream sequence below `end`, before which all cells of rows are void or below the floor.
+
+        Args:
+            extent: read after `end` was the next sequence, so that cells beyond its steps were void when stored.
+            end: the result if no row has a cell before it.
+        """
+        table = self._table
+        due = range(extent.floor, extent.version + extent.lead + 2)
+        steps = [f"{table.subjects.prefix}.group.{step}.>" for step in due]
+        first = table.call(_gather(table.first_sequence_async(name) for name in steps))
+        return min([end, *(sequence for sequence in first if sequence is not None)])
 
     def _remove_malformed(self) -> list[str]:
         """Remove malformed numbered cells of roles that may not do so; return the subjects that name no cell."""

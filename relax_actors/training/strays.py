@@ -16,6 +16,7 @@ from relax_actors.training.ledger import STRAY_REFILLS
 
 KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
 """Columns that outlive their rows, so that quarantined rows can be inspected."""
+_KEPT = (*KEPT_COLUMNS, "prompt")
 MAX_KEPT_WITHOUT_PROMPT = 256
 """Quarantined rows below the floor that are kept although they have no prompt; if there are more, none is."""
 MAX_KEY_BYTES, MAX_LEASE_BYTES = 1 << 20, 32 << 10
@@ -90,6 +91,8 @@ class Removal:
 
     Attributes:
         filters: subjects or filters without the run's prefix, such as `group.57.>`.
+        bulk: filters that remove most of the rows below the floor in fewer requests, such as `group.*.3.>`. They match
+            rows that are still needed, too: purge only cells stored before the first cell of these rows.
         strays: the strays among the cells.
         finished: folders of the store whose rows are all gone, such as `eval.3`.
     """
@@ -97,6 +100,7 @@ class Removal:
     filters: tuple[str, ...]
     strays: tuple[CellId, ...]
     finished: tuple[str, ...]
+    bulk: tuple[str, ...] = ()
 
 
 def removal(cells: Collection[CellId], first: Collection[CellId] | None, extent: Extent) -> Removal:
@@ -119,9 +123,14 @@ def removal(cells: Collection[CellId], first: Collection[CellId] | None, extent:
             strays.append(cell)
     finished = _finished_evaluations(cells, extent)
     below = [cell for cell in cells if cell.kind == "group" and cell.step < extent.floor]
-    over = _below_floor(below, rows.prompts, extent.rows * STRAY_REFILLS) if rows is not None else []
+    over: list[str] = []
+    bulk: list[str] = []
+    if rows is not None:
+        ends = [cell for cell in first or () if cell.kind == "group" and cell.step < extent.floor]
+        quarantined = _quarantined([*below, *ends], rows.prompts, extent.rows * STRAY_REFILLS)
+        over, bulk = _below_floor(below, quarantined), _in_bulk(below, quarantined)
     wanted = dict.fromkeys([*(f"{name}.>" for name in finished), *over, *filters])
-    return Removal(tuple(wanted), tuple(strays), tuple(finished))
+    return Removal(tuple(wanted), tuple(strays), tuple(finished), tuple(bulk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +178,37 @@ def _finished_evaluations(cells: Iterable[CellId], extent: Extent) -> list[str]:
     return [f"eval.{v}" for v in sorted(present & extent.results - {max(extent.results, default=-1)})]
 
 
-def _below_floor(below: list[CellId], prompts: set[RowId], last_index: int) -> list[str]:
-    """Return filters for the cells below the floor, except those of quarantined rows.
+def _quarantined(below: list[CellId], prompts: set[RowId], last_index: int) -> set[RowId]:
+    """Return the quarantined rows below the floor, which are kept.
 
     Args:
-        below: the cells.
+        below: the cells below the floor.
         prompts: rows with a prompt.
         last_index: rows of this index and later ones are not kept without a prompt.
     """
     quarantined = {cell.row for cell in below if cell.field == "quarantined"}
     quarantined = {row for row in quarantined if row in prompts or row.index < last_index}
     unprompted = quarantined - prompts
-    if len(unprompted) > MAX_KEPT_WITHOUT_PROMPT:
-        quarantined -= unprompted
+    return quarantined - unprompted if len(unprompted) > MAX_KEPT_WITHOUT_PROMPT else quarantined
+
+
+def _below_floor(below: list[CellId], quarantined: set[RowId]) -> list[str]:
+    """Return filters for the cells below the floor, except those of quarantined rows."""
     kept = {row.step for row in quarantined}
-    gone = [c for c in below if c.step in kept and not (c.row in quarantined and c.field in (*KEPT_COLUMNS, "prompt"))]
+    gone = [c for c in below if c.step in kept and not (c.row in quarantined and c.field in _KEPT)]
     steps = sorted({cell.step for cell in below} - kept)
     return [*(f"group.{step}.>" for step in steps), *(f"{cell.row}.{cell.field}" for cell in gone)]
+
+
+def _in_bulk(below: list[CellId], quarantined: set[RowId]) -> list[str]:
+    """Return one filter for each index of the rows below the floor; nothing if there are hardly fewer than steps.
+
+    After a purge that removes anything the server counts the messages that each consumer has left, which takes
+    milliseconds in a large table. Each filter names an index, so that no consumer's filter lies within it: the server
+    moves such a consumer to the first message left, and releases differ in what it does with its other filters.
+    """
+    kept = {row.index for row in quarantined}
+    indices = sorted({cell.index for cell in below})
+    columns = sorted({cell.field for cell in below}.difference(_KEPT)) if kept else []
+    found = [f"group.*.{i}.{column}" for i in indices for column in (columns if i in kept else [">"])]
+    return found if 2 * len(found) < len({cell.step for cell in below}) else []

@@ -189,12 +189,6 @@ WHOLE: dict[str, dict[str, Any]] = {
         "entropy": {"coefficient": 0.05, "quantile": 0.5, "target": 2.0},
         "kl": {"place": "loss", "coefficient": 0.1, "target": 0.01, "horizon": 100},
     },
-    "choice over the step": {"surrogate": "kl_cov", "covariance_share": 0.1, "covariance_coefficient": 1.0},
-    "sums over the step": {
-        "surrogate": "p3o",
-        "correction": {"kind": "tis", "normalise": "tokens"},
-        "proximal": "trainer",
-    },
 }
 """Losses that need numbers of whole samples and of the step."""
 
@@ -211,8 +205,7 @@ def in_pairs(batch: Sequence[TrainSample]) -> list[TrainSample]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "loss"),
-    [(layout, "sample ratio, entropy and KL") for layout in ("tp2", "pp2_vpp2", "dp2", "cp2")]
-    + [("dp2", "choice over the step"), ("dp2", "sums over the step")],
+    [(layout, "sample ratio, entropy and KL") for layout in ("tp2", "pp2_vpp2", "dp2", "cp2")],
 )
 def test_two_ranks_know_whole_samples_and_steps(
     tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str, loss: str

@@ -22,7 +22,8 @@ from torch import Tensor
 from relax_actors.algorithms.corrections import CorrectionKind, CorrectionLevel, correction_weights
 from relax_actors.algorithms.first_pass import SequenceRecord, most_uncertain
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.engines.torch.objective import LossInputs, StepObjective
+from relax_actors.engines.torch.loss_inputs import LossInputs
+from relax_actors.engines.torch.objective import StepObjective
 from tests.parity.trl_source import _function, function, require_trl
 
 require_trl()

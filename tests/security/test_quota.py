@@ -16,12 +16,13 @@ from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.leases import RunState
 from broker.permissions import OPERATOR
+from broker.pull import PullSubscription
 from broker.store import Store
 from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
-from relax_actors.messages import Evaluation, Weights
+from relax_actors.messages import Checkpoint, Evaluation, RowCounts, Weights
 from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.training.collector import Collector
 from tests.support.contexts import context_of
@@ -36,6 +37,7 @@ SETTINGS = [
     "eval.data.kind=python",
     "eval.data.function=tiny_tasks.make",
     "broker.max_bytes=67108864",
+    "run.steps=40",
 ]
 SUBJECTS = Subjects(RUN)
 ADMITTED = [RowId(0, index) for index in range(4)]
@@ -102,6 +104,50 @@ def test_trainer_removes_strays_of_a_role_and_nothing_else(
         assert left == {"weights.0", *(f"{row}.{column}" for row in ADMITTED for column in ("prompt", "trajectory"))}
         event = wait_until(lambda: log_of(table, "event.trainer.0.strays_removed"), "event")[0]
         assert (event["by"], event["cells"]) == ("rollout.3", len(strays()) - 2)
+
+
+def test_rows_below_the_floor_go_in_bulk_and_consumers_miss_nothing(
+    guarded: Guarded, collector: Collector, tmp_path: Path
+) -> None:
+    """A purge must not skip what a consumer has still to deliver, nor take rows that are needed or kept."""
+    prefix, evaluated, quarantined = SUBJECTS.prefix, RowId(0, 0, "eval"), RowId(2, 1)
+    rows = [RowId(step, index) for step in range(1, 30) for index in range(4)]
+    with (
+        closing(Connection(guarded.address("evaluator"), "evaluator")) as evaluator,
+        closing(Connection(guarded.address("prompts"), "prompts")) as prompts,
+        closing(Connection(guarded.address("rollout"), "rollout")) as rollout,
+        closing(Connection(guarded.address("trainer"), "trainer")) as trainer,
+    ):
+        table_of(evaluator, tmp_path).put(SUBJECTS.cell(evaluated, "prompt"), samples()["prompt"])
+        table_of(prompts, tmp_path).put_all((SUBJECTS.cell(row, "prompt"), samples()["prompt"]) for row in rows)
+        own = [SUBJECTS.cell(row, "trajectory") for row in rows]
+        flood(rollout, own, encode(samples()["trajectory"], "rollout.0#1"))
+        flood(rollout, [SUBJECTS.cell(quarantined, "quarantined")], encode({"x": 1}, "rollout.0#1"))
+        table = table_of(trainer, tmp_path)
+        table.put(SUBJECTS.numbered("weights", 28), Weights(28, "f" * 32, [], 1))
+        table.put(SUBJECTS.numbered("checkpoint", 28), Checkpoint(28, "f" * 32, "at", 28, RowCounts()))
+        todo = collector.sweep()
+        assert todo.bulk == (
+            "group.*.0.>", "group.*.1.trajectory", "group.*.2.>", "group.*.3.>"
+        )  # fmt: skip
+        left = {RowId.parse(subject.removeprefix(f"{prefix}.").rpartition(".")[0]) for subject in own[-8:]}
+        assert {subject.removeprefix(f"{prefix}.") for subject in table.list_subjects(f"{prefix}.group.>")} == {
+            f"{quarantined}.prompt",
+            f"{quarantined}.quarantined",
+            *(f"{row}.{column}" for row in left for column in ("prompt", "trajectory")),
+        }
+        pending = [evaluated, quarantined, *left]
+        pull = PullSubscription(rollout, SUBJECTS.table_stream, "rollout", 64)
+
+        async def take() -> list[str]:
+            await pull.start()
+            taken: list[str] = []
+            while len(taken) < len(pending):
+                taken += [message.subject for message in await pull.fetch(64, 10)]
+            await pull.close()
+            return taken
+
+        assert sorted(rollout.call(take(), 60)) == sorted(SUBJECTS.cell(row, "prompt") for row in pending)
 
 
 def test_a_full_table_takes_the_trainers_cells_after_one_sweep(

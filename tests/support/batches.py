@@ -114,3 +114,28 @@ def routed(batch: Sequence[TrainSample], seed: int, moe: dict[str, Any], missing
         return np.where(random.random((tokens, 1, 1)) < missing, np.int16(-1), chosen)
 
     return [replace(sample, routed_experts=drawn(len(sample) - 1)) for sample in batch]
+
+
+def two_rows() -> list[TrainSample]:
+    """Draw 6 sequences with random masks in 2 rows; the first sample of each row has two sequences."""
+    random, found = np.random.default_rng(1), []
+    for i, length in enumerate((9, 14, 6, 11, 8, 12)):
+        mask = random.random(length) < 0.5
+        mask[0], mask[-1] = False, True
+        found.append(
+            TrainSample(
+                random.integers(0, 12, length).astype(np.int32),
+                mask,
+                logprobs=random.uniform(-3, -1.5, length).astype(np.float32),
+                advantages=np.full(length, random.normal(), np.float32),
+                reference_logprobs=random.uniform(-3, -2, length).astype(np.float32),
+                row=i // 3,
+                sample=max(0, i % 3 - 1),
+            )
+        )
+    for i in (1, 4):  # one advantage a sample
+        found[i] = found[i].with_advantages(np.full(len(found[i]), found[i - 1].advantages[0]))
+    tokens = {(s.row, s.sample): 0 for s in found}
+    for s in found:
+        tokens[s.row, s.sample] += s.trained
+    return [replace(s, sample_tokens=tokens[s.row, s.sample]) for s in found]

@@ -20,6 +20,9 @@ from tests.support.running import TINY
 Errors = Callable[..., tuple[str, ...]]
 ON = "algorithm.distil.place=advantage"
 
+OTHER = "relax_actors.engines.torch.backend.TorchScoringBackend"
+"""A scoring engine by its path, as one of another package."""
+
 
 @pytest.fixture
 def errors(tmp_path: Path) -> Errors:
@@ -86,6 +89,13 @@ def test_teacher_in_a_folder_on_a_server_or_with_a_hint_is_accepted(errors: Erro
             "roles.teacher.hint 'the answer is {answer}' lacks {prompt}, where the teacher reads the prompt; add it",
         ),
         (
+            [ON, "roles.teacher.hint='{prompt}'"],
+            (
+                "roles.teacher.hint '{prompt}' adds nothing to the prompt; write text around {prompt} that the student "
+                "does not read, or remove the hint"
+            ),
+        ),
+        (
             [ON, "roles.teacher.hint='{answer} {prompt}'"],
             (
                 "roles.teacher.hint '{answer} {prompt}' has text that the model cannot read: character ' ' at position "
@@ -109,11 +119,11 @@ def test_teacher_in_a_folder_on_a_server_or_with_a_hint_is_accepted(errors: Erro
             ),
         ),
         (
-            [ON, "roles.teacher.hint='{prompt}'", "roles.teacher.backend=megatron"],
-            'roles.teacher.backend = "megatron" scores no most likely tokens; set "torch"',
+            [ON, "roles.teacher.hint='{answer}{prompt}'", f"roles.teacher.backend={OTHER}"],
+            f'roles.teacher.backend = "{OTHER}" scores no most likely tokens; set "torch" or "megatron"',
         ),
         (
-            [ON, "roles.teacher.hint='{prompt}'", "roles.teacher.api_key_file=/nowhere"],
+            [ON, "roles.teacher.hint='{answer}{prompt}'", "roles.teacher.api_key_file=/nowhere"],
             "roles.teacher.api_key_file is the key of a server; set roles.teacher.server, or remove it",
         ),
         (

@@ -26,7 +26,8 @@ from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.policy import PolicyInputs
 from relax_actors.algorithms.surrogates.clipped import clip
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.engines.torch.objective import LossInputs, StepObjective
+from relax_actors.engines.torch.loss_inputs import LossInputs
+from relax_actors.engines.torch.objective import StepObjective
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(["none", "importance", "tis", "icepop"])

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from relax_actors.algorithms.distillation import distillation_loss, logprobs_at, sampled_reverse_kl
+from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
+from relax_actors.algorithms.entropy import logprobs_at
 
 KINDS: list[Any] = ["forward_kl", "reverse_kl", "jsd"]
 

@@ -85,3 +85,32 @@ def test_tokens_are_told_from_samples_where_there_are_as_many() -> None:
 )
 def test_impossible_settings_are_errors(settings: dict[str, Any], inputs: dict[str, Any], error: str) -> None:
     assert advantages("group", settings, rewards=[1, 2], **inputs).startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error"),
+    [
+        (
+            {"rewards": [1, 0], "lengths": [1, 2_000_000_000]},
+            (
+                "ValueError: 2 samples, padded to the longest of 2000000000 tokens, have 4000000000 cells; a case has "
+                "at most 10000000: shorten the samples, or divide them into several cases"
+            ),
+        ),
+        (
+            {"rewards": [1, 0], "lengths": [1, -2]},
+            "ValueError: input 'lengths' must be a list with the number of tokens of each sample",
+        ),
+        (
+            {"rewards": [0] * 4000, "values": [[0.0] * 3000] + [[0.0]] * 3999},
+            (
+                "ValueError: 4000 samples, padded to the longest of 3000 tokens, have 12000000 cells; a case has at "
+                "most 10000000: shorten the samples, or divide them into several cases"
+            ),
+        ),
+    ],
+    ids=["too long", "negative", "too many"],
+)
+def test_samples_that_do_not_fit_in_padded_tensors_are_errors(inputs: dict[str, Any], error: str) -> None:
+    (found,) = evaluate([{"kind": "advantage", "name": "length_weighted", "settings": {}, "inputs": inputs}])
+    assert found["error"] == error

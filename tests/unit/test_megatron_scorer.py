@@ -116,3 +116,37 @@ def test_scorer_replays_recorded_experts(tmp_path: Path) -> None:
         found.append(scorer.score(batch, nothing))
         assert max_difference(found[-1], scorer.score(batch_of(0), nothing)) > 1e-3
     assert max_difference(*found) < 5e-5
+
+
+@pytest.mark.parametrize("architecture", [DENSE, MOE], ids=["qwen3", "qwen3_moe"])
+def test_sums_of_squared_probabilities_are_those_of_torch(tmp_path: Path, architecture: dict[str, Any]) -> None:
+    config = config_of(tmp_path, architecture, rollout={"temperature": 0.7}, trainer={"learning_rate": 0.05})
+    trainer = started(MegatronEngine(config))
+    for step in range(3):  # initial weights give a nearly uniform distribution, which would hide errors
+        train(trainer, batch_of(step), step, nothing)
+    moved, batch = published(trainer, tmp_path / "moved.safetensors"), batch_of(9)
+    found = []
+    for scorer in (TorchScorer(config), MegatronScorer(config)):
+        scorer.load(1, *moved)
+        found.append(scorer.squares(batch, nothing))
+    assert [len(squares) for squares in found[1]] == [len(sample) for sample in batch]
+    assert max_difference(*found) < 1e-5
+    assert max(float(squares.max()) for squares in found[1]) > 0.1
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_most_likely_tokens_are_those_of_torch(tmp_path: Path, k: int) -> None:
+    config = config_of(tmp_path, DENSE, rollout={"temperature": 0.7}, trainer={"learning_rate": 0.05})
+    trainer = started(MegatronEngine(config))
+    for step in range(3):
+        train(trainer, batch_of(step), step, nothing)
+    moved, batch = published(trainer, tmp_path / "moved.safetensors"), batch_of(9)
+    found = []
+    for scorer in (TorchScorer(config), MegatronScorer(config)):
+        scorer.load(1, *moved)
+        found.append(scorer.score_top(batch, k, nothing))
+    for sample, torch_scores, megatron_scores in zip(batch, *found, strict=True):
+        assert megatron_scores.top_ids.shape == (sample.trained, k)
+        np.testing.assert_allclose(megatron_scores.logprobs, torch_scores.logprobs, atol=1e-5)
+        np.testing.assert_array_equal(megatron_scores.top_ids, torch_scores.top_ids)
+        np.testing.assert_allclose(megatron_scores.top_logprobs, torch_scores.top_logprobs, atol=1e-5)

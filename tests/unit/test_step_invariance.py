@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import PRESETS
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.torch.engine import TorchEngine
-from relax_actors.engines.torch.objective import LossInputs, ScoredTokens, StepObjective
+from relax_actors.engines.torch.loss_inputs import LossInputs
+from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.step_facts import (
     loss_inputs,
     needs_first_pass,
@@ -29,6 +29,7 @@ from relax_actors.engines.torch.step_facts import (
     step_facts,
     unpack_records,
 )
+from tests.support.batches import two_rows
 from tests.unit.test_masked_training import config_of, nothing
 
 SETTINGS = (
@@ -73,38 +74,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return base(tmp_path_factory.mktemp("model"))
 
 
-def batch() -> list[TrainSample]:
-    """Draw 6 sequences with random masks in 2 rows; the first sample of each row has two sequences."""
-    random, found = np.random.default_rng(1), []
-    for i, length in enumerate((9, 14, 6, 11, 8, 12)):
-        mask = random.random(length) < 0.5
-        mask[0], mask[-1] = False, True
-        found.append(
-            TrainSample(
-                random.integers(0, 12, length).astype(np.int32),
-                mask,
-                logprobs=random.uniform(-3, -1.5, length).astype(np.float32),
-                advantages=np.full(length, random.normal(), np.float32),
-                reference_logprobs=random.uniform(-3, -2, length).astype(np.float32),
-                row=i // 3,
-                sample=max(0, i % 3 - 1),
-            )
-        )
-    for i in (1, 4):  # one advantage a sample
-        found[i] = found[i].with_advantages(np.full(len(found[i]), found[i - 1].advantages[0]))
-    tokens = {(s.row, s.sample): 0 for s in found}
-    for s in found:
-        tokens[s.row, s.sample] += s.trained
-    return [replace(s, sample_tokens=tokens[s.row, s.sample]) for s in found]
-
-
 def step_of(config: Config, budget: int, settings: dict[str, Any], *, parts: int = 1) -> tuple[float, torch.Tensor]:
     """Return the loss of a step and its gradient, flat."""
     algorithm = AlgorithmSection.model_validate(settings)
     trainer = config.trainer.model_copy(update={"max_tokens_per_microbatch": budget})
     engine = TorchEngine(config.model_copy(update={"algorithm": algorithm, "trainer": trainer}))
     engine.initialise(5)
-    samples = batch()
+    samples = two_rows()
     size = len(samples) // parts
     for start in range(0, len(samples), size):
         engine.accumulate(samples[start : start + size], nothing)
@@ -178,7 +154,7 @@ class Rank:
 
 def shared_step(settings: dict[str, Any], shares: list[list[list[int]]]) -> tuple[float, torch.Tensor]:
     """Return loss and gradient of a step whose micro-batches are shared by ranks."""
-    samples = batch()
+    samples = two_rows()
     ranks = [Rank(settings, samples) for _ in shares]
     facts = None
     if needs_first_pass(ranks[0].objective, samples):

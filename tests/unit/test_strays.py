@@ -29,6 +29,7 @@ EXTENT = Extent(
     evaluated=lambda version: version % 5 == 0,
     results=frozenset(),
 )
+COLUMNS = ("prompt", "trajectory", "reward")
 
 
 def cells(*names: str) -> list[CellId]:
@@ -93,6 +94,33 @@ def test_rows_below_the_floor_go_except_quarantined_ones() -> None:
     )  # fmt: skip
     assert set(found.filters) == {"group.1.>", "group.2.0.reward", "group.2.1.prompt", "group.2.1.advantage"}
     assert found.strays == ()
+
+
+def test_many_steps_below_the_floor_go_in_bulk() -> None:
+    """By the indices of their rows, as these are fewer than the steps."""
+    extent = replace(EXTENT, version=50, floor=40, steps=99)
+    names = [f"group.{step}.{index}.{column}" for step in range(41) for index in (0, 1, 5) for column in COLUMNS]
+    found = removed(*names, extent=extent)
+    assert found.bulk == ("group.*.0.>", "group.*.1.>", "group.*.5.>")
+    assert found.filters == tuple(f"group.{step}.>" for step in range(40))
+    assert removed(*(name for name in names if name.startswith("group.1")), extent=extent).bulk != ()
+    assert removed(*(name for name in names if name.startswith("group.2.")), extent=extent).bulk == ()
+
+
+def test_rows_that_are_kept_do_not_go_in_bulk() -> None:
+    extent = replace(EXTENT, version=50, floor=40, steps=99)
+    names = [f"group.{step}.{index}.{column}" for step in range(41) for index in (0, 1, 5) for column in COLUMNS]
+    found = removed(*names, "group.7.1.quarantined", "group.7.1.requeued", "group.45.5.quarantined", extent=extent)
+    assert found.bulk == ("group.*.0.>", "group.*.1.reward", "group.*.1.trajectory", "group.*.5.>")
+    assert "group.7.>" not in found.filters
+    assert not {"group.7.1.prompt", "group.7.1.quarantined", "group.7.1.requeued"} & set(found.filters)
+
+
+def test_a_kept_row_that_was_not_listed_among_all_cells_does_not_go_in_bulk() -> None:
+    extent = replace(EXTENT, version=50, floor=40, steps=99)
+    listed = cells(*(f"group.{step}.0.{column}" for step in range(41) for column in COLUMNS))
+    first = [*(cell for cell in listed if cell.field in FIRST_COLUMNS), *cells("group.7.0.quarantined")]
+    assert removal(listed, first, extent).bulk == ("group.*.0.reward", "group.*.0.trajectory")
 
 
 def test_many_quarantined_rows_without_a_prompt_are_strays_below_the_floor() -> None:

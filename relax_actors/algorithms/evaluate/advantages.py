@@ -103,7 +103,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 def _whole(inputs: Inputs) -> Group:
     """Return all samples as one group."""
     raw, rewards = inputs.raw, inputs.sample("rewards").numpy()
-    lengths = np.array(inputs.lengths if inputs.has_tokens else raw.get("lengths", [1] * len(rewards)), np.int64)
+    lengths = np.array(inputs.given_lengths(len(rewards)), np.int64)
     names = ("token_rewards", "values", "logprobs", "squares")
     present = _present(lengths)
     tokens: dict[str, Any] = {name: inputs.token(name).numpy()[present] for name in names if name in raw}

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MAX_CELLS = 10_000_000
+"""Largest number of samples times the tokens of the longest one: 80 MB in a padded tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -37,7 +40,7 @@ class Inputs:
         self._lengths: list[int] | None = None
         if tokens:
             first = next(iter(tokens))
-            self._lengths = [len(row) for row in tokens[first]]
+            self._lengths = bounded([len(row) for row in tokens[first]])
 
     @property
     def has_tokens(self) -> bool:
@@ -55,6 +58,20 @@ class Inputs:
             msg = "no input has one list of numbers for each sample; give at least one input for each token"
             raise ValueError(msg)
         return self._lengths
+
+    def given_lengths(self, samples: int) -> list[int]:
+        """Number of tokens of each sample: of the inputs for each token, or else input `lengths`, or else 1.
+
+        Raises:
+            ValueError: `lengths` is not one number of tokens for each sample, or the samples are too long.
+        """
+        if self._lengths is not None:
+            return self._lengths
+        found = self.raw.get("lengths", [1] * samples)
+        if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
+            msg = "input 'lengths' must be a list with the number of tokens of each sample"
+            raise ValueError(msg)
+        return bounded(found)
 
     def sample(self, name: str) -> Tensor:
         """Return an input with one number for each sample, `[samples] float64`.
@@ -118,6 +135,22 @@ class Inputs:
             msg = f"input {name!r} is missing; given: {', '.join(self.raw) or 'none'}"
             raise ValueError(msg)
         return self.raw[name]
+
+
+def bounded(lengths: list[int]) -> list[int]:
+    """Return the lengths of samples if they fit in padded tensors.
+
+    Raises:
+        ValueError: they do not.
+    """
+    longest = max(lengths, default=0)
+    if len(lengths) * longest > MAX_CELLS:
+        msg = (
+            f"{len(lengths)} samples, padded to the longest of {longest} tokens, have {len(lengths) * longest} cells; "
+            f"a case has at most {MAX_CELLS}: shorten the samples, or divide them into several cases"
+        )
+        raise ValueError(msg)
+    return lengths
 
 
 def as_json(value: float | Tensor | list[Any], lengths: Sequence[int]) -> Any:

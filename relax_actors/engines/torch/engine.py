@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relax_actors.algorithms.controllers import initial
+from relax_actors.algorithms.controllers import StepCoefficients
 from relax_actors.algorithms.first_pass import StepFacts
 from relax_actors.algorithms.losses import sft_loss
 from relax_actors.algorithms.micro_batches import micro_batches
@@ -66,8 +66,8 @@ class TorchEngine:
         self._reference: PreTrainedModel | None = None
         self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas)
         self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings), settings.max_tokens_per_microbatch)
-        # Coefficients of the next update; loss of the current one, and the sequences that it keeps until `step`.
-        self._coefficients = initial(config.algorithm)
+        self._coefficients = StepCoefficients(config.algorithm, settings)
+        # Loss of the current update, and the sequences that it keeps until `step`.
         self._objective: StepObjective | None = None
         self._kept: list[Sequence[TrainSample]] = []
 
@@ -85,7 +85,7 @@ class TorchEngine:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random initialisation")
         self._encoder.invalidate()
         self._trained.reset()
-        self._coefficients = initial(self._config.algorithm)
+        self._coefficients = StepCoefficients(self._config.algorithm, self._config.trainer)
 
     def warm_start(
         self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
@@ -117,7 +117,7 @@ class TorchEngine:
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Accumulate the gradients of sequences, or keep them until `step` if the loss needs the whole step."""
         if self._objective is None:
-            self._objective = StepObjective(self._config.algorithm, self._coefficients)
+            self._objective = StepObjective(self._config.algorithm, self._coefficients.current)
         samples = self._with_reference(samples, progress)
         if self._objective.needs_whole_step:
             self._kept.append(samples)
@@ -221,7 +221,7 @@ class TorchEngine:
             self._train(objective, self._kept, progress, derive_seed(self._config.run.seed, "tokens", step))
         rate = scheduled_learning_rate(self._config, step)
         measured = self._update(rate, objective.gradient_scale)
-        self._coefficients = objective.next_coefficients(measured)
+        self._coefficients.record(measured)
         self._steps_to_comparison = max(0, self._steps_to_comparison - 1)
         progress()
         return StepResult(objective.metrics(measured) | {"learning_rate": rate})
@@ -279,13 +279,14 @@ class TorchEngine:
 
     def _state(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""
-        found = self._trained.state() | {coefficient_tensors.FILE: coefficient_tensors.to_tensors(self._coefficients)}
+        coefficients = coefficient_tensors.to_tensors(self._coefficients.current)
+        found = self._trained.state() | {coefficient_tensors.FILE: coefficients}
         return found if self._reference is None else found | {REFERENCE: tensors_of(self._reference)}
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint; see `TrainingEngine`."""
         self._trained.load(folder)
-        self._coefficients = coefficient_tensors.from_tensors(weights.load([folder / coefficient_tensors.FILE]))
+        self._coefficients.restore(coefficient_tensors.from_tensors(weights.load([folder / coefficient_tensors.FILE])))
         self._encoder.invalidate()
         if (folder / REFERENCE).exists():
             self._set_reference(weights.load([folder / REFERENCE]))

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relax_actors.algorithms.distillation import logprobs_at
-from relax_actors.algorithms.entropy import logprobs_and_entropies, squared_probabilities
+from relax_actors.algorithms.entropy import logprobs_and_entropies, logprobs_at, squared_probabilities
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.controllers import Coefficients, adapted, applied_entropy, initial
+from relax_actors.algorithms.controllers import Coefficients, applied_entropy
 from relax_actors.algorithms.corrections import kept_by_opsm, kept_sequences, mismatch_metrics, ratio_quantiles
 from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
 from relax_actors.algorithms.functions import Functions
 from relax_actors.algorithms.kl import kl_penalty
 from relax_actors.algorithms.losses import MAX_LOG_RATIO, reduce_loss
-from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, Totals
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
 
 
@@ -37,21 +38,6 @@ class ScoredTokens:
     top: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TeacherInputs:
-    """Log-probs of a teacher for the tokens of a micro-batch; `[batch, width]` and `[batch, width, k]` float32.
-
-    Attributes:
-        logprobs: of the tokens themselves.
-        top: of its k most likely tokens at each token; None without `algorithm.distil.top_k`.
-        student_top: log-probs of the trained policy at the same k tokens, with gradient.
-    """
-
-    logprobs: Tensor
-    top: Tensor | None = None
-    student_top: Tensor | None = None
-
-
 PER_TOKEN = (
     "abs_delta",
     "k3",
@@ -66,46 +52,6 @@ PER_TOKEN = (
     "distil",
 )
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossInputs:
-    """Trained tokens of the sequences of a micro-batch, padded; `[batch, width]` unless noted.
-
-    Attributes:
-        logprobs: float32, log-probs of the trained policy, with gradient.
-        rollout: float32, log-probs that the tokens were sampled with.
-        advantages: float32.
-        mask: bool, true for trained tokens, false for padding.
-        sample_tokens: `[batch] int64`, trained tokens of the whole sample of each sequence; None if every sample has
-            one sequence.
-        proximal: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd", and given
-            with several updates a batch.
-        reference: float32, log-probs of the reference model of the KL, if there is one.
-        entropies: float32, with gradient; required if `StepObjective.needs_entropy`.
-        selected: bool, tokens that the covariance selected, if the algorithm selects any.
-        uncertain: bool, tokens that algorithm.entropy.quantile selected, if it selects any.
-        teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
-        totals: sums of whole samples and of the step.
-    """
-
-    logprobs: Tensor
-    rollout: Tensor
-    advantages: Tensor
-    mask: Tensor
-    sample_tokens: Tensor | None = None
-    proximal: Tensor | None = None
-    reference: Tensor | None = None
-    entropies: Tensor | None = None
-    selected: Tensor | None = None
-    uncertain: Tensor | None = None
-    teacher: TeacherInputs | None = None
-    totals: Totals = field(default_factory=Totals)
-
-    @property
-    def counts(self) -> Tensor:
-        """Trained tokens of the whole sample of each sequence, `[batch] int64`."""
-        return self.mask.sum(-1) if self.sample_tokens is None else self.sample_tokens
 
 
 class StepObjective:
@@ -131,7 +77,7 @@ class StepObjective:
             msg = 'algorithm.aggregate = "constant" needs algorithm.length; a Config sets it to rollout.max_tokens'
             raise ValueError(msg)
         self._algorithm, self._functions = algorithm, Functions(algorithm)
-        self._coefficients = coefficients or initial(algorithm)
+        self._coefficients = coefficients or Coefficients(algorithm.kl.coefficient, algorithm.entropy.coefficient)
         self.log_ratios: list[NDArray[Any]] = []
 
     @property
@@ -334,14 +280,6 @@ class StepObjective:
         if self._algorithm.aggregate == "constant" and self._algorithm.length is not None:
             trained *= self._algorithm.length
         return 1.0 / trained if trained else 1.0
-
-    def next_coefficients(self, measured: dict[str, float]) -> Coefficients:
-        """Return the coefficients of the next step.
-
-        Args:
-            measured: combined measurements of all micro-batches.
-        """
-        return adapted(self._algorithm, self._coefficients, measured)
 
     def metrics(self, measured: dict[str, float]) -> dict[str, float]:
         """Compute the metrics of the step: means over tokens, quantiles of the ratios, the normalised loss.

@@ -18,7 +18,8 @@ from torch import Tensor
 from relax_actors.algorithms.first_pass import SequenceRecord, StepFacts, choose_tokens, most_uncertain, sum_records
 from relax_actors.algorithms.policy import Totals
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.engines.torch.objective import LossInputs, ScoredTokens, StepObjective, TeacherInputs
+from relax_actors.engines.torch.loss_inputs import LossInputs, TeacherInputs
+from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 
 Array = NDArray[Any]
 Records = dict[int, SequenceRecord]

@@ -180,7 +180,7 @@ def test_chat_template_that_loops_is_given_up(model: Path, monkeypatch: pytest.M
         "the row"
     )
     assert made.make(TASK, seed=0, min_version=0).text == "ok"
-    wait_until(lambda: "time-limit" not in [t.name for t in threading.enumerate()], "end of the looping thread")
+    wait_until(lambda: [t.name for t in threading.enumerate()].count("time-limit") == 1, "end of the looping thread")
 
 
 def test_chat_template_that_writes_megabytes_is_refused(model: Path) -> None:
@@ -238,3 +238,15 @@ def test_what_is_no_exception_reaches_the_caller_as_one() -> None:
     with pytest.raises(RuntimeError, match=r"^BaseException: entered unreachable code$"):
         call_within(10, panic)
     assert call_within(10, lambda: 3) == 3
+
+
+def test_a_call_that_ran_out_of_time_does_not_reach_later_calls() -> None:
+    def spin() -> None:
+        while True:
+            pass
+
+    assert call_within(10, threading.current_thread) is call_within(10, threading.current_thread)
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match=r"^not done after 0\.01 s$"):
+            call_within(0.01, spin)
+        assert call_within(10, lambda: 3) == 3

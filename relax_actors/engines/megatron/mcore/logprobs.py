@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,10 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from torch import Tensor, distributed
 
-from relax_actors.algorithms.entropy import Shards, logprobs_and_entropies
+from relax_actors.algorithms.entropy import Shards, logprobs_and_entropies, logprobs_at, squared_probabilities
 from relax_actors.engines.megatron.mcore.attention import chunk_positions
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
+from relax_actors.engines.torch.objective import ScoredTokens
 
 
 class _ContextParallelSum(torch.autograd.Function):
@@ -88,8 +90,16 @@ class TensorParallelShards(Shards):
         return tensor
 
 
-def trained_logprobs(logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int) -> Tensor:
-    """Log-probs of the trained tokens, `[sequences, width] float32`.
+def score_trained(
+    logits: Tensor,
+    batch: MicroBatchTensors,
+    temperature: float,
+    vocab_size: int,
+    *,
+    entropies: bool = False,
+    ids: Tensor | None = None,
+) -> ScoredTokens:
+    """Compute log-probs of the trained tokens, and what else the loss needs.
 
     All ranks that share the sequences get the same values.
 
@@ -99,24 +109,41 @@ def trained_logprobs(logits: Tensor, batch: MicroBatchTensors, temperature: floa
         batch: the micro-batch.
         temperature: divisor of the logits.
         vocab_size: number of tokens; shards of the vocabulary may have padding rows after it.
+        entropies: whether to compute entropies over the vocabulary.
+        ids: `[sequences, width, k] int64`, tokens whose log-probs are needed at the place of each trained token.
     """
     scored, selected, targets = _scored(logits, batch)
-    masked = _mask_padding(selected.float() / temperature, vocab_size)
-    found = -vocab_parallel_cross_entropy(masked, targets) if len(masked) else None
+    shards = TensorParallelShards(selected.shape[-1], vocab_size)
+    logprobs = of_vocabulary = top = None
+    if len(selected) and entropies:
+        logprobs, of_vocabulary = logprobs_and_entropies(selected, targets, temperature, shards)
+    elif len(selected):
+        logprobs = -vocab_parallel_cross_entropy(_mask_padding(selected.float() / temperature, vocab_size), targets)
+    if len(selected) and ids is not None:
+        top = logprobs_at(selected, _of_scored(ids, batch), temperature, shards)
+    # A context-parallel rank without scored tokens takes part in the sums of those that have some.
+    in_sequences = partial(_in_sequences, scored=scored, logits=logits, batch=batch)
+    return ScoredTokens(
+        in_sequences(logprobs),
+        in_sequences(of_vocabulary) if entropies else None,
+        None if ids is None else in_sequences(top, inner=ids.shape[-1:]),
+    )
+
+
+def trained_squares(logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int) -> Tensor:
+    """Compute the sum of squared probabilities at the trained tokens, without gradient; see `score_trained`."""
+    scored, selected, _ = _scored(logits, batch)
+    shards = TensorParallelShards(selected.shape[-1], vocab_size)
+    found = squared_probabilities(selected, temperature, shards) if len(selected) else None
     return _in_sequences(found, scored, logits, batch)
 
 
-def trained_logprobs_and_entropies(
-    logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int
-) -> tuple[Tensor, Tensor]:
-    """Log-probs of the trained tokens and entropies of their distributions, each as `trained_logprobs`."""
-    scored, selected, targets = _scored(logits, batch)
-    if not len(selected):
-        # The context-parallel ranks that have scored tokens take part in two sums.
-        return _in_sequences(None, scored, logits, batch), _in_sequences(None, scored, logits, batch)
-    shards = TensorParallelShards(selected.shape[-1], vocab_size)
-    logprobs, entropies = logprobs_and_entropies(selected, targets, temperature, shards)
-    return _in_sequences(logprobs, scored, logits, batch), _in_sequences(entropies, scored, logits, batch)
+def top_tokens(logits: Tensor, batch: MicroBatchTensors, k: int) -> Tensor:
+    """Return the most likely tokens at each trained token, `[sequences, width, k] int64`; the model is on one rank."""
+    scored, selected, _ = _scored(logits, batch)
+    laid_out = batch.tokens.new_zeros((scored.numel(), k))
+    laid_out[scored.flatten()] = selected.topk(k, -1).indices
+    return laid_out[batch.positions]
 
 
 def _scored(logits: Tensor, batch: MicroBatchTensors) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,19 +153,32 @@ def _scored(logits: Tensor, batch: MicroBatchTensors) -> tuple[Tensor, Tensor, T
     return scored, logits[scored] if logits.shape[:2] == scored.shape else logits[0, : len(targets)], targets
 
 
-def _in_sequences(values: Tensor | None, scored: Tensor, logits: Tensor, batch: MicroBatchTensors) -> Tensor:
+def _of_scored(values: Tensor, batch: MicroBatchTensors) -> Tensor:
+    """Take values `[sequences, width, k]` of the trained tokens to this rank's scored tokens, `[scored, k]`."""
+    laid_out = values.new_zeros((batch.tokens.numel(), values.shape[-1]))
+    laid_out[batch.positions[batch.mask]] = values[batch.mask]
+    own = context_parallel_slice(laid_out.view(*batch.tokens.shape, -1))
+    return own[context_parallel_slice(batch.scored)]
+
+
+def _in_sequences(
+    values: Tensor | None, scored: Tensor, logits: Tensor, batch: MicroBatchTensors, inner: Sequence[int] = ()
+) -> Tensor:
     """Lay out values of this rank's scored tokens as `[sequences, width]`, with those of all context-parallel ranks.
 
-    Without scored tokens `values` is None.
+    Without scored tokens `values` is None. `inner` is the shape of the values of one token.
     """
-    found = logits.new_zeros(scored.shape, dtype=torch.float32)
-    # Without values the gradient is 0, but backward must reach the collectives of the model.
-    found = found + 0.0 * logits.float().sum() if values is None else found.masked_scatter(scored, values)
+    found = logits.new_zeros((*scored.shape, *inner), dtype=torch.float32)
+    if values is None:
+        # Without values the gradient is 0, but backward must reach the collectives of the model.
+        found = found + 0.0 * logits.float().sum()
+    else:
+        found = found.masked_scatter(scored.view(*scored.shape, *(1 for _ in inner)), values)
     if parallel_state.get_context_parallel_world_size() > 1:
-        whole = found.new_zeros(batch.tokens.shape)
+        whole = found.new_zeros((*batch.tokens.shape, *inner))
         whole = whole.index_copy(1, _positions(whole.shape[1], whole.device), found)
         found = _ContextParallelSum.apply(whole, parallel_state.get_context_parallel_group())  # type: ignore[no-untyped-call]
-    return found.flatten()[batch.positions]
+    return found.flatten(0, 1)[batch.positions]
 
 
 def _mask_padding(logits: Tensor, vocab_size: int) -> Tensor:

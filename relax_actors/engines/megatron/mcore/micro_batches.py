@@ -140,8 +140,16 @@ class MicroBatchTensors:
         )
 
     def padded(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """Values of the trained tokens of each sequence, padded to `[sequences, width] float32`."""
-        out = np.zeros(self.mask.shape, np.float32)
+        """Pad values of the trained tokens of each sequence with 0; an empty micro-batch has none.
+
+        Args:
+            arrays: `[trained]` or `[trained, k]` of each sequence, numbers or token ids.
+
+        Returns:
+            `[sequences, width]` or `[sequences, width, k]`, float32 or, for ids, int64.
+        """
+        like = arrays[0] if arrays else np.zeros(0, np.float32)
+        out = np.zeros((*self.mask.shape, *like.shape[1:]), np.int64 if like.dtype.kind == "i" else np.float32)
         for row, array in enumerate(arrays):
             out[row, : len(array)] = array
         return torch.from_numpy(out).to(self.mask.device)

@@ -18,17 +18,19 @@ from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import PackedParams
 from relax_actors.engines.megatron.mcore.logprobs import (
     context_parallel_slice,
+    score_trained,
     set_scored_tokens,
-    trained_logprobs,
-    trained_logprobs_and_entropies,
+    top_tokens,
+    trained_squares,
 )
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors, plan_micro_batches
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
+from relax_actors.engines.torch.objective import ScoredTokens
 
-Scored = tuple[Tensor, Tensor | None]
-"""Log-probs of the trained tokens, `[sequences, width]`, and their entropies if asked for."""
-LossFunction = Callable[[int, MicroBatchTensors, Scored], tuple[Tensor, dict[str, float]]]
+Score = Callable[[Tensor, MicroBatchTensors, Sequence[TrainSample]], ScoredTokens]
+"""Maps logits, tensors and sequences of a micro-batch to what the loss function reads; see `Schedule.scores`."""
+LossFunction = Callable[[int, MicroBatchTensors, ScoredTokens], tuple[Tensor, dict[str, float]]]
 """Maps the number, tensors and scores of a micro-batch to its loss and metrics."""
 
 
@@ -57,6 +59,41 @@ class Schedule:
         plans = plan_micro_batches(lengths_of(samples), self._layout, self._max_tokens)
         return plans[parallel_state.get_data_parallel_rank()]
 
+    def scores(self, *, temperature: float | None = None, entropies: bool = False, top: bool = False) -> Score:
+        """Return how to score the trained tokens.
+
+        Args:
+            temperature: divisor of the logits; default is the run's sampling temperature.
+            entropies: compute the entropies over the vocabulary.
+            top: compute log-probs of the teacher's most likely tokens, where sequences have any.
+        """
+        divisor = self._temperature if temperature is None else temperature
+
+        def score(logits: Tensor, tensors: MicroBatchTensors, samples: Sequence[TrainSample]) -> ScoredTokens:
+            ids = None
+            if top and samples and samples[0].teacher_top_ids is not None:
+                ids = tensors.padded([sample.masked("teacher_top_ids") for sample in samples])
+            return score_trained(logits, tensors, divisor, self._vocab_size, entropies=entropies, ids=ids)
+
+        return score
+
+    def top_scores(self, k: int, keep: Callable[[Tensor], None]) -> Score:
+        """Return how to score trained tokens and the most likely tokens at each, whose ids `keep` receives.
+
+        The model must be on one rank.
+        """
+
+        def score(logits: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
+            ids = top_tokens(logits, tensors, k)
+            keep(ids)
+            return score_trained(logits, tensors, self._temperature, self._vocab_size, ids=ids)
+
+        return score
+
+    def squares(self, logits: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
+        """Compute sums of squared probabilities in place of log-probs; a `Score`."""
+        return ScoredTokens(trained_squares(logits, tensors, self._temperature, self._vocab_size))
+
     def run(
         self,
         models: Sequence[Any],
@@ -65,9 +102,8 @@ class Schedule:
         loss_function: LossFunction,
         progress: Callable[[], None],
         *,
-        temperature: float | None = None,
+        score: Score | None = None,
         forward_only: bool = False,
-        entropies: bool = False,
         replay: Replay | None = None,
     ) -> list[dict[str, float]]:
         """Run the forward and backward passes of micro-batches.
@@ -78,23 +114,18 @@ class Schedule:
             samples: sequences of the step, indexed by the micro-batches.
             loss_function: called on the ranks of the last pipeline stage.
             progress: called before each micro-batch.
-            temperature: divisor of the logits; default is the run's sampling temperature.
+            score: scores the trained tokens; None for their log-probs.
             forward_only: skip the backward pass.
-            entropies: compute the entropies of the trained tokens.
             replay: router replay of the models, after `Replay.begin`.
 
         Returns:
             Metrics of each micro-batch on the ranks of the last pipeline stage; empty on the others.
         """
         measured: list[dict[str, float]] = []
-        divisor = self._temperature if temperature is None else temperature
+        score = score or self.scores()
 
         def loss(number: int, tensors: MicroBatchTensors, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-            scored: Scored
-            if entropies:
-                scored = trained_logprobs_and_entropies(logits, tensors, divisor, self._vocab_size)
-            else:
-                scored = trained_logprobs(logits, tensors, divisor, self._vocab_size), None
+            scored = score(logits, tensors, [samples[index] for index in batches[number].indices])
             value, metrics = loss_function(number, tensors, scored)
             measured.append(metrics)
             # The number of tokens is unused: the optimizer step divides by that of the whole step.
@@ -135,14 +166,16 @@ class Schedule:
         batches: list[MicroBatch],
         samples: Sequence[TrainSample],
         progress: Callable[[], None],
+        *,
+        score: Score | None = None,
         replay: Replay | None = None,
     ) -> dict[int, Tensor]:
-        """Log-probs `[sequences, width]` by micro-batch number, on the last pipeline stage."""
+        """Log-probs `[sequences, width]` by micro-batch number, on the last pipeline stage; arguments as of `run`."""
         scored: dict[int, Tensor] = {}
 
-        def keep(number: int, _: MicroBatchTensors, found: Scored) -> tuple[Tensor, dict[str, float]]:
-            scored[number] = found[0]
-            return found[0].sum(), {}
+        def keep(number: int, _: MicroBatchTensors, found: ScoredTokens) -> tuple[Tensor, dict[str, float]]:
+            scored[number] = found.logprobs
+            return found.logprobs.sum(), {}
 
-        self.run(models, batches, samples, keep, progress, forward_only=True, replay=replay)
+        self.run(models, batches, samples, keep, progress, score=score, forward_only=True, replay=replay)
         return scored

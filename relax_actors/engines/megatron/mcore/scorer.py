@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
@@ -16,16 +17,21 @@ from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import Conversion
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
+from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, padded_vocabulary
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
-from relax_actors.engines.megatron.mcore.schedule import Schedule
+from relax_actors.engines.megatron.mcore.schedule import Schedule, Score
 from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.scoring import Scores
+from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.engines.torch.swappable_model import SwappableWeights
 
 
 class MegatronScorer(SwappableWeights):
     """Scoring engine with the whole model in one rank, independent of the trainer's layout.
+
+    Implements `ScoringEngine`, `SupportsSquares` and `TeacherEngine`.
 
     Args:
         config: configuration of the run.
@@ -57,14 +63,48 @@ class MegatronScorer(SwappableWeights):
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Log-probs of each sequence; see `ScoringEngine`."""
+        return self._computed(self._schedule.scores(), samples, progress)
+
+    def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Sums of squared probabilities of each sequence; see `SupportsSquares`."""
+        return self._computed(self._schedule.squares, samples, progress)
+
+    @torch.no_grad()
+    def score_top(self, samples: Sequence[TrainSample], top_k: int, progress: Callable[[], None]) -> list[Scores]:
+        """Log-probs of each sequence and of the most likely tokens; see `TeacherEngine`."""
+        self.require_weights()
+        batches, ids = self._schedule.micro_batches(samples), list[Tensor]()
+        found: dict[int, Scores] = {}
+
+        def keep(number: int, _: MicroBatchTensors, scored: ScoredTokens) -> tuple[Tensor, dict[str, float]]:
+            top, chosen = scored.top, ids.pop()
+            for row, index in enumerate(batches[number].indices):
+                sample, own = samples[index], slice(0, samples[index].trained)
+                logprobs = np.zeros(len(sample), np.float32)
+                logprobs[sample.loss_mask] = scored.logprobs[row, own].cpu().numpy()
+                likely = np.zeros((sample.trained, 0), np.float32) if top is None else top[row, own].cpu().numpy()
+                found[index] = Scores(logprobs, chosen[row, own].int().cpu().numpy(), likely)
+            return scored.logprobs.sum(), {}
+
+        if self._replay is not None:
+            self._replay.begin(replays=True, trains=False)
+        score, models, replay = self._schedule.top_scores(top_k, ids.append), self._chunks.wrapped, self._replay
+        self._schedule.run(models, batches, samples, keep, progress, score=score, forward_only=True, replay=replay)
+        return [found[index] for index in range(len(samples))]
+
+    def _computed(
+        self, score: Score, samples: Sequence[TrainSample], progress: Callable[[], None]
+    ) -> list[NDArray[Any]]:
+        """Compute a number for each trained token, 0 for others."""
         self.require_weights()
         batches = self._schedule.micro_batches(samples)
         if self._replay is not None:
             self._replay.begin(replays=True, trains=False)
         found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
-        scored = self._schedule.score(self._chunks.wrapped, batches, samples, progress, self._replay)
-        for number, logprobs in scored.items():
-            rows = logprobs.cpu().numpy()
+        models, replay = self._chunks.wrapped, self._replay
+        scored = self._schedule.score(models, batches, samples, progress, score=score, replay=replay)
+        for number, values in scored.items():
+            rows = values.cpu().numpy()
             for row, index in enumerate(batches[number].indices):
                 found[index][samples[index].loss_mask] = rows[row, : samples[index].trained]
         return found

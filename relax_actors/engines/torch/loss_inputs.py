@@ -1,0 +1,64 @@
+"""What the loss of a micro-batch reads, padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from relax_actors.algorithms.policy import Totals
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherInputs:
+    """Log-probs of a teacher for the tokens of a micro-batch; `[batch, width]` and `[batch, width, k]` float32.
+
+    Attributes:
+        logprobs: of the tokens themselves.
+        top: of its k most likely tokens at each token; None without `algorithm.distil.top_k`.
+        student_top: log-probs of the trained policy at the same k tokens, with gradient.
+    """
+
+    logprobs: Tensor
+    top: Tensor | None = None
+    student_top: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """Trained tokens of the sequences of a micro-batch, padded; `[batch, width]` unless noted.
+
+    Attributes:
+        logprobs: float32, log-probs of the trained policy, with gradient.
+        rollout: float32, log-probs that the tokens were sampled with.
+        advantages: float32.
+        mask: bool, true for trained tokens, false for padding.
+        sample_tokens: `[batch] int64`, trained tokens of the whole sample of each sequence; None if every sample has
+            one sequence.
+        proximal: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd", and given
+            with several updates a batch.
+        reference: float32, log-probs of the reference model of the KL, if there is one.
+        entropies: float32, with gradient; required if `StepObjective.needs_entropy`.
+        selected: bool, tokens that the covariance selected, if the algorithm selects any.
+        uncertain: bool, tokens that algorithm.entropy.quantile selected, if it selects any.
+        teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
+        totals: sums of whole samples and of the step.
+    """
+
+    logprobs: Tensor
+    rollout: Tensor
+    advantages: Tensor
+    mask: Tensor
+    sample_tokens: Tensor | None = None
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+    entropies: Tensor | None = None
+    selected: Tensor | None = None
+    uncertain: Tensor | None = None
+    teacher: TeacherInputs | None = None
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def counts(self) -> Tensor:
+        """Trained tokens of the whole sample of each sequence, `[batch] int64`."""
+        return self.mask.sum(-1) if self.sample_tokens is None else self.sample_tokens
