@@ -18,7 +18,7 @@ from broker.connection import Connection
 from broker.permissions import Permissions, allow_pool_consumer, allow_removal, inbox_prefix
 from broker.pull import PullSubscription
 from broker.server import Server
-from broker.server_keys import OPERATOR_ONLY, Users
+from broker.server_keys import Users
 from broker.store import Store
 from broker.streams import ensure_consumer, ensure_streams, pool_spec, table_spec
 from broker.subjects import RowId, Subjects
@@ -48,7 +48,7 @@ def start_server(folder: Path) -> Server:
     }
     inboxes = {user: Permissions((), (f"{inbox_prefix(SUBJECTS.run, user)}.>",)) for user in granted}
     users = {user: permitted | inboxes[user] for user, permitted in granted.items()}
-    server = Server(folder / "broker", users=Users(SUBJECTS.run, {**users, **OPERATOR_ONLY.granted}))
+    server = Server(folder / "broker", users=Users(SUBJECTS.run, {**users, **Users("").granted}))
     connection = Connection(server.start(), "bench")
     connection.call(ensure_streams(connection, [table_spec(SUBJECTS, 2 << 30)]), 20)
     spec = pool_spec(POOL, [SUBJECTS.column(COLUMN)], 30.0, 1024)

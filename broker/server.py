@@ -22,7 +22,7 @@ from broker.errors import BrokerError, UnsafePathError
 from broker.files import make_private_folder, write_private
 from broker.permissions import OPERATOR
 from broker.process import spawn, stop
-from broker.server_keys import OPERATOR_ONLY, Users, accounts_of, secret_of, write_keys
+from broker.server_keys import Users, accounts_of, secret_of, write_keys
 
 HOST = "127.0.0.1"
 MAX_PAYLOAD = 8 << 20
@@ -65,13 +65,13 @@ class Server:
     Args:
         folder: holds the configuration, credentials, log and store of this server only.
         settings: port and limits.
-        users: users of the run; by default only an operator, who may do everything.
+        users: users of the run; by default those of a server for any run.
     """
 
-    def __init__(self, folder: Path, settings: ServerSettings | None = None, users: Users = OPERATOR_ONLY) -> None:
+    def __init__(self, folder: Path, settings: ServerSettings | None = None, users: Users | None = None) -> None:
         self.folder = folder
         self.settings = settings or ServerSettings()
-        self._users = users
+        self._users = users or Users("any")
         self.process: subprocess.Popen[bytes] | None = None
         self._binary = find_binary()
 

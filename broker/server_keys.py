@@ -1,14 +1,14 @@
 """Credentials of the users of an embedded server, in the layout of `relax keys`.
 
 <user>/nats.creds     credentials of a user
-private/keys.json     keys that sign the credentials, and from which those of the accounts follow
+private/keys.json     keys that sign the credentials; the account of the streams is one of them
 server/auth.conf      accounts of all users, without secrets
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.address import CREDENTIALS_FILE
@@ -17,21 +17,14 @@ from broker.files import make_private_folder, write_private
 from broker.permissions import OPERATOR, Permissions
 from broker.run_users import RunUsers
 
-ACCOUNTS = "run"
-"""Name of the run in the keys of its accounts: the server has only one, whatever its name is."""
-
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """Users of a run."""
+    """Users of a run; by default only an operator, who may do everything in the account of its streams."""
 
     run: str
-    granted: Mapping[str, Permissions]
+    granted: Mapping[str, Permissions] = field(default_factory=lambda: {OPERATOR: Permissions((">",), (">",))})
     """Permissions by name. The operator is in the account of the streams, every other user in one of its own."""
-
-
-OPERATOR_ONLY = Users("any", {OPERATOR: Permissions((">",), (">",))})
-"""An operator who may do everything in the account of the streams, with any run."""
 
 
 def secret_of(folder: Path) -> Path:
@@ -60,8 +53,8 @@ def write_keys(folder: Path, users: Users) -> None:
         authority = OperatorKeys.new()
         authority.save(path)
     for user, granted in users.granted.items():
-        account = authority.account_of(ACCOUNTS, "" if user == OPERATOR else user)
+        account = authority.account_of(users.run, "" if user == OPERATOR else user)
         text = authority.credentials(f"{users.run}.{user}", granted, account)
         write_private(folder / user / CREDENTIALS_FILE, text)
     others = {user: granted for user, granted in users.granted.items() if user != OPERATOR}
-    write_private(accounts_of(folder), authority.server_config([RunUsers(ACCOUNTS, others)]))
+    write_private(accounts_of(folder), authority.server_config([RunUsers(users.run, others)]))

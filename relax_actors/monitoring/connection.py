@@ -19,6 +19,7 @@ from broker.credentials import read_claims
 from broker.leases import RunState
 from broker.permissions import OBSERVER, OPERATOR
 from broker.server import Server, ServerSettings, is_listening
+from broker.server_keys import Users
 from broker.store import Store
 from broker.streams import open_bucket
 from broker.subjects import Subjects, check_name
@@ -130,7 +131,7 @@ def _reached(folder: RunFolder, config: Config, user: str, access: Access) -> It
         if not live:
             stack.callback(folder.lock().close)
             limits = ServerSettings(max_store=config.broker.max_bytes + config.broker.log_bytes + (1 << 30))
-            server = Server(folder.broker, limits)
+            server = Server(folder.broker, limits, Users(config.run.name))
             stack.callback(server.stop)
             address = server.start()
         connection = stack.enter_context(closing(Connection(address, "reader", REACH_SECONDS)))

@@ -112,6 +112,7 @@ def test_flooded_run_ends_with_the_same_weights_and_no_strays(make_run: MakeRun)
         assert len(left) <= 2 * ROWS * 6, left
     story = story_of(run)
     removed = story.of("strays_removed")
-    assert {event["by"] for event in removed} == {"rollout.0"}
+    # A cell that the killed trainer was removing may be gone when its successor asks who wrote it.
+    assert {event["by"].partition(" and the writer of ")[0] for event in removed} == {"rollout.0"}
     assert sum(event["cells"] for event in removed) > 300
     assert {event["by"] for event in story.of("table_full")} <= {"rollout.0", ""}

@@ -1,7 +1,4 @@
-"""Attacks with real credentials on the server of `relax up`: no user has it do what the user itself may not.
-
-The tests beside this one attack a server of `relax keys`, which has the same accounts.
-"""
+"""Attacks on a server with real credentials: no user has the server do what the user itself may not."""
 
 from __future__ import annotations
 
@@ -31,6 +28,8 @@ from tests.support.clusters import SERVERS, Cluster
 from tests.support.embedded import Embedded
 from tests.support.running import TINY, wait_until
 
+Keyed = Embedded | Cluster
+
 RUN = "guarded"
 SETTINGS = [f"run.name={RUN}", "eval.data.kind=python", "eval.data.function=tiny_tasks.make"]
 CONFIG: Config = load_config(TINY, SETTINGS)
@@ -54,14 +53,15 @@ REMOVALS = ("$JS.API.STREAM.PURGE.", "$JS.API.STREAM.MSG.DELETE.")
 
 
 @pytest.fixture(params=[1, pytest.param(SERVERS, marks=pytest.mark.slow)], ids=["embedded", "cluster"])
-def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Embedded | Cluster]:
+def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Keyed]:
     """The server of `relax up`, or a cluster of three, with the streams and consumers of a run and a few cells."""
-    config: Config = CONFIG
-    found: Embedded | Cluster = Embedded(tmp_path / "broker", CONFIG)
-    if request.param == SERVERS:
+    found: Keyed
+    if request.param == 1:
+        config, found = CONFIG, Embedded(tmp_path / "broker", CONFIG)
+    else:
         found = Cluster.at(tmp_path / "keys", SETTINGS)
-        found.make()
         config = load_config(TINY, found.settings)
+        found.make()
     found.start()
     with closing(Connection(found.address(OPERATOR), "root")) as connection:
         connection.call(ensure_run_streams(connection, config), 60)
@@ -96,7 +96,7 @@ def filled(pattern: str) -> str:
     return ".".join(parts) + (".1.1.0.0" if pattern.startswith("$JS.ACK") else "")
 
 
-def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Embedded) -> None:
+def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Keyed) -> None:
     """The attack is real: a user in the account of the streams has the server delete one by a reply subject."""
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
 
@@ -119,7 +119,7 @@ def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Em
 
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != "observer"])
-def test_request_is_answered_once(guarded: Embedded, user: str) -> None:
+def test_request_is_answered_once(guarded: Keyed, user: str) -> None:
     """The server's own import of the API would answer as well, with "JetStream not enabled for account"."""
     heard: list[Msg] = []
     with closing(Connection(guarded.address(user), user)) as connection:
@@ -144,7 +144,7 @@ def test_request_is_answered_once(guarded: Embedded, user: str) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_hostile_reply_subjects_have_no_effect(guarded: Embedded, user: str) -> None:
+def test_hostile_reply_subjects_have_no_effect(guarded: Keyed, user: str) -> None:
     requests = [filled(subject) for subject in permissions(CONFIG, user).publish if subject.startswith("$JS")]
     requests = [subject for subject in requests if not subject.startswith(REMOVALS)]
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
@@ -167,7 +167,7 @@ def test_hostile_reply_subjects_have_no_effect(guarded: Embedded, user: str) -> 
 
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != "observer"])
-def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Embedded, user: str) -> None:
+def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Keyed, user: str) -> None:
     written = [filled(subject) for subject in permissions(CONFIG, user).publish if subject.startswith(("relax", "$KV"))]
     assert written
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
@@ -188,7 +188,7 @@ def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Embed
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Embedded, user: str) -> None:
+def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Keyed, user: str) -> None:
     """Versions and checkpoints reach every role as they are stored, and only those."""
     heard: list[Msg] = []
     with (
@@ -226,7 +226,7 @@ def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Embedded, use
 
 
 @pytest.mark.parametrize("role", ["rollout", "reward"])
-def test_acknowledgement_of_a_delivery_has_no_effect_elsewhere(guarded: Embedded, role: str) -> None:
+def test_acknowledgement_of_a_delivery_has_no_effect_elsewhere(guarded: Keyed, role: str) -> None:
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
         before = state_of(operator)
         with closing(Connection(guarded.address(role), role)) as attacker:

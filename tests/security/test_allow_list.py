@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,12 +22,10 @@ from broker.credentials import OperatorKeys, SigningKey
 from broker.errors import BrokerError
 from broker.files import write_private
 from broker.permissions import OPERATOR, Permissions
-from broker.server_keys import ACCOUNTS
 from relax_actors.config import Config, load_config
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.clusters import SERVERS, Cluster
-from tests.support.embedded import Embedded
 from tests.support.guarded import Guarded, free_port
 from tests.support.running import TINY, wait_until
 
@@ -106,14 +104,9 @@ def tried() -> list[str]:
     return [*found, "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING.CONNZ", "$JSC.R.x", "_R_.x.y", "_INBOX.x", "strange"]
 
 
-Keyed = Guarded | Embedded
-"""A server of `relax keys`, or that of `relax up`; both have the same accounts."""
-EMBEDDED = 0
-
-
-def on_servers(users: list[str], small: int = 1) -> pytest.MarkDecorator:
+def on_servers(users: list[str]) -> pytest.MarkDecorator:
     """Run a test with each user on one server and on a cluster, with the last user there by default."""
-    found = [pytest.param(small, user, id=user) for user in users]
+    found = [pytest.param(1, user, id=user) for user in users]
     for user in users:
         marks = () if user == users[-1] else pytest.mark.slow
         found.append(pytest.param(SERVERS, user, id=f"{user} on a cluster", marks=marks))
@@ -121,39 +114,28 @@ def on_servers(users: list[str], small: int = 1) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Keyed]]:
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Guarded]]:
     """Start a server, or a cluster of three, with the streams and consumers of two runs; once for all tests."""
-    started: dict[int, Keyed] = {}
+    started: dict[int, Guarded] = {}
 
-    def once(servers: int) -> Keyed:
+    def once(servers: int) -> Guarded:
         if servers not in started:
-            folder = tmp_path_factory.mktemp("servers")
-            if servers == EMBEDDED:
-                started[servers] = embedded = Embedded(folder / "broker", CONFIG)
-                embedded.start()
-                make_streams(embedded.address(OPERATOR), SETTINGS)
-            else:
-                found = (
-                    Cluster.at(folder / "keys", SETTINGS)
-                    if servers > 1
-                    else Guarded(folder / "keys", free_port(), SETTINGS)
-                )
-                started[servers] = found
-                prepare(found)
+            keys = tmp_path_factory.mktemp("guarded") / "keys"
+            started[servers] = Cluster.at(keys, SETTINGS) if servers > 1 else Guarded(keys, free_port(), SETTINGS)
+            prepare(started[servers])
         return started[servers]
 
     yield once
-    for keyed in started.values():
-        keyed.stop()
+    for guarded in started.values():
+        guarded.stop()
 
 
 @pytest.fixture
-def guarded(start: Callable[[int], Keyed], request: pytest.FixtureRequest) -> Keyed:
+def guarded(start: Callable[[int], Guarded], request: pytest.FixtureRequest) -> Guarded:
     return start(request.param)
 
 
 def prepare(guarded: Guarded) -> None:
-    """Start a server of `relax keys` with two runs."""
     guarded.make()
     guarded.start()
     other = [*guarded.settings, f"run.name={OTHER}"]
@@ -161,12 +143,8 @@ def prepare(guarded: Guarded) -> None:
     for folder, settings in ((guarded.keys, guarded.settings), (keys_of_other(guarded), other)):
         address = guarded.address(OPERATOR, folder)
         wait_until(partial(signs_in, address), "credentials of the run")
-        make_streams(address, settings)
-
-
-def make_streams(address: Address, settings: list[str]) -> None:
-    with closing(Connection(address, "root")) as connection:
-        connection.call(ensure_run_streams(connection, load_config(TINY, settings)), 60)
+        with closing(Connection(address, "root")) as connection:
+            connection.call(ensure_run_streams(connection, load_config(TINY, settings)), 60)
 
 
 def keys_of_other(guarded: Guarded) -> Path:
@@ -180,24 +158,19 @@ def signs_in(address: Address) -> bool:
     return False
 
 
-def accounts_of(guarded: Keyed) -> str:
-    """Name of the run in the keys of its accounts."""
-    return ACCOUNTS if isinstance(guarded, Embedded) else RUN
-
-
-def sign_in(guarded: Keyed, name: str, account: SigningKey, granted: Permissions) -> Connection:
+def sign_in(guarded: Guarded, name: str, account: SigningKey, granted: Permissions) -> Connection:
     """Connect as a new user of an account, with permissions that `relax keys` would not give."""
     path = guarded.keys / f"{name}.creds"
     write_private(path, keys_of(guarded).credentials(name, granted, account, issued=int(time.time()) + 9))
     return Connection(Address(guarded.url, credentials=str(path)), name, deadline=5.0)
 
 
-def keys_of(guarded: Keyed) -> OperatorKeys:
+def keys_of(guarded: Guarded) -> OperatorKeys:
     return OperatorKeys.load(Path(guarded.keys) / "private" / "keys.json")
 
 
 @contextmanager
-def spy(guarded: Keyed, account: SigningKey) -> Iterator[list[Msg]]:
+def spy(guarded: Guarded, account: SigningKey) -> Iterator[list[Msg]]:
     """Every message of an account."""
     heard: list[Msg] = []
 
@@ -234,27 +207,18 @@ def filled(pattern: str) -> str:
     return ".".join("1" if part in ("*", ">") else part for part in pattern.split("."))
 
 
-@on_servers(USERS, EMBEDDED)
-def test_exactly_the_documented_subjects_reach_the_streams(guarded: Keyed, user: str) -> None:
-    only_what_is_documented(guarded, user, "own permissions")
-
-
+@pytest.mark.parametrize("given", ["own permissions", "every permission"])
 @on_servers(USERS)
-def test_permissions_that_nobody_granted_reach_no_further(guarded: Keyed, user: str) -> None:
-    only_what_is_documented(guarded, user, "every permission")
-
-
-def only_what_is_documented(guarded: Keyed, user: str, given: str) -> None:
+def test_exactly_the_documented_subjects_reach_the_streams(guarded: Guarded, user: str, given: str) -> None:
     """Permissions and imports hold each alone: a user whose account has every permission gets no further."""
     granted, mark = permissions(CONFIG, user), b"{" + secrets.token_hex(8).encode()
     keys, subjects = keys_of(guarded), tried()
-    account = keys.account_of(accounts_of(guarded), user)
-    with ExitStack() as stack:
-        heard = stack.enter_context(spy(guarded, keys.account_of(accounts_of(guarded))))
-        heard_by_server = stack.enter_context(spy(guarded, keys.system))
-        heard_by_other: list[Msg] = []
-        if not isinstance(guarded, Embedded):
-            heard_by_other = stack.enter_context(spy(guarded, keys.account_of(OTHER)))
+    account = keys.account_of(RUN, user)
+    with (
+        spy(guarded, keys.account_of(RUN)) as heard,
+        spy(guarded, keys.account_of(OTHER)) as heard_by_other,
+        spy(guarded, keys.system) as heard_by_server,
+    ):
         connection = (
             Connection(guarded.address(user), user)
             if given == "own permissions"
