@@ -1,8 +1,9 @@
 """Encoding of cells: msgpack with a schema version, decoded strictly into dataclasses.
 
 A cell is the array `[schema, type, author, fields]`. `fields` maps field names to plain data, arrays (extension type 1)
-or references to arrays in the store (extension type 2); fields with their default value are omitted. Decoding executes
-no code. Unknown fields, missing fields without a default and values of a wrong type are errors, and sizes are limited.
+or references to arrays in the store: those of extension type 2 are read with the cell, those of type 3 stay references.
+Fields with their default value are omitted. Decoding executes no code. Unknown fields, missing fields without a default
+and values of a wrong type are errors, and sizes are limited.
 
 A numbered cell (`batch`, `weights`, ...) has a fifth element, a checksum over its subject and all preceding bytes. Such
 a cell controls the run and cannot be regenerated like a row, so an altered or misplaced one must be refused.
@@ -40,7 +41,7 @@ MAX_REFERENCES = 256
 _UNCHECKED_BYTES = 64 << 10
 """Cells up to this size are decoded without counting their items first: they take a few MiB at worst."""
 _MAX_HEAD_BYTES, _MAX_REFERENCE_BYTES = 512, 8 << 10
-_ARRAY, _REFERENCE = 1, 2
+_ARRAY, _REFERENCE, _KEPT = 1, 2, 3
 _CHECKSUM_BYTES = 16
 _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 _ITEM_BYTES = {name: np.dtype(name).itemsize for name in _DTYPES}
@@ -92,12 +93,7 @@ def encode(value: Any, author: str, place: Place | None = None, *, subject: str 
             if arrays > MAX_ARRAYS:
                 raise _too_many_arrays()
             return _encode_array(item, place)
-        if isinstance(item, np.generic):
-            return item.item()
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-        msg = f"a {type(item).__name__} cannot be encoded in a cell; use plain data, arrays or dataclasses"
-        raise CodecError(msg)
+        return _encode_item(item)
 
     check_plain(fields, name)
     try:
@@ -111,6 +107,18 @@ def encode(value: Any, author: str, place: Place | None = None, *, subject: str 
     if len(data) > _UNCHECKED_BYTES:
         check_items(data, MAX_ITEMS)
     return data
+
+
+def _encode_item(item: Any) -> Any:
+    """Return what msgpack encodes in place of a value that is neither plain data nor an array."""
+    if isinstance(item, np.generic):
+        return item.item()
+    if isinstance(item, TensorRef):
+        return msgpack.ExtType(_KEPT, _packed(item))
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    msg = f"a {type(item).__name__} cannot be encoded in a cell; use plain data, arrays or dataclasses"
+    raise CodecError(msg)
 
 
 def _pack(cell: list[Any], default: Callable[[Any], Any], subject: str | None) -> bytes:
@@ -176,7 +184,7 @@ def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
             raise _too_many_arrays()
         if code == _ARRAY:
             return _decode_array(payload)
-        if code != _REFERENCE:
+        if code not in (_REFERENCE, _KEPT):
             msg = f"unknown extension type {code}"
             raise CodecError(msg)
         references += 1
@@ -188,7 +196,7 @@ def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
         if referenced > MAX_ARRAY_BYTES:
             msg = f"a cell refers to at most {MAX_ARRAY_BYTES} bytes in the store"
             raise CodecError(msg)
-        return reference if resolve is None else resolve(reference)
+        return reference if resolve is None or code == _KEPT else resolve(reference)
 
     return decode_extension
 
@@ -254,6 +262,11 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
+def _packed(reference: TensorRef) -> bytes:
+    packed: bytes = msgpack.packb([getattr(reference, name) for name in TensorRef.__slots__])
+    return packed
+
+
 def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
     if dtype_name(array.dtype) not in _ITEM_BYTES:
         msg = f"an array of dtype {array.dtype} cannot be encoded; use one of {', '.join(sorted(_DTYPES))}"
@@ -265,7 +278,7 @@ def _encode_array(array: Array, place: Place | None) -> msgpack.ExtType:
         array = array.astype(array.dtype.newbyteorder("<"))
     reference = place(array) if place else None
     if reference is not None:
-        return msgpack.ExtType(_REFERENCE, msgpack.packb([getattr(reference, name) for name in TensorRef.__slots__]))
+        return msgpack.ExtType(_REFERENCE, _packed(reference))
     # np.ascontiguousarray turns shape () into (1,), so the shape is taken from the original array.
     body = msgpack.packb([dtype_name(array.dtype), list(array.shape), np.ascontiguousarray(array).tobytes()])
     return msgpack.ExtType(_ARRAY, body)

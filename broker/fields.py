@@ -66,7 +66,7 @@ def decoder_of(expected: Any) -> Decoder:  # noqa: PLR0911 one return for each k
         return _checked(np.ndarray, lambda value, _: value)
     if expected is float:
         return _float
-    if expected in (int, str, bytes, bool, type(None)):
+    if expected in (int, str, bytes, bool, type(None), TensorRef):
         return _checked(expected, lambda value, _: value)
     msg = f"{expected!r} cannot be a field of a message"
     raise TypeError(msg)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from broker.codec import decode_fields, encode, open_envelope
+from broker.fields import TensorRef
 from broker.permissions import NODE, OBSERVER, OPERATOR
 from broker.subjects import NUMBERED_KINDS, RowId, Subjects
 from relax_actors import messages
@@ -30,6 +31,21 @@ FINGERPRINT = "5f0c1a7d93b24e68a1d0c7f2e9b84d36"
 # One example of each kind of cell.
 EXAMPLES: dict[str, Any] = {
     "prompt": messages.Prompt("53>", INTS, "35", {}, 77, 11),
+    "media": messages.PreparedPrompt(
+        np.array([21, 22, 22, 23], np.int32),
+        [
+            messages.Media(
+                "image",
+                0,
+                TensorRef("group/12/media.9be2.safetensors", 4096, 3072, "uint8", (16, 192), FINGERPRINT),
+                np.array([1, 4, 4], np.int32),
+                1,
+                2,
+            )
+        ],
+        np.zeros((3, 4), np.int32),
+        -1,
+    ),
     "trajectory": messages.Trajectory(
         INTS, np.array([2], np.int32), INTS, FLOATS, np.array([11, 11], np.int32), ["35"], ["stop"], [FINGERPRINT]
     ),
@@ -95,6 +111,7 @@ def config() -> Config:
         "data": data,
         "eval": {"data": data},
         "critic": {},
+        "media": {},
         "roles": {name: {} for name in SCORING_ROLES},
     }
     return Config.model_validate(tree)
@@ -136,7 +153,7 @@ def rights(run: Config) -> list[str]:
     said = {
         NODE: "the supervisor of a node",
         OPERATOR: "starts, inspects and repairs the run",
-        OBSERVER: "only subscribes; it makes no requests, because the answer to a request can be stored as a cell",
+        OBSERVER: "subscribes to the whole run, and reads stored messages by pages, which the server bounds",
     }
     for user in users(run):
         allowed = permissions(run, user)

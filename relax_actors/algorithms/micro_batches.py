@@ -6,11 +6,27 @@ the same order and gets the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 
-def micro_batches(lengths: Sequence[int], *, max_tokens: int, padded: bool = False) -> list[list[int]]:
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Work that the sequences of a group share within a micro-batch, such as encoding the media of their prompt.
+
+    Attributes:
+        groups: group of each sequence.
+        tokens: tokens by group, counted once in each micro-batch that has a sequence of it.
+    """
+
+    groups: Sequence[int]
+    tokens: Mapping[int, int]
+
+
+def micro_batches(
+    lengths: Sequence[int], *, max_tokens: int, padded: bool = False, shared: Shared | None = None
+) -> list[list[int]]:
     """Split sequences into micro-batches of at most `max_tokens` tokens, longest sequences first.
 
     Sequences of equal length keep the order of their indices. Neighbours have similar lengths, so attention, which
@@ -21,6 +37,8 @@ def micro_batches(lengths: Sequence[int], *, max_tokens: int, padded: bool = Fal
         lengths: tokens of each sequence.
         max_tokens: largest number of tokens of a micro-batch.
         padded: whether each sequence counts as long as the longest one of its micro-batch.
+        shared: work that groups of sequences share; their sequences then stay together, the group with the longest one
+            first. A sequence that fits only without it is a micro-batch of its own.
 
     Returns:
         Indices into `lengths`, one list for each micro-batch.
@@ -39,9 +57,31 @@ def micro_batches(lengths: Sequence[int], *, max_tokens: int, padded: bool = Fal
             )
             raise ValueError(msg)
 
+    if shared is not None:
+        return _grouped(lengths, shared, max_tokens)
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     parts = _fill_in_order([lengths[i] for i in order], max_tokens, padded=padded)
     return [[order[i] for i in part] for part in parts]
+
+
+def _grouped(lengths: Sequence[int], shared: Shared, max_tokens: int) -> list[list[int]]:
+    longest: dict[int, int] = {}
+    for group, length in zip(shared.groups, lengths, strict=True):
+        longest[group] = max(length, longest.get(group, 0))
+    order = sorted(range(len(lengths)), key=lambda i: (-longest[shared.groups[i]], shared.groups[i], -lengths[i], i))
+    found: list[list[int]] = []
+    total, present = 0, set[int]()
+    for i in order:
+        group = shared.groups[i]
+        size = lengths[i] + (0 if group in present else shared.tokens.get(group, 0))
+        if not found or total + size > max_tokens:
+            found.append([])
+            total, present = 0, set()
+            size = lengths[i] + shared.tokens.get(group, 0)
+        found[-1].append(i)
+        total += size
+        present.add(group)
+    return found
 
 
 def split_rows(rows: Sequence[Sequence[int]], *, max_tokens: int) -> list[range]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from string import Formatter
 
@@ -10,6 +11,7 @@ from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError
+from relax_actors.media.family import family_of
 from relax_actors.roles import make_role
 from relax_actors.roles.teacher import Teacher
 
@@ -33,6 +35,10 @@ def check_teacher(config: Config, folder: Path) -> Iterator[str]:
         msg = f'[{SECTION}] has no effect without algorithm.distil.place; set it to "advantage" or "loss"'
         raise ConfigError(msg)
     _check_source(role)
+    if config.media is not None and (role.hint or role.server):
+        what = "hint" if role.hint else "server"
+        msg = f"{SECTION}.{what} works with text only, and this model takes media; set {SECTION}.model"
+        raise ConfigError(msg)
     if role.hint:
         _check_hint(role.hint, folder)
     if distil.top_k is not None and distil.top_k > (vocabulary := measure(folder).vocabulary):
@@ -108,6 +114,13 @@ def _check_model(config: Config, path: Path, folder: Path) -> Iterator[str]:
         raise ConfigError(msg)
     facts = measure(path)
     check_architecture(config, path)
+    families = [family_of(one) for one in (folder, path)]
+    if len({None if family is None else replace(family, model_type="") for family in families}) > 1:
+        msg = (
+            f"{SECTION}.model {path} reads media in another way than the student, or none; a teacher needs features, "
+            "placeholders and positions as the student's"
+        )
+        raise ConfigError(msg)
     if difference := Tokenizer(folder).difference(Tokenizer(path)):
         msg = (
             f"{SECTION}.model {path} has another vocabulary than the student: {difference}. A teacher scores the "

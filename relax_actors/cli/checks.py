@@ -18,7 +18,7 @@ from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
-from relax_actors.data.prompt_maker import PromptMaker, open_data
+from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data
 from relax_actors.data.source import DataSource
 from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
@@ -271,11 +271,12 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
         folder: folder with the tokenizer.
         facts: size and shape of the model.
     """
-    source = open_data(data)
+    source = open_data(data, config.media)
     if config.rollout.max_tokens >= min(facts.context_length, config.trainer.max_tokens_per_microbatch):
         return  # `check_lengths` reports it once, for all data
     tokenizer = Tokenizer(folder)
-    maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens)
+    admission = admission_of(config, folder=folder)
+    maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens, admission)
     sampled = min(SAMPLED_ROWS, len(source))
     good, longest, bad = _sample(source, maker, sampled, where)
     warm_start = config.trainer.warm_start is not None and data is config.data

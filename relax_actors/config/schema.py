@@ -11,6 +11,7 @@ from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.data import DataSection, EvalSection, ModelSection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
+from relax_actors.config.media import MediaSection, is_multimodal
 from relax_actors.config.placement import PlacementSection
 from relax_actors.config.pools import AdvantagesSection, PromptsSection, RewardSection, RoleSection, RolloutSection
 from relax_actors.config.sections import Positive, Section
@@ -56,6 +57,7 @@ class Config(Section):
     data: DataSection
     eval: EvalSection | None = None
     prompts: PromptsSection = PromptsSection()
+    media: MediaSection | None = None
     rollout: RolloutSection = RolloutSection()
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()
@@ -114,6 +116,13 @@ class Config(Section):
         for name in sorted(colocated - computing):
             msg = f"placement.colocate names {name!r}; the roles of this run that compute are {sorted(computing)}"
             raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _media(self) -> Config:
+        """Give every run of a model that sees or hears the section [media], so that nobody looks at the model again."""
+        if self.media is None and is_multimodal(self.model.path, self.model.architecture):
+            object.__setattr__(self, "media", MediaSection())
         return self
 
     @model_validator(mode="after")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from broker.codec import MAX_CELL_BYTES
+from relax_actors.data.media_fields import content_parts, side_media
 from relax_actors.data.plain import plain
-from relax_actors.data.task import Task
+from relax_actors.data.task import Medium, Task
 from relax_actors.errors import ConfigError, RowError
 
 MAX_ROW_BYTES = MAX_CELL_BYTES
@@ -39,61 +41,109 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "") if names else "none"
 
 
-def task_of(row: object, where: str, prompt_field: str, answer_field: str) -> Task:
-    """Make the task of a row of a file; all fields but prompt and answer become metadata.
+@dataclass(frozen=True, slots=True)
+class RowFields:
+    """Where the rows of a file hold what a task needs.
+
+    Attributes:
+        prompt: field with the prompt.
+        answer: field with the answer.
+        folder: folder that the paths of media start from.
+        media_bytes: most bytes of media in a row; 0 if rows have no fields with media.
+    """
+
+    prompt: str
+    answer: str
+    folder: Path
+    media_bytes: int = 0
+
+    @property
+    def max_bytes(self) -> int:
+        """Most bytes of a row; media may be written in base64."""
+        return MAX_ROW_BYTES + self.media_bytes // 3 * 4
+
+
+def task_of(row: object, where: str, fields: RowFields) -> Task:
+    """Make the task of a row of a file; all fields but prompt, answer and media become metadata.
 
     Args:
         row: the decoded row.
         where: file and line, for errors.
-        prompt_field: field with the prompt.
-        answer_field: field with the answer.
+        fields: its fields.
 
     Raises:
         RowError: the row is not an object, or its prompt is missing, empty or of the wrong type.
     """
+    prompt_field, answer_field, media = fields.prompt, fields.answer, ()
     if not isinstance(row, dict):
         msg = f"{where}: {_kind(row)}, not an object; write {{{json.dumps(prompt_field)}: ...}}"
         raise RowError(msg)
     if prompt_field not in row:
         msg = f"{where}: no field {prompt_field!r}; fields found: {listed(list(row))}; set data.prompt_field or add it"
         raise RowError(msg)
+    if fields.media_bytes:
+        prompt_and_answer = {name: row[name] for name in (prompt_field, answer_field) if name in row}
+        others = {name: value for name, value in row.items() if name not in prompt_and_answer}
+        others, media = side_media(others, fields.folder, where)
+        row = prompt_and_answer | others
     rest = {name: value for name, value in row.items() if name not in (prompt_field, answer_field)}
     try:
         answer, metadata = plain(row.get(answer_field)), plain(rest)
     except RecursionError:
         msg = f"{where}: nested too deeply; flatten the row"
         raise RowError(msg) from None
-    prompt = checked_prompt(row[prompt_field], f"{where}, field {prompt_field!r}")
-    return Task(prompt, _text(answer), metadata, where)
+    prompt, own = checked_prompt(row[prompt_field], f"{where}, field {prompt_field!r}", fields.folder)
+    return Task(prompt, _text(answer), metadata, where, (*media, *own))
 
 
-def checked_prompt(prompt: object, where: str) -> str | list[dict[str, str]]:
-    """Return a prompt that is a text or a chat, and not empty.
+def checked_prompt(
+    prompt: object, where: str, folder: Path | None = None
+) -> tuple[str | list[dict[str, Any]], tuple[Medium, ...]]:
+    """Return a prompt that is a text or a chat, and not empty, and the media in its messages.
+
+    Args:
+        prompt: the prompt of a row.
+        where: origin of the row, for errors.
+        folder: folder that the paths of media start from.
 
     Raises:
         RowError: it is neither, or empty.
     """
+    media: list[Medium] = []
     if isinstance(prompt, str):
         contents = [prompt]
-        chat: str | list[dict[str, str]] = prompt
+        chat: str | list[dict[str, Any]] = prompt
     elif isinstance(prompt, list):
-        chat = [_message(message, f"{where}, message {number}") for number, message in enumerate(prompt, 1)]
-        contents = [message["content"] for message in chat]
+        chat = [_message(message, folder, media, f"{where}, message {i}") for i, message in enumerate(prompt, 1)]
+        contents = [text for message in chat for text in _texts(message["content"])]
     else:
         msg = f"{where}: {_kind(prompt)}, neither a text nor a list of messages; correct the row"
         raise RowError(msg)
-    if not any(content.strip() for content in contents):
+    if not media and not any(content.strip() for content in contents):
         msg = f"{where}: empty; write a prompt or remove the row"
         raise RowError(msg)
     if any(not content.isascii() and content != plain(content) for content in contents):
         msg = f"{where}: half a surrogate pair, which no tokenizer accepts; write the whole character"
         raise RowError(msg)
-    return chat
+    return chat, tuple(media)
 
 
-def _message(message: object, where: str) -> dict[str, str]:
+def _texts(content: str | list[dict[str, str]]) -> list[str]:
+    """Texts of a message's content."""
+    return [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
+
+
+def _message(message: object, folder: Path | None, media: list[Medium], where: str) -> dict[str, Any]:
+    """Return a checked message; adds the media of its content to `media`."""
     if isinstance(message, dict):
         present = {key: value for key, value in message.items() if value is not None}
+        content = present.get("content")
+        parts_only = isinstance(content, list) and content and all(isinstance(part, dict) for part in content)
+        if parts_only and isinstance(present.get("role"), str):
+            parts, found = content_parts(content, folder, where)
+            media += found
+            only_text = all(part["type"] == "text" for part in parts)
+            return present | {"content": "".join(_texts(parts)) if only_text else parts}
         if {"role", "content"} <= present.keys() and all(isinstance(value, str) for value in present.values()):
             return present
     msg = f"{where}: {_kind(message)} that is not {{'role': text, 'content': text}}; correct the message"

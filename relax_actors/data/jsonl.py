@@ -6,7 +6,7 @@ import json
 from array import array
 from pathlib import Path
 
-from relax_actors.data.fields import MAX_ROW_BYTES, check_file, check_index, task_of
+from relax_actors.data.fields import RowFields, check_file, check_index, task_of
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
@@ -21,21 +21,22 @@ def open_jsonl(settings: SourceSettings) -> JsonLines:
         ConfigError: no such file, or it has no rows.
     """
     path = Path(settings.required("path", "jsonl"))
-    return JsonLines(path, settings.size, settings.prompt_field, settings.answer_field)
+    fields = RowFields(settings.prompt_field, settings.answer_field, path.parent, settings.media_bytes)
+    return JsonLines(path, settings.size, fields)
 
 
 class JsonLines:
     """Tasks of a JSON Lines file; blank lines are ignored.
 
     The start of each line is indexed once (16 bytes a row); a line is read when its task is used. No more than
-    `MAX_ROW_BYTES` of a line are ever in memory; a longer line is a malformed row.
+    `RowFields.max_bytes` of a line are ever in memory; a longer line is a malformed row.
     """
 
-    def __init__(self, path: Path, size: int | None, prompt_field: str, answer_field: str) -> None:
+    def __init__(self, path: Path, size: int | None, fields: RowFields) -> None:
         check_file(path)
         self._path = path
-        self._prompt_field, self._answer_field = prompt_field, answer_field
-        self._offsets, self._numbers = _index(path, size)
+        self._fields, self._max_bytes = fields, fields.max_bytes
+        self._offsets, self._numbers = _index(path, size, self._max_bytes)
         if not self._offsets:
             msg = f"data.path = {str(path)!r} holds nothing but blank lines; give a file with at least one row"
             raise ConfigError(msg)
@@ -48,29 +49,29 @@ class JsonLines:
         where = f"{self._path} line {self._numbers[i]}"
         with self._path.open("rb") as file:
             file.seek(self._offsets[i])
-            line = file.readline(MAX_ROW_BYTES + 1)
-        if len(line) > MAX_ROW_BYTES:
+            line = file.readline(self._max_bytes + 1)
+        if len(line) > self._max_bytes:
             msg = (
-                f"{where}: longer than {MAX_ROW_BYTES >> 20} MiB, the most that a row may have; write one JSON object "
-                "a line, without fields that the reward does not need"
+                f"{where}: longer than {self._max_bytes >> 20} MiB, the most that a row may have; write one JSON "
+                "object a line, without fields that the reward does not need"
             )
             raise RowError(msg)
-        return task_of(_parsed(line, where), where, self._prompt_field, self._answer_field)
+        return task_of(_parsed(line, where), where, self._fields)
 
 
-def _index(path: Path, size: int | None) -> tuple[array[int], array[int]]:
+def _index(path: Path, size: int | None, most: int) -> tuple[array[int], array[int]]:
     """Byte offsets and line numbers of the first `size` rows."""
     offsets, numbers = array("Q"), array("Q")
     offset = number = 0
     with path.open("rb", buffering=_BUFFER_BYTES) as file:
-        while len(offsets) != size and (line := file.readline(MAX_ROW_BYTES + 1)):
+        while len(offsets) != size and (line := file.readline(most + 1)):
             number += 1
-            if len(line) > MAX_ROW_BYTES or not line.isspace():
+            if len(line) > most or not line.isspace():
                 offsets.append(offset)
                 numbers.append(number)
-            while len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+            while len(line) > most and not line.endswith(b"\n"):
                 offset += len(line)
-                line = file.readline(MAX_ROW_BYTES + 1)
+                line = file.readline(most + 1)
             offset += len(line)
     return offsets, numbers
 

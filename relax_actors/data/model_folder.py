@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config
+from relax_actors.data import nested_config
 from relax_actors.data.tokenizer import make_character_tokenizer
 from relax_actors.errors import ConfigError
 
@@ -62,19 +63,25 @@ def prepare(config: Config, folder: Path) -> None:
     architecture, tokenizer = config.model.architecture, config.model.tokenizer
     if architecture is None or tokenizer is None:
         return
-    _check_sizes(architecture, "model.architecture")
+    special, fields = nested_config.special_tokens(architecture), nested_config.text_fields(architecture)
+    _check_sizes(fields, "model.architecture")
     folder.mkdir(parents=True, exist_ok=True)
-    ids = make_character_tokenizer(tokenizer.alphabet, tokenizer.end, folder)
-    wanted = architecture.get("vocab_size", ids["vocab_size"])
+    ids = make_character_tokenizer(tokenizer.alphabet, tokenizer.end, folder, list(special.values()))
+    wanted = fields.get("vocab_size", ids["vocab_size"])
     if wanted < ids["vocab_size"]:
         msg = f"model.architecture.vocab_size is {wanted}, the tokenizer has {ids['vocab_size']} ids; leave it out"
         raise ConfigError(msg)
     # Written out because the defaults of engines differ.
-    heads, hidden = architecture.get("num_attention_heads"), architecture.get("hidden_size")
+    heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
     own = {"num_key_value_heads": heads} if heads else {}
     if heads and hidden and hidden % heads == 0:
         own["head_dim"] = hidden // heads
-    body = ids | {"bos_token_id": None} | own | architecture
+    of_text = ids | {"bos_token_id": None} | own
+    if special:
+        first = ids["vocab_size"] - len(special)
+        body = nested_config.complete(architecture, of_text, {role: first + i for i, role in enumerate(special)})
+    else:
+        body = of_text | architecture
     (folder / "config.json").write_text(json.dumps(body, indent=1, sort_keys=True))
 
 
@@ -97,10 +104,11 @@ def measure(folder: Path, where: str = "", setting: str = "model.path") -> Model
         if not isinstance(body, dict):
             msg = "it is not an object"
             raise TypeError(msg)  # noqa: TRY301 reported below with the other errors
-        body = body | body.get("text_config", {})
+        towers = nested_config.tower_parameters(body)
+        body = nested_config.text_fields(body)
         _check_sizes(body, where)
         facts = ModelFacts(
-            parameters=_stored_parameters(folder) or _decoder_parameters(body),
+            parameters=_stored_parameters(folder) or _decoder_parameters(body) + towers,
             context_length=int(body["max_position_embeddings"]),
             vocabulary=int(body["vocab_size"]),
             model_type=str(body["model_type"]),

@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from relax_actors.data.fields import MAX_ROW_BYTES, check_file, check_index, listed, task_of
+from relax_actors.data.fields import RowFields, check_file, check_index, listed, task_of
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
@@ -33,18 +33,19 @@ def open_parquet(settings: SourceSettings) -> Parquet:
         ConfigError: pyarrow is not installed, no such file, or it has no rows or not the prompt column.
     """
     path = Path(settings.required("path", "parquet"))
-    return Parquet(path, settings.size, settings.prompt_field, settings.answer_field)
+    fields = RowFields(settings.prompt_field, settings.answer_field, path.parent, settings.media_bytes)
+    return Parquet(path, settings.size, fields)
 
 
 class Parquet:
     """Tasks of a Parquet file; row groups are read on demand, and the last four are kept."""
 
-    def __init__(self, path: Path, size: int | None, prompt_field: str, answer_field: str) -> None:
+    def __init__(self, path: Path, size: int | None, fields: RowFields) -> None:
         self._pyarrow = import_extra("pyarrow", "parquet", "data.kind = 'parquet'")
         self._parquet = import_extra("pyarrow.parquet", "parquet", "data.kind = 'parquet'")
         check_file(path)
         self._path = path
-        self._prompt_field, self._answer_field = prompt_field, answer_field
+        self._fields, prompt_field = fields, fields.prompt
         counts, columns = self._footer()
         if prompt_field not in columns:
             msg = (
@@ -73,9 +74,9 @@ class Parquet:
             if isinstance(held, RowError):
                 raise held
             row = held.slice(i - start, 1)
-            if row.nbytes > MAX_ROW_BYTES:
+            if row.nbytes > (most := self._fields.max_bytes):
                 msg = (
-                    f"{where}: {row.nbytes} bytes, more than the {MAX_ROW_BYTES >> 20} MiB that a row may have; remove "
+                    f"{where}: {row.nbytes} bytes, more than the {most >> 20} MiB that a row may have; remove "
                     "columns that the reward does not need"
                 )
                 raise RowError(msg)
@@ -83,7 +84,7 @@ class Parquet:
         except (self._pyarrow.ArrowException, UnicodeDecodeError) as error:
             msg = f"{where}: row group {group} cannot be read ({error}); write the file again"
             raise RowError(msg) from error
-        return task_of(fields, where, self._prompt_field, self._answer_field)
+        return task_of(fields, where, self._fields)
 
     def _footer(self) -> tuple[list[int], list[str]]:
         """Number of rows of each row group, and names of the columns."""

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from broker.codec import MAX_CELL_BYTES
+from broker.store import Store
+from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
+from relax_actors.config.media import MediaSection
 from relax_actors.data.model_folder import measure
+from relax_actors.data.placeholders import PLACEHOLDER, arrange, kinds_of, with_parts
 from relax_actors.data.source import DataSource
 from relax_actors.data.sources import open_source
-from relax_actors.data.task import Task
+from relax_actors.data.task import Medium, Task
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError, SlowRowError
 from relax_actors.messages import Prompt
+
+if TYPE_CHECKING:
+    from relax_actors.data.media_admission import MediaAdmission
 
 MAX_SECONDS = 10.0
 """Time to format and tokenize one prompt."""
@@ -27,19 +35,38 @@ MAX_PROMPT_BYTES = MAX_CELL_BYTES - (64 << 10)
 """Size of a prompt with its answer and metadata; the rest of a cell is for its other fields."""
 
 
-def open_data(data: DataSection) -> DataSource:
-    """Open the source of a [data] section.
+def open_data(data: DataSection, media: MediaSection | None = None) -> DataSource:
+    """Open the source of a [data] section; `media` is the section [media] of a model that sees or hears.
 
     Raises:
         ConfigError: it cannot be opened, or has not one usable row.
     """
     fields = ("path", "task", "function", "size", "seed", "options", "prompt_field", "answer_field")
-    return open_source(data.kind, **{name: getattr(data, name) for name in fields})
+    media_bytes = 0 if media is None else media.limits.max_bytes
+    return open_source(data.kind, **{name: getattr(data, name) for name in fields}, media_bytes=media_bytes)
 
 
 def room(config: Config) -> int:
     """Maximum tokens of a sequence: the model's context, or the trainer's micro-batch if that is smaller."""
     return min(measure(config.model_path).context_length, config.trainer.max_tokens_per_microbatch)
+
+
+def admission_of(config: Config, store: Store | None = None, folder: Path | None = None) -> MediaAdmission | None:
+    """Return the admission of media of a run; None for a model of text alone.
+
+    Args:
+        config: configuration of the run.
+        store: store for media that the data holds itself; None to check them only.
+        folder: folder of the model; by default that of the configuration.
+
+    Raises:
+        ConfigError: the model is not supported.
+    """
+    if config.media is None:
+        return None
+    from relax_actors.data.media_admission import MediaAdmission  # noqa: PLC0415 no part of a run with text alone
+
+    return MediaAdmission(config.media, folder or config.model_path, store)
 
 
 class PromptMaker:
@@ -50,24 +77,35 @@ class PromptMaker:
         tokenizer: of the model.
         whole: maximum tokens of a sequence; see `room`.
         max_tokens: maximum tokens of a completion, which the prompt must leave room for.
+        admission: of media; None for a model of text alone.
     """
 
-    def __init__(self, data: DataSection, tokenizer: Tokenizer, whole: int, max_tokens: int) -> None:
-        self._data, self._tokenizer = data, tokenizer
+    def __init__(
+        self,
+        data: DataSection,
+        tokenizer: Tokenizer,
+        whole: int,
+        max_tokens: int,
+        admission: MediaAdmission | None = None,
+    ) -> None:
+        self._data, self._tokenizer, self._admission = data, tokenizer, admission
         self._room = whole - max_tokens
         self._whole, self._max_tokens = whole, max_tokens
 
-    def make(self, task: Task, **fields: Any) -> Prompt:
+    def make(self, task: Task, row: RowId | None = None, **fields: Any) -> Prompt:
         """Make the prompt of a task.
 
         Args:
             task: to make it from.
+            row: its row, whose step keeps media that the data holds itself; None if the prompt is for no row.
             fields: further fields of the cell, such as seed and min_version.
 
         Raises:
             RowError: it is too long, has no tokens, has a character that the tokenizer does not know, takes too long,
-                or the chat template refuses it; names the row of the data.
+                or the chat template refuses it; its media do not fit its placeholders, the model or [media]; names the
+                row of the data.
         """
+        self._check_media(task)
         text, tokens = self._text_and_tokens(task)
         self._check_size(task, text)
         if not len(tokens):
@@ -80,7 +118,47 @@ class PromptMaker:
                 "trainer.max_tokens_per_microbatch if that is smaller); shorten the prompt or lower rollout.max_tokens"
             )
             raise RowError(msg)
+        if self._admission is not None:
+            media = self._media(task, tokens)
+            fields["media"] = self._admission.sources(media, row, task.origin or "a task")
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
+
+    def _check_media(self, task: Task) -> None:
+        """Raise RowError unless the model takes the media of a task, and there is one for each placeholder."""
+        if self._admission is None:
+            if task.media:
+                kind = task.media[0].kind
+                msg = f"{_origin(task)}the prompt has {kind}, but the model takes text alone; remove the row"
+                raise RowError(msg)
+            return
+        if task.media or self._has_placeholders(task):
+            self._admission.check_kinds(task.media, task.origin or "a task")
+            try:
+                arrange(kinds_of(self._messages(task)), task.media)
+            except RowError as error:
+                msg = f"{_origin(task)}{error}"
+                raise RowError(msg) from error
+
+    def _media(self, task: Task, tokens: NDArray[np.int32]) -> list[Medium]:
+        """Return the media of a task in the order of their placeholders among the tokens."""
+        if self._admission is None:
+            return []
+        ids = {self._admission.family.ids[kind]: kind for kind in self._admission.family.kinds}
+        found = [ids[token] for token in tokens[np.isin(tokens, list(ids))].tolist()]
+        wanted = kinds_of(self._messages(task)) if task.media else []
+        if found != wanted:
+            what = f"{len(found)} placeholders ({', '.join(found[:8]) or 'none'})"
+            msg = (
+                f"{_origin(task)}the prompt has {what} for media after tokenization, but its row has {len(wanted)} "
+                f"({', '.join(wanted[:8]) or 'none'}); write each as <image>, <video>, <audio> or a content part"
+            )
+            raise RowError(msg)
+        return arrange(found, task.media)
+
+    def _messages(self, task: Task) -> list[dict[str, Any]]:
+        """Return the prompt as messages, with its placeholders as content parts."""
+        messages = task.prompt if isinstance(task.prompt, list) else [{"role": "user", "content": task.prompt}]
+        return with_parts(messages)
 
     def _text_and_tokens(self, task: Task) -> tuple[str, NDArray[np.int32]]:
         """Format and tokenize a prompt within `MAX_SECONDS`: the template and the patterns of a tokenizer may loop."""
@@ -123,14 +201,41 @@ class PromptMaker:
     def text(self, task: Task) -> str:
         """Text that the model reads."""
         messages = task.prompt
-        if isinstance(messages, str):
-            text = self._data.template.replace("{prompt}", messages)
+        if self._admission is not None and (task.media or self._has_placeholders(task)):
+            messages = self._messages(task)
+            if isinstance(task.prompt, str):
+                messages = with_parts([{"role": "user", "content": self._templated(task.prompt)}])
+                if not self._chats:
+                    return self._with_markers(messages[0]["content"])
+        elif isinstance(messages, str):
+            text = self._templated(messages)
             if not self._chats:
                 return text
             messages = [{"role": "user", "content": text}]
         if self._data.system is not None:
             messages = [{"role": "system", "content": self._data.system}, *messages]
         return self._tokenizer.chat(messages)
+
+    def _templated(self, prompt: str) -> str:
+        return self._data.template.replace("{prompt}", prompt)
+
+    def _has_placeholders(self, task: Task) -> bool:
+        contents = [task.prompt] if isinstance(task.prompt, str) else [m["content"] for m in task.prompt]
+        return any(not isinstance(text, str) or PLACEHOLDER.search(text) for text in contents)
+
+    def _with_markers(self, parts: list[dict[str, str]]) -> str:
+        """Return content parts as the text that the family writes them with, where there is no chat template."""
+        ids = {} if self._admission is None else self._admission.family.ids
+        text = ""
+        for part in parts:
+            kind, around = part["type"], "audio" if part["type"] == "audio" else "vision"
+            names = (f"{around}_start", kind, f"{around}_end")
+            text += (
+                part["text"]
+                if kind == "text"
+                else "".join(self._tokenizer.token_text(ids[name]) for name in names if name in ids)
+            )
+        return text
 
 
 def _origin(task: Task) -> str:

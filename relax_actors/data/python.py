@@ -58,10 +58,12 @@ class FunctionTasks:
         check_index(i, len(self))
         where = f"{self._function} item {i + 1}"
         match self._items[i]:
-            case Task(prompt, str(answer), dict(metadata)):
-                return Task(checked_prompt(prompt, where), plain(answer), plain(metadata), where)
+            case Task(prompt, str(answer), dict(metadata), media=tuple(media)):
+                checked, own = checked_prompt(prompt, where)
+                return Task(checked, plain(answer), plain(metadata), where, (*media, *own))
             case (prompt, str(answer)):
-                return Task(checked_prompt(prompt, where), plain(answer), {}, where)
+                checked, own = checked_prompt(prompt, where)
+                return Task(checked, plain(answer), {}, where, own)
             case other:
                 msg = f"{where}: {other!r:.200} is neither a Task nor a (prompt, answer) with a text as the answer"
                 raise RowError(msg)

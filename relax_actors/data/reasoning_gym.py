@@ -60,4 +60,4 @@ class ReasoningGym:
             msg = f"{where}: its generator raised {type(error).__name__}: {error}; change data.seed or data.options"
             raise RowError(msg) from error
         metadata = {"source_dataset": self._task, "options": self._options, "entry": entry}
-        return Task(checked_prompt(entry["question"], where), entry["answer"] or "", metadata, where)
+        return Task(checked_prompt(entry["question"], where)[0], entry["answer"] or "", metadata, where)

@@ -44,6 +44,8 @@ class SourceSettings:
     options: dict[str, Any] = field(default_factory=dict)
     prompt_field: str = "prompt"
     answer_field: str = "answer"
+    media_bytes: int = 0
+    """Most bytes of media in a row; 0 for a model of text alone, whose rows have none."""
 
     def required(self, name: str, kind: str) -> Any:
         """The value of a setting that a kind of source cannot do without.

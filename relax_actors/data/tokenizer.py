@@ -16,6 +16,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
+from relax_actors.data.nested_config import text_fields
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.token_bytes import TokenBytes
 from relax_actors.errors import ConfigError, RowError
@@ -47,7 +48,8 @@ class Tokenizer:
         found: set[int] = set()
         for name in ("generation_config.json", "config.json"):
             path = self._folder / name
-            ids = _json_object(path).get("eos_token_id")
+            body = _json_object(path)
+            ids = body.get("eos_token_id", text_fields(body).get("eos_token_id"))
             ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
             if wrong := [i for i in ids if type(i) is not int or i < 0]:
                 msg = f"{path}: eos_token_id holds {wrong[0]!r:.80}, which is no token id; write a number or a list"
@@ -85,6 +87,15 @@ class Tokenizer:
             return None
         return int(ids[0]) if len(ids) == 1 else None
 
+    def token_text(self, token: int) -> str:
+        """Text of a single token as the vocabulary has it; empty for an id outside of it."""
+        return str(self._inner.id_to_token(token) or "")
+
+    @property
+    def inner(self) -> tokenizers.Tokenizer:
+        """The tokenizer of the Rust library."""
+        return self._inner
+
     def encode(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, `[len] int32`; with `special`, the special tokens that the model adds to every text.
 
@@ -100,7 +111,7 @@ class Tokenizer:
     def _unknown_character(self, text: str) -> str:
         """Name the first character of a text that a tokenizer of single characters does not know; empty if none."""
         known = self._inner.get_vocab()
-        if any(len(token) > 1 and token != PAD for token in known):
+        if any(len(token) > 1 and token != PAD and not token.startswith("<|") for token in known):
             return ""
         at = next((at for at, character in enumerate(text) if character not in known), None)
         if at is None:
@@ -184,8 +195,14 @@ def _json_object(path: Path) -> dict[str, Any]:
     return body
 
 
-def make_character_tokenizer(alphabet: str, end: str, folder: Path) -> dict[str, int]:
-    """Write a tokenizer of single characters to a folder; returns the ids for the model's config.json.
+def make_character_tokenizer(alphabet: str, end: str, folder: Path, special: Sequence[str] = ()) -> dict[str, int]:
+    """Write a tokenizer of single characters and special tokens; return the ids for the model's config.json.
+
+    Args:
+        alphabet: the characters.
+        end: character that ends a sequence.
+        folder: folder to write to.
+        special: texts of the special tokens of media; their ids follow that of the padding, in order.
 
     Raises:
         ConfigError: a character occurs twice, or `end` is not one character of the alphabet.
@@ -197,11 +214,11 @@ def make_character_tokenizer(alphabet: str, end: str, folder: Path) -> dict[str,
     if len(end) != 1 or end not in alphabet:
         msg = f"model.tokenizer.end {end!r} is not one character of the alphabet {alphabet!r}"
         raise ConfigError(msg)
-    vocabulary = {c: i for i, c in enumerate(alphabet)} | {PAD: len(alphabet)}
+    vocabulary = {token: i for i, token in enumerate([*alphabet, PAD, *special])}
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     inner.decoder = decoders.Fuse()
-    inner.add_special_tokens([PAD])
+    inner.add_special_tokens([PAD, *special])
     inner.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "pad_token": PAD}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))

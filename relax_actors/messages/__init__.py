@@ -17,11 +17,13 @@ from relax_actors.messages.cells import (
     Shard,
     Weights,
 )
+from relax_actors.messages.media import KINDS_OF_MEDIA, Media, MediaSource, PreparedPrompt
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
 from relax_actors.messages.teacher import TeacherScores
 from relax_actors.messages.trajectory import Trajectory
 
 __all__ = [
+    "KINDS_OF_MEDIA",
     "NOT_SAMPLED",
     "Advantage",
     "Batch",
@@ -31,6 +33,9 @@ __all__ = [
     "Dropped",
     "Evaluation",
     "FinishReason",
+    "Media",
+    "MediaSource",
+    "PreparedPrompt",
     "Prompt",
     "Quarantined",
     "Readmitted",

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.messages.media import MediaSource
+
 Array = NDArray[Any]
 
 
@@ -51,6 +53,7 @@ class Prompt:
         exact_version: whether `min_version` is the only version that may generate it.
         greedy: whether to choose the most likely tokens.
         requeue_of: quarantined row with the same task, if the row was requeued; else empty.
+        media: images, videos and sounds of the prompt in the order of their placeholders in `tokens`, one token each.
 
     Raises:
         ValueError: the tokens are no one-dimensional integers, or a number is out of range.
@@ -65,6 +68,7 @@ class Prompt:
     exact_version: bool = False
     greedy: bool = False
     requeue_of: str = ""
+    media: list[MediaSource] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":

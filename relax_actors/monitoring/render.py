@@ -37,7 +37,34 @@ def fields_of(data: bytes) -> str:
 
 
 def _line(envelope: Envelope) -> str:
-    return json.dumps({name: _plain(value) for name, value in envelope.fields.items()}, ensure_ascii=False)
+    fields = {name: _plain(value) for name, value in envelope.fields.items()}
+    shown = {"Prompt": _source, "PreparedPrompt": _features}.get(envelope.type)
+    if shown is not None and isinstance(media := envelope.fields.get("media"), list):
+        fields["media"] = [shown(medium) if isinstance(medium, dict) else _plain(medium) for medium in media]
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _source(medium: dict[str, Any]) -> str:
+    """Kind, size, part and place of a medium of a prompt."""
+    size, part = medium.get("size"), [medium.get(name) for name in ("start", "end")]
+    begin, end = ("" if at is None else f"{at} s" for at in part)
+    seconds = f", {begin or '0 s'} to {end or 'its end'}" if begin or end else ""
+    copy = " (copy in the store)" if medium.get("stored") else ""
+    bytes_ = f", {size} bytes" if size else ""
+    return f"{medium.get('kind')}{bytes_}{seconds}, {medium.get('url') or medium.get('path')}{copy}"
+
+
+def _features(medium: dict[str, Any]) -> str:
+    """Kind, duration, size and place of the features of a medium."""
+    sound = " of the video" if medium.get("inside") else ""
+    seconds = f", {round(medium['seconds'], 2)} s" if isinstance(medium.get("seconds"), float) else ""
+    grid = medium.get("grid")
+    size = "x".join(map(str, grid.reshape(-1)[:3].tolist())) if isinstance(grid, np.ndarray) else "?"
+    unit = "frames" if medium.get("kind") == "audio" else "patches"
+    return (
+        f"{medium.get('kind')}{sound}{seconds}, {size} {unit}, {medium.get('tokens')} tokens, "
+        f"{_plain(medium.get('features'))}"
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -8,8 +8,9 @@ the rows of a step until a checkpoint of the critic covers it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from broker.codec import Array
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.config import Config
+from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.torch.backend import build_critic
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, CriticVersion, Quarantined, RowCounts, Trajectory, Weights
@@ -25,6 +27,7 @@ from relax_actors.runtime import StatefulRole, durable_folder
 from relax_actors.runtime.cells import KINDS, put_own, read_column, read_numbered
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.row_endings import RowEndings, ending_of_unreadable
+from relax_actors.training.row_media import RowMedia
 from relax_actors.training.samples import in_layout, samples_of
 from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader
@@ -64,8 +67,9 @@ class Critic(StatefulRole):
             raise ConfigError(msg)
         self._settings = config.critic
         self._engine = build_critic(config, config.critic)
-        self._feed = StepFeed(context, self._engine, StepReader(context.table, config, {}))
+        self._feed = StepFeed(context, self._engine, StepReader(context, {}))
         self._validator = RowValidator(config)
+        self._media = None if config.media is None else RowMedia(context)
         self._endings = RowEndings(context)
         folder = context.folder.critic_checkpoints
         self._checkpoints = Checkpointer(context, self._engine, self, "critic_checkpoint", folder)
@@ -248,7 +252,7 @@ class Critic(StatefulRole):
             self._write_values(rows[part.start : part.stop])
         return True
 
-    def _end_unusable(self, due: list[RowId], found: list[Trajectory | RelaxError]) -> None:
+    def _end_unusable(self, due: list[RowId], found: Sequence[Trajectory | RelaxError]) -> None:
         # A later incarnation may have trained on these rows, and the trainer may have removed them.
         self.context.raise_if_fenced()
         for row, value in zip(due, found, strict=True):
@@ -258,8 +262,13 @@ class Critic(StatefulRole):
                 self._endings.end(row, Quarantined("critic", 1, why, ""))
 
     def _write_values(self, rows: list[tuple[RowId, Trajectory]]) -> None:
-        table = self.context.table
-        samples = [sample for n, (_, trajectory) in enumerate(rows) for sample in samples_of(n, trajectory)]
+        table, samples = self.context.table, []
+        media: list[Any] = [None] * len(rows)
+        if self._media is not None:
+            media = self._media.read([row for row, _ in rows], [trajectory.prompt_tokens for _, trajectory in rows])
+            rows, media = self._without_lost_media(rows, media)
+        for n, ((_, trajectory), of_row) in enumerate(zip(rows, media, strict=True)):
+            samples += samples_of(n, trajectory, media=of_row)
         with self.context.device_lock():
             scored = iter(self._engine.values(samples, self.progress))
         cells: list[tuple[str, Array]] = [
@@ -267,6 +276,16 @@ class Critic(StatefulRole):
         ]
         table.put_all(cells)
         self.progress()
+
+    def _without_lost_media(
+        self, rows: list[tuple[RowId, Trajectory]], media: list[PromptMedia | RelaxError]
+    ) -> tuple[list[tuple[RowId, Trajectory]], list[PromptMedia]]:
+        """End the rows whose media cannot be read; return the others and their media."""
+        lost = {row: found for (row, _), found in zip(rows, media, strict=True) if isinstance(found, RelaxError)}
+        if lost:
+            self._end_unusable(list(lost), list(lost.values()))
+        kept = [found for found in media if not isinstance(found, RelaxError)]
+        return [(row, value) for row, value in rows if row not in lost], kept
 
     def before_save(self) -> None:
         """Nothing to wait for: a version is published before its checkpoint; see `Coverage`."""

@@ -49,6 +49,12 @@ class EpisodeRollout(Rollout):
     def setup(self) -> None:
         """Build the engine."""
         super().setup()
+        if self._media is not None:
+            msg = (
+                f"{type(self).__name__} generates from text, and the model of this run takes images, videos or sounds; "
+                "use the built-in rollout"
+            )
+            raise ConfigError(msg)
         # What the trainer takes at once, so that no episode is generated that it would refuse.
         if self._baselines:
             msg = (
@@ -129,7 +135,7 @@ class EpisodeRollout(Rollout):
     def _generator(self, row: Row) -> Generate:
         """Return the function that generates for a row; each call draws from seeds of its own."""
         prompt, calls = row.prompt, 0
-        request = self._request(prompt, greedy=prompt.greedy)
+        request = self._request(row, greedy=prompt.greedy)
         refresh = self._stager.refresh if self._in_flight_updates and not prompt.exact_version else None
 
         def generate(sequences: Sequence[NDArray[Any]]) -> list[Generation]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.config import Config
-from relax_actors.data.prompt_maker import PromptMaker, open_data, room
+from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Evaluation, Prompt, Reward
@@ -57,10 +57,11 @@ class Evaluator(StatefulRole):
             msg = "role evaluator needs a section [eval]; add it"
             raise ConfigError(msg)
         self._settings = config.eval
-        self._source = open_data(config.eval.data)
+        self._source = open_data(config.eval.data, config.media)
         self._rows = min(config.eval.rows, len(self._source))
         tokenizer = Tokenizer(config.model_path)
-        self._maker = PromptMaker(config.eval.data, tokenizer, room(config), config.rollout.max_tokens)
+        admission = admission_of(config, self.context.table.store)
+        self._maker = PromptMaker(config.eval.data, tokenizer, room(config), config.rollout.max_tokens, admission)
         # Mean reward of each ended row by version and index; None for rows without a reward.
         self._ended: dict[int, dict[int, float | None]] = {}
         self._done: set[int] = set()
@@ -137,7 +138,7 @@ class Evaluator(StatefulRole):
     def _prompt(self, row: RowId) -> Prompt:
         seed = derive_seed(self.context.config.run.seed, "eval", row.index)
         task = self._source[row.index]
-        return self._maker.make(task, seed=seed, min_version=row.step, exact_version=True, greedy=True)
+        return self._maker.make(task, row, seed=seed, min_version=row.step, exact_version=True, greedy=True)
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the mean reward of the latest result."""

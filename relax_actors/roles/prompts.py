@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.config import Config
-from relax_actors.data.prompt_maker import PromptMaker, open_data, room
+from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
@@ -73,9 +73,10 @@ class PromptSource(StatefulRole):
     def setup(self) -> None:
         """Open the data source and the tokenizer."""
         config = self.context.config
-        self._source = open_data(config.data)
+        self._source = open_data(config.data, config.media)
         tokenizer = Tokenizer(config.model_path)
-        self._maker = PromptMaker(config.data, tokenizer, room(config), config.rollout.max_tokens)
+        admission = admission_of(config, self.context.table.store)
+        self._maker = PromptMaker(config.data, tokenizer, room(config), config.rollout.max_tokens, admission)
         self._metrics: dict[str, float] = {}
         # Requeued rows that are not readmitted yet, in the order of their requests (an ordered set).
         self._requeued: dict[RowId, None] = {}
@@ -241,6 +242,7 @@ class PromptSource(StatefulRole):
         index = task_index(config.run.seed, task_row, config.trainer.prompts_per_step, len(self._source))
         return self._maker.make(
             self._source[index],
+            row,
             seed=derive_seed(config.run.seed, "row", row.step, row.index),
             min_version=max(0, row.step - config.staleness.max),
             requeue_of="" if requeue_of is None else str(requeue_of),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
+from broker.store import Store
 from relax_actors.messages import Prompt, Reward
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
@@ -43,6 +45,18 @@ class RewardScorer:
         return sum(self._weights[path] * value for path, value in parts.items()), parts
 
 
+def with_files(prompt: Prompt, store: Store) -> Prompt:
+    """Return a prompt whose media are files that a reward function can open.
+
+    Raises:
+        StoreError: a path leaves the store.
+    """
+    if not prompt.media:
+        return prompt
+    media = [replace(m, path=str(store.path(m.path)), stored=False) if m.stored else m for m in prompt.media]
+    return replace(prompt, media=media)
+
+
 class RewardRole(Role):
     """Scores training rows by `reward.function` and held-out rows by `eval.reward`."""
 
@@ -68,9 +82,10 @@ class RewardRole(Role):
         scorer = self._eval if row.is_eval else self._train
         if self._devices is not None:
             self._devices.elapse_phase(REWARD, row.prompt.seed, self.progress)
+        prompt = with_files(row.prompt, self.context.table.store)
         values, components = [], []
         for text in row.trajectory.texts:
-            value, parts = scorer.score(text, row.prompt)
+            value, parts = scorer.score(text, prompt)
             values.append(value)
             components.append(parts)
             self.progress()

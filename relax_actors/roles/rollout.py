@@ -5,21 +5,25 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from broker.subjects import RowId
 from relax_actors.algorithms.advantages.estimation import needs_greedy
+from relax_actors.config import Config
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend
-from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
+from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia, StopStrings
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
+from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
 
@@ -51,6 +55,10 @@ class Rollout(Role):
     prefetch: ClassVar = False
     spec: ClassVar = RoleSpec(device=True, section="rollout", start_order=60)
 
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        """Return the columns to read: the prompt, and its media if the model takes media."""
+        return with_media(self.reads, config)
+
     def row_limit(self) -> int:
         """Return the maximum number of rows generated at once."""
         return self.context.config.rollout.max_concurrent_prompts
@@ -65,8 +73,11 @@ class Rollout(Role):
         self._stager = Stager(self.context, self._engine)
         self._stager.start()
         self._validator = RowValidator(config)
+        self._media = None if config.media is None else RowMedia(self.context)
         self._in_flight_updates = config.updates_in_flight
         self._baselines = 1 if needs_greedy(config.algorithm) else 0
+        # Media of rows that are not being generated yet.
+        self._media_of: dict[RowId, PromptMedia] = {}
         self._generated_tokens = 0
         self._model_seconds = 0.0
         self._last_report = 0.0
@@ -98,6 +109,9 @@ class Rollout(Role):
         for row in rows:
             try:
                 prompt = self._checked_prompt(row)
+                if self._media is not None:
+                    # Here, so that a lost segment is the row's own error.
+                    self._media_of[row.id] = self._media.of(row.media, row.id)
             except RelaxError as error:
                 bad.append((row, error))
                 continue
@@ -125,7 +139,7 @@ class Rollout(Role):
         def start(rows: Sequence[Row]) -> list[GenerationRequest]:
             now = time.monotonic()
             running.update((next(numbers), (row, now)) for row in rows)
-            return [self._request(row.prompt, greedy=greedy) for row in rows]
+            return [self._request(row, greedy=greedy) for row in rows]
 
         def join(limit: int) -> list[GenerationRequest]:
             drains = refresh is None and (pending or self._stager.has_newer)
@@ -153,7 +167,14 @@ class Rollout(Role):
         yield bad
 
     def _checked_prompt(self, row: Row) -> Prompt:
+        """Return the prompt of a row, with its media expanded.
+
+        Raises:
+            RowError: no samples can be generated from it.
+        """
         prompt: Prompt = row.prompt
+        if self._media is not None:
+            prompt = replace(prompt, tokens=row.media.tokens)
         if why := self._validator.of_prompt(prompt):
             raise RowError(why)
         return prompt
@@ -168,10 +189,10 @@ class Rollout(Role):
             tokens = sum(len(sample.tokens) for sample in samples)
             self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
-    def _request(self, prompt: Prompt, *, greedy: bool) -> GenerationRequest:
-        settings = self._settings
+    def _request(self, row: Row, *, greedy: bool) -> GenerationRequest:
+        settings, prompt = self._settings, row.prompt
         return GenerationRequest(
-            tokens=prompt.tokens,
+            tokens=prompt.tokens if self._media is None else row.media.tokens,
             seed=prompt.seed,
             samples=1 if greedy else settings.group_size + self._baselines,
             temperature=settings.temperature,
@@ -181,20 +202,22 @@ class Rollout(Role):
             greedy_samples=1 if greedy else self._baselines,
             min_tokens=settings.min_tokens,
             stop_strings=self._stop_strings,
+            media=self._media_of.pop(row.id, None),
         )
 
     def _trajectory(self, row: Row, samples: list[Generation]) -> Trajectory:
         prompt, is_trained = row.prompt, not row.is_eval
+        prompt_tokens = prompt.tokens if self._media is None else row.media.tokens
         self._generated_tokens += sum(len(s.tokens) for s in samples)
         routed = [s.routed_experts for s in samples if s.routed_experts is not None] if is_trained else []
-        experts = split_prompt_experts(routed, len(prompt.tokens)) if routed else (None, None)
+        experts = split_prompt_experts(routed, len(prompt_tokens)) if routed else (None, None)
         versions, mask = np.concatenate([s.versions for s in samples]), None
         baselines = 0 if prompt.greedy else self._baselines
         if baselines:
             mask = np.ones(len(versions), np.bool_)
             mask[len(versions) - sum(len(s.tokens) for s in samples[-baselines:]) :] = False
         return Trajectory(
-            prompt_tokens=prompt.tokens,
+            prompt_tokens=prompt_tokens,
             lengths=np.array([len(s.tokens) for s in samples], np.int32),
             token_ids=np.concatenate([s.tokens for s in samples]),
             logprobs=np.concatenate([s.logprobs for s in samples]),

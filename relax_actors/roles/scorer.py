@@ -11,13 +11,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from relax_actors.config import Config
 from relax_actors.config.sections import Named
 from relax_actors.engines.backends import scoring_backend
+from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.catalog import SCORING_ENGINES
 from relax_actors.runtime import Role, Row
+from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.samples import in_layout, samples_of
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
@@ -52,6 +55,10 @@ class Scorer(Role):
         }
         return super().options() | own
 
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        """Return the columns to read: the trajectory, and the media of its prompt if the model takes media."""
+        return with_media(self.reads, config)
+
     def row_limit(self) -> int:
         """Return the maximum number of rows scored at once."""
         return 1 if self.context.config.run.deterministic else self.max_concurrent_rows
@@ -59,6 +66,7 @@ class Scorer(Role):
     def setup(self) -> None:
         """Build the engine, and start to stage published weights in the background."""
         self._validator = RowValidator(self.context.config)
+        self._media = None if self.context.config.media is None else RowMedia(self.context)
         self._scored_tokens = 0
         self._model_seconds = 0.0
         self.start_engine()
@@ -105,8 +113,13 @@ class Scorer(Role):
 
     def samples(self, rows: Sequence[Row]) -> list[TrainSample]:
         """Return the sequences to score, of all rows in order."""
-        replays = self.replays and self.context.config.trainer.router_replay
-        return [s for i, row in enumerate(rows) for s in samples_of(i, self.trajectory(row), replays=replays)]
+        replays, found = self.replays and self.context.config.trainer.router_replay, []
+        for i, row in enumerate(rows):
+            found += samples_of(i, self.trajectory(row), replays=replays, media=self._media_of(row))
+        return found
+
+    def _media_of(self, row: Row) -> PromptMedia | None:
+        return None if self._media is None else self._media.of(row.media, row.id, row.trajectory.prompt_tokens)
 
     def trajectory(self, row: Row) -> Trajectory:
         """Return the trajectory of a row whose trained tokens are scored."""

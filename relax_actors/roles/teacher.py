@@ -50,9 +50,10 @@ class Teacher(Scorer):
     patience: float = 60.0
     """Seconds to wait for a `server` that does not answer; then the actor ends and is restarted."""
 
-    def inputs(self, config: Config) -> tuple[str, ...]:  # noqa: ARG002 as every role's
-        """Return the columns to read: the trajectory, and with a hint also the prompt."""
-        return ("trajectory", "prompt") if self.hint else ("trajectory",)
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        """Return the columns to read: those of every scorer, and with a hint also the prompt."""
+        found = super().inputs(config)
+        return (*found, "prompt") if self.hint else found
 
     def start_engine(self) -> None:
         """Load the teacher, or connect to it."""

@@ -75,7 +75,7 @@ class Trainer(StatefulRole):
         self._version = -1
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
-        reader = StepReader(self.context.table, config, self._published)
+        reader = StepReader(self.context, self._published)
         self._feed = StepFeed(self.context, self._engine, reader, self._proximal_score())
         self._required_columns = ("advantage", *reader.columns)
         # Indices of the rows that have a required column, by step and column.
@@ -156,7 +156,7 @@ class Trainer(StatefulRole):
         self._engine.initialise(config.run.seed)
         if config.trainer.warm_start is not None:
             with self.context.device_lock():
-                loss = warm_start(config, self._engine, self.progress)
+                loss = warm_start(config, self._engine, self.progress, self.context.table.store)
             self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
         self._engine.finish_warm_start()
         self._version = 0

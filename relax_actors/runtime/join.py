@@ -20,7 +20,12 @@ from relax_actors.runtime.handler import Job
 from relax_actors.runtime.role import Role
 
 # Columns that must exist once the key exists, so their own arrival need not trigger the row.
-IMPLIED = {"trajectory": {"prompt"}, "reward": {"prompt", "trajectory"}, "advantage": {"prompt", "trajectory"}}
+IMPLIED = {
+    "media": {"prompt"},
+    "trajectory": {"prompt", "media"},
+    "reward": {"prompt", "media", "trajectory"},
+    "advantage": {"prompt", "media", "trajectory"},
+}
 
 FAILURES = ("dropped", "quarantined")
 

@@ -11,6 +11,7 @@ from relax_actors import messages
 
 COLUMNS: dict[str, type] = {
     "prompt": messages.Prompt,
+    "media": messages.PreparedPrompt,
     "trajectory": messages.Trajectory,
     "reward": messages.Reward,
     "teacher": messages.TeacherScores,

@@ -144,7 +144,8 @@ class SandboxFiles:
     def _code(self, config: Config) -> list[Path]:
         """Folders with code, and those that the settings name."""
         readable = getattr(section_of(config, self.role), "readable", None) or ()
-        shown = list(dict.fromkeys([Path(self.folder.import_path), *_python_folders(), *readable]))
+        code = [Path(self.folder.import_path), *_python_folders()]
+        shown = list(dict.fromkeys([*code, *readable, *_media_folders(config)]))
         home = Path.home().resolve()
         for path in shown:
             if home.is_relative_to(path.resolve()):
@@ -198,6 +199,14 @@ def _system() -> Iterator[str]:
             yield from ("--ro-bind", str(path), str(path))
     for path in (Path("/etc") / name for name in (*ETC, *CERTIFICATES)):
         yield from ("--ro-bind-try", str(path), str(path))
+
+
+def _media_folders(config: Config) -> list[Path]:
+    """Folders with media of prompts, which reward functions may open."""
+    if config.media is None:
+        return []
+    sections = [config.data, *([config.eval.data] if config.eval is not None else [])]
+    return [*(section.path.parent for section in sections if section.path is not None), *config.media.folders]
 
 
 def _python_folders() -> list[Path]:

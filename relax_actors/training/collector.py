@@ -20,6 +20,7 @@ import nats.errors
 import structlog
 
 from broker.codec import open_envelope
+from broker.shared_files import SharedFiles
 from broker.subjects import CellId, RowId
 from broker.table import Fill
 from relax_actors.algorithms.schedules import is_evaluated
@@ -39,6 +40,8 @@ MAX_LISTED = 200_000
 """Cells that one sweep looks at; those of a flood are removed in several sweeps."""
 MAX_LOOKUPS, LOOKUPS_AT_ONCE = 5000, 64
 """Rows that one sweep asks for one by one where there are too many to list."""
+KEEP_SECONDS = 30.0
+"""Time for which media that no row uses are kept for rows to come."""
 FULL = 0.9
 OTHERS = ("evaluation", "critic", "critic_checkpoint")
 """Kinds of numbered cells that the trainer does not write."""
@@ -75,6 +78,8 @@ class Collector:
         if self._thread is not None:
             self._thread.join(CHECK_SECONDS + 1)
         self.sweep()
+        self._table.store.close()  # folders of steps that are being removed still link to media
+        self._remove_media(0.0)
 
     def _run(self) -> None:
         due = float("-inf")
@@ -207,6 +212,7 @@ class Collector:
         for name in store.list_names("group"):
             if name.isdigit() and int(name) < extent.floor:
                 store.remove_later(f"group/{name}")
+        self._remove_media(KEEP_SECONDS)
         begun = {cell.row for cell in first}
         evaluating = {f"eval.{row.step}" for row in begun if row.kind == "eval"} - set(todo.finished)
         for name in store.list_names("eval"):
@@ -218,6 +224,11 @@ class Collector:
             return below or row not in begun or f"eval.{row.step}" in todo.finished
 
         self._table.call(self._context.state.forget_failures(is_gone))
+
+    def _remove_media(self, keep_seconds: float) -> None:
+        """Remove features and copies of media that no row uses."""
+        if self._context.config.media is not None:
+            SharedFiles(self._table.store).remove_orphans(keep_seconds)
 
     def _remove_keys(self) -> None:
         """Remove the keys of the bucket that the run has not, and those that are too large or too many."""

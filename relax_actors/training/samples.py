@@ -11,6 +11,7 @@ import numpy as np
 from broker.codec import Array
 from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import TrainSample
+from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import NOT_SAMPLED, Advantage, FinishReason, TeacherScores, Trajectory
 from relax_actors.messages.experts import join_experts
@@ -53,6 +54,7 @@ def samples_of(
     *,
     replays: bool = False,
     distil: DistilSection | None = None,
+    media: PromptMedia | None = None,
 ) -> list[TrainSample]:
     """Convert a row to samples: one for each sequence with trained tokens.
 
@@ -63,6 +65,7 @@ def samples_of(
         scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil] of a run with a teacher.
+        media: media and positions of the row's prompt; None for a model that reads text only.
     """
     scores = dict(scores or {})
     teacher: TeacherScores | None = scores.pop(TEACHER, None)
@@ -78,19 +81,23 @@ def samples_of(
     mask, recorded = trajectory.trained, trajectory.expanded_experts() if replays else None
     sample_tokens = np.repeat(trajectory.trained_lengths, trajectory.counts).tolist()
     numbers = np.repeat(np.arange(len(trajectory.counts)), trajectory.counts).tolist()
+    # One object for all sequences that share as much of the prompt: engines encode its media once.
+    of_prefix = {} if media is None else {n: media.prefix(n) for n in np.unique(trajectory.shared).tolist()}
     found, start = [], 0
     for i, (own, shared) in enumerate(zip(trajectory.lengths.tolist(), trajectory.shared.tolist(), strict=True)):
         part = slice(start, start + own)
         start += own
         if not mask[part].any():
             continue
+        arrays: dict[str, Any] = {name: _after_prompt(shared, array[part]) for name, array in flat.items()}
         found.append(
             TrainSample(
                 np.concatenate([trajectory.prompt_tokens[:shared], trajectory.token_ids[part]]),
                 _after_prompt(shared, mask[part]),
                 versions=_after_prompt(shared, trajectory.versions[part], NOT_SAMPLED),
-                **{name: _after_prompt(shared, array[part]) for name, array in flat.items()},
+                **arrays,
                 routed_experts=None if recorded is None else join_experts(recorded, i, shared, part),
+                media=of_prefix.get(shared),
                 row=row,
                 sample=numbers[i],
                 sample_tokens=sample_tokens[i],

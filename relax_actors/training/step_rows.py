@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,11 +12,13 @@ from broker.codec import Array
 from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.config.algorithm_parts import DistilSection
-from relax_actors.engines.protocols import TrainSample
+from relax_actors.engines.protocols import PromptMedia, TrainSample
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, TeacherScores, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
+from relax_actors.runtime.context import Context
 from relax_actors.training.row_endings import ending_of_unreadable
+from relax_actors.training.row_media import MEDIA, RowMedia
 from relax_actors.training.samples import (
     PROXIMAL,
     REFERENCE,
@@ -27,9 +29,6 @@ from relax_actors.training.samples import (
     without_truncated,
 )
 from relax_actors.training.validation import RowValidator, mismatched_version
-
-if TYPE_CHECKING:
-    from broker.table import Table
 
 T = TypeVar("T")
 Columns = dict[str, Any]
@@ -47,6 +46,7 @@ class StepRows:
         trajectories: samples of each row.
         advantages: advantages of each row.
         scores: log-probs and values of each row, `[total] float32`, and `TeacherScores`, by column.
+        media: media of each row's prompt; empty for a model that reads text only.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil]; None without a teacher.
     """
@@ -55,6 +55,7 @@ class StepRows:
     trajectories: list[Trajectory]
     advantages: list[Advantage]
     scores: dict[str, list[Any]] = field(default_factory=dict)
+    media: list[PromptMedia] = field(default_factory=list)
     replays: bool = False
     distil: DistilSection | None = None
 
@@ -65,6 +66,8 @@ class StepRows:
         self.advantages.append(columns["advantage"])
         for name, arrays in self.scores.items():
             arrays.append(columns[name])
+        if MEDIA in columns:
+            self.media.append(columns[MEDIA])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -76,6 +79,7 @@ class StepRows:
         self.advantages += more.advantages
         for name, arrays in more.scores.items():
             self.scores.setdefault(name, []).extend(arrays)
+        self.media += more.media
 
     def part(self, rows: Sequence[int]) -> StepRows:
         """Return a copy with the rows at these positions."""
@@ -85,7 +89,8 @@ class StepRows:
 
         scores = {name: at(arrays) for name, arrays in self.scores.items()}
         ids, trajectories, advantages = at(self.ids), at(self.trajectories), at(self.advantages)
-        return replace(self, ids=ids, trajectories=trajectories, advantages=advantages, scores=scores)
+        media = at(self.media) if self.media else []
+        return replace(self, ids=ids, trajectories=trajectories, advantages=advantages, scores=scores, media=media)
 
     def with_proximal(self, scored: Iterator[Array]) -> StepRows:
         """Return a copy with log-probs of the proximal policy.
@@ -98,8 +103,9 @@ class StepRows:
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Number of tokens of each sequence of each row, prompt included."""
-        return [trajectory.sequence_lengths for trajectory in self.trajectories]
+        """Number of tokens of each sequence of each row, prompt included; also of its media, for their towers."""
+        found = [trajectory.sequence_lengths for trajectory in self.trajectories]
+        return [[*row, media.tokens] for row, media in zip(found, self.media, strict=True)] if self.media else found
 
     @property
     def tokens(self) -> int:
@@ -111,8 +117,9 @@ class StepRows:
         found: list[TrainSample] = []
         for i, (index, trajectory) in enumerate(zip(self.ids, self.trajectories, strict=True)):
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
-            advantage = self.advantages[i]
-            found += samples_of(index, trajectory, advantage, scores, replays=self.replays, distil=self.distil)
+            advantage, media = self.advantages[i], self.media[i] if self.media else None
+            settings: dict[str, Any] = {"replays": self.replays, "distil": self.distil, "media": media}
+            found += samples_of(index, trajectory, advantage, scores, **settings)
         return found
 
     @property
@@ -175,16 +182,17 @@ class StepReader:
     """Reads and checks the rows of a step.
 
     Args:
-        table: table of the run.
-        config: settings of the run.
+        context: context of the trainer or critic.
         published: fingerprints of the published weights by version; the caller adds later ones.
 
     Attributes:
         columns: columns of log-probs and values that the algorithm reads.
     """
 
-    def __init__(self, table: Table, config: Config, published: Mapping[int, str]) -> None:
+    def __init__(self, context: Context, published: Mapping[int, str]) -> None:
+        table, config = context.table, context.config
         self._published = published
+        self._media = None if config.media is None else RowMedia(context)
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays = config.trainer.router_replay
         self._masks_truncated = config.algorithm.shaping.mask_truncated
@@ -194,7 +202,8 @@ class StepReader:
 
     def empty(self) -> StepRows:
         """Return a `StepRows` without rows."""
-        return StepRows([], [], [], {name: [] for name in self.columns}, self._replays, self._distil)
+        scores: dict[str, list[Any]] = {name: [] for name in self.columns}
+        return StepRows([], [], [], scores, replays=self._replays, distil=self._distil)
 
     def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, UnusableRows]:
         """Read rows; return the rows that can be trained and the rows that cannot."""
@@ -259,6 +268,10 @@ class StepReader:
                 if isinstance(trajectory := columns["trajectory"], Trajectory):
                     columns["trajectory"] = without_truncated(trajectory)
         trajectories = [columns["trajectory"] for columns in rows_read]
+        if self._media is not None:
+            prompts = [t.prompt_tokens if isinstance(t, Trajectory) else None for t in trajectories]
+            for columns, found in zip(rows_read, self._media.read(rows, prompts), strict=True):
+                columns[MEDIA] = found
         for name in self.columns:
             values: list[Any] = (
                 read_column(self._table, rows, name, TeacherScores)

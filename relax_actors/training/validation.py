@@ -9,6 +9,7 @@ import numpy as np
 from broker.codec import Array
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
+from relax_actors.media.family import family_of
 from relax_actors.messages import Advantage, Prompt, TeacherScores, Trajectory
 from relax_actors.messages.experts import expand, invalid_reason
 
@@ -46,6 +47,8 @@ class RowValidator:
         self._max_tokens, self._steps = config.rollout.max_tokens, config.run.steps
         self._moe = facts.moe if config.trainer.router_replay else None
         self._needs_returns = config.critic is not None
+        family = None if config.media is None else family_of(config.model_path)
+        self._barred = () if family is None else family.barred
 
     def of_prompt(self, prompt: Prompt) -> str:
         """Return why samples cannot be generated from a prompt."""
@@ -81,7 +84,16 @@ class RowValidator:
             return "the prompt has no tokens"
         if (longest := max(trajectory.sequence_lengths)) > min(self._context, self._budget):
             return f"a sequence has {longest} tokens, more than the context or trainer.max_tokens_per_microbatch"
-        return self._of_tokens(trajectory, step) or self._of_experts(trajectory)
+        return self._of_tokens(trajectory, step) or self._of_barred(trajectory) or self._of_experts(trajectory)
+
+    def _of_barred(self, trajectory: Trajectory) -> str:
+        """Return why tokens cannot have been sampled from the distribution that the trainer computes."""
+        if not self._barred:
+            return ""
+        sampled = trajectory.token_ids[trajectory.trained]
+        if len(wrong := sampled[np.isin(sampled, self._barred)]):
+            return f"a sample has the token {int(wrong[0])}, which stands for media and is never sampled"
+        return ""
 
     def _of_tokens(self, trajectory: Trajectory, step: int) -> str:
         logprobs, versions = trajectory.logprobs, trajectory.versions

@@ -20,7 +20,10 @@ from relax_actors.weights.transports import make_transport
 
 MAX_PENDING_EVALUATIONS = 16
 """At most so many versions are kept for evaluations that lag behind; rows of older versions are dropped."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+MODEL_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"),
+    *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
+)
 
 
 class Publisher:
@@ -226,7 +229,7 @@ class Publisher:
 
         def save(folder: Path) -> None:
             self._engine.export(folder)
-            for name in TOKENIZER_FILES:
+            for name in MODEL_FILES:
                 if (source / name).exists() and not (folder / name).exists():
                     shutil.copy(source / name, folder / name)
 

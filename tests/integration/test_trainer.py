@@ -265,7 +265,7 @@ def test_several_updates_of_a_batch_are_those_of_its_minibatches(
     engine = TorchEngine(context.config)
     engine.initialise(context.config.run.seed)
     engine.finish_warm_start()
-    whole = StepReader(table, context.config, {}).read_again(0, range(ROWS))
+    whole = StepReader(context, {}).read_again(0, range(ROWS))
     if proximal == "trainer":
         whole = whole.with_proximal(iter(engine.score(whole.samples(), lambda: None)))
     for rows in minibatches(ROWS, 2, 2, context.config.run.seed, 0):

@@ -98,6 +98,7 @@ PROMPTS = st.builds(
     min_version=st.integers(0, 2**64 - 1),
     exact_version=st.booleans(),
     greedy=st.booleans(),
+    media=st.lists(st.deferred(lambda: SOURCES), max_size=2),
 )
 
 
@@ -111,6 +112,37 @@ def token_rewards(draw: st.DrawFn) -> messages.Reward:
         draw(arrays.arrays(np.float32, sum(lengths), elements=st.integers(-9, 9))),
         np.array(lengths, np.int32),
     )
+
+
+REFERENCES = st.builds(
+    lambda uri, n: TensorRef(uri, 64, 4 * n, "float32", (n,), "0" * 32), st.text(max_size=9), st.integers(0, 9)
+)
+SOURCES = st.builds(
+    messages.MediaSource,
+    st.sampled_from(messages.KINDS_OF_MEDIA),
+    st.text(),
+    xxh3_128=st.text("0a", min_size=1),
+    size=st.integers(0, 2**62),
+    stored=st.booleans(),
+    start=st.none() | st.floats(0, 9),
+    end=st.none() | st.floats(10, 99),
+    options=st.dictionaries(st.text(), st.integers(0, 99), max_size=2),
+)
+
+
+@st.composite
+def media(draw: st.DrawFn) -> messages.Media:
+    kind = draw(st.sampled_from(messages.KINDS_OF_MEDIA))
+    grid = draw(arrays.arrays(np.int32, 1 if kind == "audio" else 3, elements=st.integers(1, 99)))
+    return messages.Media(kind, draw(st.integers(0, 3)), draw(REFERENCES), grid, 0, draw(st.integers(0, 5)))
+
+
+@st.composite
+def prepared_prompts(draw: st.DrawFn) -> messages.PreparedPrompt:
+    tokens = draw(arrays.arrays(np.int32, st.integers(5, 9)))
+    kind = draw(st.sampled_from([np.int32, np.float32]))
+    positions = draw(arrays.arrays(kind, (3, len(tokens)), elements=st.integers(0, 99)))
+    return messages.PreparedPrompt(tokens, draw(st.lists(media(), max_size=2)), positions, draw(FINITE))
 
 
 @st.composite
@@ -127,6 +159,9 @@ def teacher_scores(draw: st.DrawFn) -> messages.TeacherScores:
 
 OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.Prompt: PROMPTS,
+    messages.MediaSource: SOURCES,
+    messages.Media: media(),
+    messages.PreparedPrompt: prepared_prompts(),
     messages.Reward: st.builds(messages.Reward, NUMBERS) | token_rewards(),
     messages.Advantage: st.builds(messages.Advantage, NUMBERS, FINITE),
     messages.Dropped: st.builds(messages.Dropped, st.text(), st.text()),
@@ -242,6 +277,13 @@ def test_reference_without_a_store_decodes_as_a_reference_only(tmp_path: Path) -
     assert reference.shape == (9000,)
     with pytest.raises(CodecError, match=r"Held\.values is of type TensorRef, expected ndarray"):
         decode(data, Held)
+
+
+def test_kept_reference_is_not_read_when_the_cell_is(tmp_path: Path) -> None:
+    """Only roles that compute with a row's media read them, and each of them once."""
+    kept = TensorRef("gone", 0, 8, "float64", (1,), "0")
+    medium = messages.Media("audio", 0, kept, np.ones(1, np.int32), 0, 1)
+    assert decode(encode(medium, "a"), messages.Media, Store(tmp_path).read).features == kept
 
 
 def test_missing_segment_raises_store_error(tmp_path: Path) -> None:
@@ -373,6 +415,8 @@ def test_data_that_is_not_a_cell_is_refused(cell: Any) -> None:
         extension(2, b"uri", 0, 1, "uint8", [1], ""),
         extension(2, "uri", 0, 1, "uint8", [1]),
         extension(2, "uri", 0, 1, "uint8", [1], extension(2)),
+        extension(3, "uri", -1, 1, "uint8", [1], ""),
+        extension(3, "uri", 0, 2, "uint8", [1], ""),
     ],
 )
 def test_malformed_extension_is_refused(value: msgpack.ExtType) -> None:

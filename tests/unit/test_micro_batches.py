@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.algorithms.micro_batches import micro_batches, split_rows
+from relax_actors.algorithms.micro_batches import Shared, micro_batches, split_rows
 
 STEPS = st.integers(1, 64).flatmap(
     lambda budget: st.tuples(st.lists(st.integers(1, budget), max_size=40), st.just(budget))
@@ -94,3 +94,20 @@ def test_closed_parts_do_not_change_when_rows_are_added(step: tuple[list[list[in
     for n in range(len(rows)):
         closed = split_rows(rows[:n], max_tokens=budget)[:-1]
         assert closed == parts[: len(closed)]
+
+
+@given(STEPS, st.integers(1, 5), st.data())
+def test_groups_stay_together_and_their_shared_work_counts_once_a_micro_batch(
+    step: tuple[list[int], int], groups: int, data: st.DataObject
+) -> None:
+    lengths, budget = step
+    of = data.draw(st.lists(st.integers(0, groups - 1), min_size=len(lengths), max_size=len(lengths)))
+    shared = Shared(of, {group: data.draw(st.integers(0, budget)) for group in range(groups)})
+    parts = micro_batches(lengths, max_tokens=budget, shared=shared)
+    order = [i for part in parts for i in part]
+    assert sorted(order) == list(range(len(lengths)))
+    runs = [of[i] for n, i in enumerate(order) if n == 0 or of[order[n - 1]] != of[i]]
+    assert len(runs) == len(set(runs))
+    for part in parts:
+        cost = sum(lengths[i] for i in part) + sum(shared.tokens[group] for group in {of[i] for i in part})
+        assert cost <= budget or len(part) == 1

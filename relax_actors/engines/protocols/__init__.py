@@ -1,6 +1,7 @@
 """Protocols of engines that generate, score and train, and the data that they exchange with roles."""
 
 from relax_actors.engines.protocols.inference import Done, Generation, GenerationRequest, InferenceEngine
+from relax_actors.engines.protocols.media import MediaItem, PromptMedia
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores, ScoringEngine, TeacherEngine
 from relax_actors.engines.protocols.stop_strings import StopStrings
@@ -11,6 +12,8 @@ __all__ = [
     "Generation",
     "GenerationRequest",
     "InferenceEngine",
+    "MediaItem",
+    "PromptMedia",
     "Scores",
     "ScoringEngine",
     "StepResult",

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
+from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.stop_strings import StopStrings
 from relax_actors.messages import FinishReason
 from relax_actors.weights.protocols import WeightConsumer
@@ -36,6 +37,7 @@ class GenerationRequest:
             temperature then applies to log-probs only. They do not change the other samples.
         min_tokens: number of tokens before which no stop token is sampled and no stop string ends a sample.
         stop_strings: strings that end a sample; None if there are none.
+        media: media and positions of the prompt; None for a model that reads text only.
     """
 
     tokens: NDArray[Any]
@@ -48,6 +50,7 @@ class GenerationRequest:
     greedy_samples: int = 0
     min_tokens: int = 0
     stop_strings: StopStrings | None = None
+    media: PromptMedia | None = None
 
     def is_greedy(self, sample: int) -> bool:
         """Whether a sample, by its index, chooses the most likely tokens."""

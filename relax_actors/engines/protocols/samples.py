@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.algorithms.micro_batches import Shared, micro_batches
+from relax_actors.engines.protocols.media import PromptMedia, media_of
+
 Array = NDArray[Any]
 PER_TOKEN = (
     *("logprobs", "versions", "advantages", "returns", "values", "proximal_logprobs", "reference_logprobs"),
@@ -39,6 +42,7 @@ class TrainSample:
         teacher_top_logprobs: `[len, k] float32`, their log-probs.
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts to compute with for each token but the
             last, -1 for the router's own choice; None if all choices are the router's.
+        media: media and positions of the prompt that `token_ids` begins with; None for a model that reads text only.
         row: index of the row in the step.
         sample: index of the sample in its row; sequences of one sample share it.
         sample_tokens: trained tokens of the whole sample, over all of its sequences; 0 if this is its only sequence.
@@ -60,6 +64,7 @@ class TrainSample:
     teacher_top_ids: Array | None = None
     teacher_top_logprobs: Array | None = None
     routed_experts: Array | None = None
+    media: PromptMedia | None = None
     row: int = 0
     sample: int = 0
     sample_tokens: int = 0
@@ -128,6 +133,25 @@ class TrainSample:
 def lengths_of(samples: Iterable[TrainSample]) -> list[int]:
     """Return the number of tokens of each sequence."""
     return [len(sample) for sample in samples]
+
+
+def micro_batches_of(samples: Sequence[TrainSample], max_tokens: int) -> list[list[int]]:
+    """Split sequences into micro-batches; see `micro_batches`.
+
+    The media of a prompt count as many tokens again as they have placeholders, once for all of its sequences in a
+    micro-batch: their towers compute about as much as the decoder does for these tokens.
+
+    Returns:
+        Indices into `samples`, one list for each micro-batch.
+    """
+    media = media_of(sample.media for sample in samples)
+    shared = None
+    if media:
+        number = {id(one): i for i, one in enumerate(media)}
+        # Sequences without media share nothing: each is a group of its own.
+        groups = [number.get(id(sample.media), len(media) + i) for i, sample in enumerate(samples)]
+        shared = Shared(groups, {i: one.tokens for i, one in enumerate(media)})
+    return micro_batches(lengths_of(samples), max_tokens=max_tokens, shared=shared)
 
 
 def by_row(samples: Sequence[TrainSample]) -> Iterator[list[TrainSample]]:

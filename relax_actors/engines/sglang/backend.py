@@ -62,6 +62,9 @@ class SglangBackend:
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse settings that SGLang does not support and models whose weights it cannot load."""
         refuse_options(config, "rollout")
+        if config.media is not None:
+            msg = 'rollout.backend = "sglang" generates from text only, and this model takes media; use "transformers"'
+            raise ConfigError(msg)
         rollout, urls, facts = config.rollout, config.rollout.sglang.urls, measure(model)
         if rollout.min_tokens:
             msg = (

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config
+from relax_actors.data import nested_config
+from relax_actors.data.nested_config import text_fields
 from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _DEFAULT_ROPE = "default"
@@ -35,20 +38,28 @@ def check_architecture(config: Config, folder: Path) -> None:
     """
     given: dict[str, Any] = json.loads((folder / "config.json").read_text())
     where = f"{folder / 'config.json'}" if config.model.architecture is None else "model.architecture"
-    fields = given | given.get("text_config", {})
-    if config.model.architecture is not None and not config.model.architecture.get("head_dim"):
+    fields = text_fields(given)
+    if config.model.architecture is not None and not text_fields(config.model.architecture).get("head_dim"):
         fields["head_dim"] = None
-    if problems := [f"{where}: {problem}" for problem in _problems(fields, str(given["model_type"]))]:
-        raise ConfigError("\n".join(problems))
+    model_type = str(given["model_type"])
+    if family_of(folder) is not None:
+        found = [*_field_problems(fields, model_type), *nested_config.problems(given)]
+    else:
+        found = [*_type_problems(model_type, given.get("text_config", {}).get("model_type"))]
+        found = found or [*_field_problems(fields, model_type)]
+    if found:
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in found))
 
 
 def check_value_head(folder: Path) -> None:
-    """Refuse a config.json whose architecture transformers cannot build with a value head.
+    """Refuse a config.json whose architecture cannot be built with a value head.
 
     Raises:
         ConfigError: it has no token-classification model of this type.
     """
     model_type = str(json.loads((folder / "config.json").read_text())["model_type"])
+    if family_of(folder) is not None:
+        return
     known = _names("models/auto/modeling_auto.py", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES")
     if known and model_type not in known:
         usual = ("llama", "mistral", "qwen3")
@@ -57,11 +68,13 @@ def check_value_head(folder: Path) -> None:
         raise ConfigError(msg)
 
 
-def _problems(fields: Mapping[str, Any], model_type: str) -> Iterator[str]:
+def _type_problems(model_type: str, of_text: str | None) -> Iterator[str]:
     known = _names("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
-    if known and model_type not in known and fields["model_type"] not in known:
+    if known and model_type not in known and of_text not in known:
         yield _unknown("model_type", model_type, known, "a causal language model", ("llama", "mistral", "qwen3"))
-        return
+
+
+def _field_problems(fields: Mapping[str, Any], model_type: str) -> Iterator[str]:
     yield from _head_problems(fields, model_type)
     if (dtype := fields.get("dtype") or fields.get("torch_dtype")) and dtype not in DTYPES:
         yield f"dtype = {dtype!r} is no floating-point type of torch; use one of {', '.join(DTYPES)}"

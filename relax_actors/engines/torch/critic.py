@@ -15,11 +15,12 @@ from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
 from relax_actors.config.schema import Config
 from relax_actors.config.training import CriticSection
-from relax_actors.engines.protocols.samples import TrainSample, lengths_of
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch.forward import Forward, device_of
-from relax_actors.engines.torch.model import build_critic, copy_into, tensors_of
+from relax_actors.engines.torch.model import build_critic, copy_into, read_folder, tensors_of
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
+from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
 
 
@@ -40,7 +41,8 @@ class TorchCritic:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config, self._settings, self._path = config, settings, settings.path or config.model_path
         device, trainer = device_of(settings.device), config.trainer
-        self._forward = Forward(device, getattr(torch, trainer.precision), temperature=1.0)
+        precision, family = getattr(torch, trainer.precision), family_of(self._path)
+        self._forward, self._multimodal = Forward(device, precision, 1.0, family), family is not None
         self._model = self._forward.prepare(build_critic(self._path, seed=config.run.seed, device=device))
         self._max_tokens = trainer.max_tokens_per_microbatch
         self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer), self._max_tokens)
@@ -49,7 +51,7 @@ class TorchCritic:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
         own = tensors_of(self._model)
         if policy is None:
-            tensors = weights.load(sorted(self._path.glob("*.safetensors")))
+            tensors = read_folder(self._model, self._path)
             source = f"critic.path {self._path}"
         else:
             body = f"{self._model.base_model_prefix}."
@@ -75,7 +77,7 @@ class TorchCritic:
             loss = value_loss(values, old, returns, clip=self._settings.value_clip)
             return loss.loss.masked_fill(~batch.mask, 0.0).sum(), measure_values(values, returns, loss, batch.mask)
 
-        self._trained.backward(lengths_of(samples), loss_of, progress)
+        self._trained.backward(samples, loss_of, progress)
 
     def discard(self) -> None:
         """Discard the accumulated gradients; see `AccumulatesSteps`."""
@@ -108,6 +110,14 @@ class TorchCritic:
         self._trained.load(folder)
 
     def export(self, folder: Path) -> None:
-        """Write a token-classification folder with one label; see `CriticEngine`."""
+        """Write a folder that critic.path can name; see `CriticEngine`.
+
+        It is a token-classification folder with one label, which transformers loads; transformers has no such class for
+        multimodal models, whose files therefore hold the names of the critic itself.
+        """
         with weights.disk_errors(folder):
-            self._model.save_pretrained(folder)
+            if self._multimodal:
+                self._model.config.save_pretrained(folder)
+                weights.save(tensors_of(self._model), folder / "model.safetensors")
+            else:
+                self._model.save_pretrained(folder)

@@ -17,19 +17,19 @@ from transformers import PreTrainedModel
 from relax_actors.algorithms.controllers import StepCoefficients
 from relax_actors.algorithms.first_pass import StepFacts
 from relax_actors.algorithms.losses import sft_loss
-from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
-from relax_actors.engines.protocols.samples import TrainSample, by_row, lengths_of
+from relax_actors.engines.protocols.samples import TrainSample, by_row, micro_batches_of
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch import coefficient_tensors, replay_metrics
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
 from relax_actors.engines.torch.frozen import freeze
-from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
+from relax_actors.engines.torch.model import build, copy_into, has_weights, read_folder, tensors_of
 from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
 from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_first_pass, record, step_facts
+from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
@@ -57,7 +57,8 @@ class TorchEngine:
         settings = config.trainer
         self._device = device_of(settings.device)
         self._dtype = getattr(torch, settings.precision)
-        self._forward = Forward(self._device, self._dtype, config.rollout.temperature)
+        family = family_of(config.model_path)
+        self._forward = Forward(self._device, self._dtype, config.rollout.temperature, family)
         self._model = self._forward.prepare(build(config.model_path, seed=config.run.seed, device=self._device))
         freeze(self._model, settings.freeze)
         self._routers = Routers(self._model) if settings.router_replay else None
@@ -80,7 +81,7 @@ class TorchEngine:
         """Load the weights of the model folder, or initialise random ones; see `TrainingEngine`."""
         path = self._config.model_path
         if has_weights(path):
-            copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
+            copy_into(self._model, read_folder(self._model, path), str(path))
         else:
             copy_into(self._model, tensors_of(build(path, seed=seed)), "random initialisation")
         self._encoder.invalidate()
@@ -99,7 +100,7 @@ class TorchEngine:
             loss = sft_loss(logprobs, batch.mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
-        self._trained.backward(lengths_of(samples), loss_of, progress)
+        self._trained.backward(samples, loss_of, progress)
         return StepResult(self._update(learning_rate))
 
     def finish_warm_start(self) -> None:
@@ -136,7 +137,7 @@ class TorchEngine:
         start = 0
         for part in parts:
             loss_of = partial(self._loss_of, objective, part, facts, start)
-            self._trained.backward(lengths_of(part), loss_of, progress)
+            self._trained.backward(part, loss_of, progress)
             start += len(part)
 
     @torch.no_grad()
@@ -147,7 +148,7 @@ class TorchEngine:
         max_tokens, found = self._config.trainer.max_tokens_per_microbatch, Records()
         start = 0
         for part in parts:
-            for indices in micro_batches(lengths_of(part), max_tokens=max_tokens):
+            for indices in micro_batches_of(part, max_tokens):
                 batch, chosen = self._forward.micro_batch(part, indices), [part[index] for index in indices]
                 scored = self._scored(batch, entropies=objective.top_entropy is not None)
                 inputs = loss_inputs(objective, chosen, scored, batch.mask, partial(self._padded, batch))

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from relax_actors.errors import ConfigError
 from relax_actors.messages.experts import MISSING
 
-ROUTERS = ("Qwen3MoeTopKRouter",)
+ROUTERS = ("Qwen3MoeTopKRouter", "Qwen3VLMoeTextTopKRouter", "Qwen3OmniMoeThinkerTextTopKRouter")
 """Supported router classes of transformers; their output is (logits, weights of the chosen experts, chosen experts)."""
 REROUTED, ROUTED = "rerouted", "routed"
 """Metrics: recorded choices that differ from the router's own choice, and all recorded choices."""
@@ -92,7 +92,9 @@ class Routers:
             return None
         recorded, known = self._replayed
         chosen = torch.where(known[layer], recorded[layer], own)
-        if router.norm_topk_prob:  # a softmax over the chosen experts equals the renormalised softmax over all
+        if getattr(
+            router, "norm_topk_prob", True
+        ):  # a softmax over the chosen experts equals the renormalised softmax over all
             replayed = logits.gather(1, chosen).softmax(-1, dtype=torch.float32)
         else:
             replayed = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,15 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.entropy import logprobs_and_entropies, logprobs_at, squared_probabilities
 from relax_actors.algorithms.losses import token_logprobs
-from relax_actors.algorithms.micro_batches import micro_batches
-from relax_actors.engines.protocols.samples import TrainSample, lengths_of
+from relax_actors.engines.protocols.samples import TrainSample, lengths_of, micro_batches_of
 from relax_actors.engines.protocols.scoring import Scores
+from relax_actors.engines.torch import multimodal
+from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers, pack_experts
+from relax_actors.engines.torch.multimodal import Placement
 from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.engines.torch.packing import ATTENTION, Packing
+from relax_actors.media.family import Family
 
 
 def device_of(name: str) -> torch.device:
@@ -47,6 +50,8 @@ class MicroBatch:
         places: `[trained] int64`, index of each trained token in the padded layout `[batch * width]`.
         mask: `[batch, width] bool`, true for trained tokens, false for padding.
         experts: `[moe_layers, total, experts_per_token] int64`, recorded experts; None unless all sequences have them.
+        positions: `[3, 1, total] int64`, rotary positions of a multimodal model; None for a model that reads text only.
+        placement: places of media in `tokens`; None without media.
     """
 
     tokens: Tensor
@@ -55,6 +60,8 @@ class MicroBatch:
     places: Tensor
     mask: Tensor
     experts: Tensor | None = None
+    positions: Tensor | None = None
+    placement: Placement | None = None
 
     @property
     def width(self) -> int:
@@ -69,14 +76,19 @@ class Forward:
         device: device of the models.
         dtype: dtype of the computation; other than float32 it uses autocast, with the weights in float32.
         temperature: divisor of the logits.
+        family: family of the models; None if they read text only.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, temperature: float) -> None:
-        self.device, self._dtype, self._temperature = device, dtype, temperature
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, temperature: float, family: Family | None = None
+    ) -> None:
+        self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
+        self._barred = BarredIds(family, device)
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Prepare a model for packed sequences, disable dropout, and return it."""
-        model.set_attn_implementation(ATTENTION)
+        decoder = model if self._family is None else multimodal.decoder_of(model)
+        decoder.set_attn_implementation(ATTENTION)
         model.train(mode=False)
         return model
 
@@ -91,9 +103,18 @@ class Forward:
         scored = np.concatenate([places + begin - 1 for places, begin in zip(trained, begins, strict=True)])
         tokens = np.concatenate([sample.token_ids for sample in chosen]).astype(np.int64)[None]
         on = [torch.from_numpy(array).to(self.device) for array in (tokens, scored, np.flatnonzero(mask), mask)]
-        return MicroBatch(
-            on[0], Packing.of(lengths_of(chosen), self.device), on[1], on[2], on[3], self._experts(chosen, begins)
-        )
+        packing, experts = Packing.of(lengths_of(chosen), self.device), self._experts(chosen, begins)
+        batch = MicroBatch(on[0], packing, on[1], on[2], on[3], experts)
+        return batch if self._family is None else self._with_media(batch, self._family, chosen, begins)
+
+    def _with_media(
+        self, batch: MicroBatch, family: Family, samples: Sequence[TrainSample], begins: NDArray[Any]
+    ) -> MicroBatch:
+        """Add the rotary positions and the media of the sequences."""
+        positions = multimodal.positions_of([(len(sample), sample.media) for sample in samples])[:, None]
+        sequences = [(sample.token_ids, sample.media) for sample in samples]
+        placement = Placement.of(family, sequences, begins.tolist(), self.device)
+        return replace(batch, positions=torch.from_numpy(positions).to(self.device), placement=placement)
 
     def _experts(self, samples: Sequence[TrainSample], begins: NDArray[Any]) -> Tensor | None:
         """Lay out recorded experts; a sequence without any leaves its choices to the routers."""
@@ -189,27 +210,37 @@ class Forward:
         if routers is not None and batch.experts is not None:
             replaying = routers.replaying(batch.experts, only_count=only_count)
         with replaying, torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            logits: Tensor = model(
-                input_ids=batch.tokens,
-                position_ids=batch.packing.positions,
-                packing=batch.packing,
-                use_cache=False,
-                logits_to_keep=batch.scored,
-            ).logits
-        return logits
+            return self._barred.cut(self._output(model, batch, batch.scored))
+
+    def _output(self, model: PreTrainedModel, batch: MicroBatch, keep: Tensor) -> Tensor:
+        """Return the output of a model's head at the tokens `keep`, `[1, kept, vocab]`."""
+        if self._family is not None:
+            encoded = multimodal.encode_placed(model, self._family, batch.placement)
+            settings = {"position_ids": batch.positions, "packing": batch.packing, "use_cache": False}
+            return multimodal.logits(model, batch.tokens, batch.placement, encoded, keep, **settings)
+        found: Tensor = model(
+            input_ids=batch.tokens,
+            position_ids=batch.packing.positions,
+            packing=batch.packing,
+            use_cache=False,
+            logits_to_keep=keep,
+        ).logits
+        return found
 
     def values(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
         """Compute the value of the state before each trained token, `[batch, width] float32`, as `logprobs`.
 
         Args:
-            model: a token-classification model with one label, set up by `prepare`.
+            model: model with a head for one number instead of tokens, set up by `prepare`.
             batch: the micro-batch.
         """
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            output = model(
-                input_ids=batch.tokens, position_ids=batch.packing.positions, packing=batch.packing, use_cache=False
-            )
-        return self._in_padded_layout(output.logits[0, batch.scored, 0].float(), batch)
+            if self._family is not None:
+                values = self._output(model, batch, batch.scored)[0]
+            else:
+                settings = {"position_ids": batch.packing.positions, "packing": batch.packing, "use_cache": False}
+                values = model(input_ids=batch.tokens, **settings).logits[0, batch.scored]
+        return self._in_padded_layout(values[:, 0].float(), batch)
 
     @staticmethod
     def _in_padded_layout(found: Tensor, batch: MicroBatch) -> Tensor:
@@ -255,7 +286,7 @@ class Forward:
             progress: called after every micro-batch.
         """
         found = [np.zeros(len(sample), np.float32) for sample in samples]
-        for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
+        for indices in micro_batches_of(samples, max_tokens):
             batch = self.micro_batch(samples, indices)
             if batch.width:
                 scored = compute(batch).cpu().numpy()
@@ -275,7 +306,7 @@ class Forward:
     ) -> list[Scores]:
         """Compute log-probs of each sequence as `score` does, and the `top_k` most likely tokens; errors as `score`."""
         found: dict[int, Scores] = {}
-        for indices in micro_batches(lengths_of(samples), max_tokens=max_tokens):
+        for indices in micro_batches_of(samples, max_tokens):
             batch = self.micro_batch(samples, indices)
             logits = self._logits(model, batch)
             targets = batch.tokens[:, batch.scored + 1]

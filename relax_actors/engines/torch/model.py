@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
+from relax_actors.weights import files as weights
+
+VOICE = ("talker.", "token2wav.", "code2wav.")
+"""Parts of the files of an omni model that write speech; they are not trained."""
 
 
 def build(
@@ -27,10 +40,10 @@ def build(
         ConfigError: transformers cannot build a model from the folder.
     """
     try:
-        config = AutoConfig.from_pretrained(path)
+        config, auto = _config(path), AutoModelForCausalLM if family_of(path) is None else AutoModelForMultimodalLM
         if seed is not None:
             torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation="sdpa", dtype=dtype
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -38,6 +51,13 @@ def build(
         raise ConfigError(msg) from error
     model.to(device)  # type: ignore[arg-type]
     return model
+
+
+def _config(path: Path, **settings: Any) -> PreTrainedConfig:
+    """Read a config.json; of a model that also speaks, the part that reads and writes text."""
+    found = AutoConfig.from_pretrained(path, **settings)
+    thinker: PreTrainedConfig = getattr(found, "thinker_config", found)
+    return thinker
 
 
 def build_critic(path: Path, *, seed: int, device: torch.device | str = "cpu") -> PreTrainedModel:
@@ -52,7 +72,9 @@ def build_critic(path: Path, *, seed: int, device: torch.device | str = "cpu") -
         ConfigError: transformers cannot build such a model from the folder.
     """
     try:
-        config = AutoConfig.from_pretrained(path, num_labels=1)
+        if family_of(path) is not None:
+            return _multimodal_critic(path, seed, device)
+        config = _config(path, num_labels=1)
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForTokenClassification.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation="sdpa", dtype=torch.float32
@@ -64,9 +86,42 @@ def build_critic(path: Path, *, seed: int, device: torch.device | str = "cpu") -
     return model
 
 
+def _multimodal_critic(path: Path, seed: int, device: torch.device | str) -> PreTrainedModel:
+    """Build a multimodal model whose head computes one number; transformers has none with a value head."""
+    model = build(path, seed=seed)
+    model.config.tie_word_embeddings = False
+    width = int(model.config.get_text_config().hidden_size)
+    model.set_output_embeddings(torch.nn.Linear(width, 1, bias=False))  # type: ignore[no-untyped-call]
+    model.to(device)  # type: ignore[arg-type]
+    return model
+
+
 def has_weights(path: Path) -> bool:
     """Return whether a model folder contains weights."""
     return any(path.glob("*.safetensors"))
+
+
+def read_folder(model: PreTrainedModel, path: Path) -> dict[str, Tensor]:
+    """Read the weights of a model folder by the names that they have in `model`.
+
+    The files of some models have other names, or hold each expert as tensors of its own, and those of a model that also
+    speaks hold its voice: transformers converts them. Weights that fit in no way are returned as they are, so that
+    `copy_into` names the difference.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    tensors = weights.load(sorted(path.glob("*.safetensors")))
+    if tensors.keys() <= model.state_dict().keys():
+        return tensors
+    read: Any = type(model).from_pretrained
+    converted, report = read(
+        path, config=model.config, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    unexpected = [name for name in report["unexpected_keys"] if not name.startswith(VOICE)]
+    if report["missing_keys"] or report["mismatched_keys"] or unexpected:
+        return tensors
+    return tensors_of(converted)
 
 
 def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -119,4 +174,4 @@ def check_fit(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str
 
 def context_length(model: PreTrainedModel) -> int:
     """Return the largest number of tokens of prompt and completion together."""
-    return int(getattr(model.config, "max_position_embeddings", 1 << 20))
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20))

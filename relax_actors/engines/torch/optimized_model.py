@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.algorithms.losses import add_metrics
-from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.config.training import CriticSection, TrainerSection
+from relax_actors.engines.protocols.samples import TrainSample, micro_batches_of
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.engines.torch.objective import check_gradient_norm
@@ -87,9 +87,9 @@ class OptimizedModel:
         self.measured.clear()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def backward(self, lengths: Sequence[int], loss_of: LossOf, progress: Callable[[], None]) -> None:
+    def backward(self, samples: Sequence[TrainSample], loss_of: LossOf, progress: Callable[[], None]) -> None:
         """Run forward and backward, micro-batch by micro-batch."""
-        for indices in micro_batches(lengths, max_tokens=self._max_tokens):
+        for indices in micro_batches_of(samples, self._max_tokens):
             loss, measured = loss_of(indices)
             torch.autograd.backward(loss)
             self.measured.append(measured)

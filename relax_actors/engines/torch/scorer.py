@@ -15,9 +15,9 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
-from relax_actors.engines.torch.model import copy_into
+from relax_actors.engines.torch.model import copy_into, read_folder
 from relax_actors.engines.torch.swappable_model import SwappableModel
-from relax_actors.weights import files as weights
+from relax_actors.media.family import family_of
 
 
 class TorchScorer(SwappableModel):
@@ -38,8 +38,9 @@ class TorchScorer(SwappableModel):
 
     def __init__(self, config: Config, device: str = "auto", *, follows: bool = True, path: Path | None = None) -> None:
         dtype = getattr(torch, config.trainer.precision)
-        super().__init__(path or config.model_path, device_of(device), follows=follows)
-        self._forward = Forward(self._device, dtype, config.rollout.temperature)
+        folder = path or config.model_path
+        super().__init__(folder, device_of(device), follows=follows)
+        self._forward = Forward(self._device, dtype, config.rollout.temperature, family_of(folder))
         self._forward.prepare(self._model)
         self._max_tokens = config.trainer.max_tokens_per_microbatch
         self._routers = Routers(self._model) if config.trainer.router_replay and path is None else None
@@ -78,5 +79,5 @@ class TorchTeacher(TorchScorer):
 
     def __init__(self, config: Config, path: Path, device: str = "auto") -> None:
         super().__init__(config, device, follows=False, path=path)
-        copy_into(self._model, weights.load(sorted(path.glob("*.safetensors"))), str(path))
+        copy_into(self._model, read_folder(self._model, path), str(path))
         self._version = 0

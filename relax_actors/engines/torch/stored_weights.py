@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-from relax_actors.engines.torch.model import tensors_of
+from relax_actors.engines.torch.model import build, read_folder
 from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
 
 
@@ -20,7 +20,7 @@ def fingerprint_of(path: Path) -> str:
 
     A checkpoint of the torch engine holds the float32 weights of the optimizer: they are rounded to the precision of
     the run first. The files of a model folder hold each expert as tensors of its own, while published weights hold
-    those of a layer as one: transformers joins them.
+    those of a layer as one, and those of some multimodal models have other names: transformers converts them.
 
     Args:
         path: safetensors file with a full set of weights, model folder, or checkpoint.
@@ -45,8 +45,8 @@ def fingerprint_of(path: Path) -> str:
             msg = f"{shard} holds only the changes to the weights with fingerprint {base}; give a file with a full set"
             raise ConfigError(msg)
     tensors = weights.load(shards)
-    if any(".experts.0." in name for name in tensors) and _json(path / "config.json"):
-        tensors = _joined(path)
+    if (path / "config.json").is_file() and _is_converted(path, tensors):
+        tensors = read_folder(build(path), path)
     dtype = getattr(torch, engine["precision"]) if "precision" in engine else None
     return weights.fingerprint((name, t if dtype is None else t.to(dtype)) for name, t in tensors.items())
 
@@ -57,6 +57,6 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _joined(folder: Path) -> dict[str, Tensor]:
-    """Weights of a model folder as transformers holds them in memory."""
-    return tensors_of(AutoModelForCausalLM.from_pretrained(folder, dtype="auto"))
+def _is_converted(folder: Path, names: Iterable[str]) -> bool:
+    """Whether the files of a model folder may have other names than the weights in memory."""
+    return any(".experts.0." in name for name in names) or family_of(folder) is not None

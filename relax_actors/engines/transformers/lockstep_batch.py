@@ -173,6 +173,12 @@ class LockstepBatch:
         self.mask, self.positions = self.mask[keep], self.positions[keep]
         return keep
 
+    @property
+    def owners(self) -> NDArray[Any]:
+        """Request of each sample in the batch, `[batch] int64`."""
+        found: NDArray[Any] = np.searchsorted(self._starts, self._alive.cpu().numpy(), "right") - 1
+        return found
+
     def all_tokens(self) -> Tensor:
         """Return the prompts and completions of the samples in the batch, laid out as `mask`."""
         prompts = self.prompts.repeat_interleave(self.repeats_tensor, dim=0)[self._alive]

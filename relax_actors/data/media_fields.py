@@ -1,0 +1,158 @@
+"""Read media from the fields of a row and from the content parts of its messages.
+
+A medium is a path, a data URI, a URL, bytes, or an object with one of them and settings; the spellings of chat datasets
+(`image_url`, `input_audio`, Hugging Face's `{"bytes", "path"}`) mean the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from relax_actors.data.task import Medium
+from relax_actors.errors import RowError
+from relax_actors.messages import KINDS_OF_MEDIA
+
+SIDE_FIELDS = {f"{kind}{ending}": kind for kind in KINDS_OF_MEDIA for ending in ("s", "")}
+"""Fields of a row that hold its media: `images` or `image`, and so on."""
+PART_TYPES = {"input_image": "image", "image_url": "image", "video_url": "video"}
+PART_TYPES |= {"input_audio": "audio", "audio_url": "audio", **{kind: kind for kind in KINDS_OF_MEDIA}}
+"""Kind of medium by the `type` of a content part."""
+OPTIONS = {
+    "image": ("min_pixels", "max_pixels", "multiple"),
+    "video": ("fps", "min_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels", "multiple", "audio"),
+    "audio": ("sample_rate", "max_seconds", "truncate", "mono"),
+}
+"""Settings that a single medium may have, as [media.<kind>]."""
+_PLACES = ("path", "url", "data", "bytes")
+_IGNORED = ("detail", "format", "type", "array", "sampling_rate")
+_SECONDS = {"start": "start", "end": "end", "video_start": "start", "video_end": "end"}
+_HASHES = {"hash": "", "digest": "", "xxh3": "xxh3:", "sha256": "sha256:"}
+
+
+def side_media(row: dict[str, Any], folder: Path, where: str) -> tuple[dict[str, Any], tuple[Medium, ...]]:
+    """Take the media out of a row's fields `images`, `videos`, `audios`.
+
+    Returns:
+        The other fields, and the media of each kind in order.
+
+    Raises:
+        RowError: one is no medium.
+    """
+    rest, found = dict(row), []
+    for name, kind in SIDE_FIELDS.items():
+        value = rest.pop(name, None)
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        for number, item in enumerate(items, 1):
+            found.append(medium_of(kind, item, folder, f"{where}, field {name!r}, item {number}"))
+    return rest, tuple(found)
+
+
+def content_parts(
+    parts: list[dict[str, Any]], folder: Path | None, where: str
+) -> tuple[list[dict[str, str]], list[Medium]]:
+    """Normalise the content parts of a message: `{"type": "text", "text": ...}` and `{"type": <kind>}`.
+
+    A part without a medium of its own stands for the next one in the row's fields.
+
+    Returns:
+        The parts, and their media in order.
+
+    Raises:
+        RowError: a part is neither a text nor a medium.
+    """
+    plain: list[dict[str, str]] = []
+    media: list[Medium] = []
+    for number, part in enumerate(parts, 1):
+        at = f"{where}, part {number}"
+        given = {key: value for key, value in part.items() if value is not None}
+        name = given.get("type") or next((key for key in given if key in PART_TYPES), "text")
+        if name in ("text", "input_text"):
+            text = given.get("text")
+            if not isinstance(text, str):
+                msg = f"{at}: no text; write {{'type': 'text', 'text': ...}}"
+                raise RowError(msg)
+            plain.append({"type": "text", "text": text})
+            continue
+        kind = PART_TYPES.get(name) if isinstance(name, str) else None
+        if kind is None:
+            msg = f"{at}: type {str(name)[:40]!r} is not known; write text, image, video or audio"
+            raise RowError(msg)
+        plain.append({"type": kind})
+        rest = {key: value for key, value in given.items() if key != "type"}
+        own = rest.pop(next((key for key in rest if PART_TYPES.get(key) == kind), ""), None)
+        if own is not None:
+            rest = {**(own if isinstance(own, dict) else {"": own}), **rest}
+        if rest:
+            media.append(medium_of(kind, rest, folder, at))
+    return plain, media
+
+
+def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
+    """Return the medium that a value of a row stands for.
+
+    Raises:
+        RowError: it is none, or has settings that a medium does not have.
+    """
+    if isinstance(value, Medium):
+        return value if value.folder is not None else replace(value, folder=folder)
+    fields = {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else {"": value}
+    given = [fields.pop(name) for name in ("", "bytes", "data", "url", "path") if name in fields]
+    if not given:
+        msg = f"{where}: {kind} without a file; give a path, url, data or bytes"
+        raise RowError(msg)
+    found = Medium(kind, folder=folder, **_place(kind, given[0], where))
+    taken: dict[str, Any] = {}
+    for name, item in fields.items():
+        if name in OPTIONS[kind]:
+            taken.setdefault("options", {})[name] = item
+        elif name in _SECONDS and kind != "image":
+            taken[_SECONDS[name]] = _number(item, f"{where}, {name!r}")
+        elif name in _HASHES:
+            taken["digest"] = f"{_HASHES[name]}{item}"
+        elif name not in _IGNORED:
+            known = ", ".join((*_PLACES, *_HASHES, *(() if kind == "image" else ("start", "end")), *OPTIONS[kind]))
+            msg = f"{where}: {kind} has an unknown field {name[:40]!r}; known: {known}"
+            raise RowError(msg)
+    return replace(found, **taken)
+
+
+def _place(kind: str, value: Any, where: str) -> dict[str, Any]:
+    """Return the fields of a `Medium` that say where its content is."""
+    if isinstance(value, bytes | bytearray):
+        return {"data": bytes(value)}
+    if isinstance(value, Path):
+        return {"path": str(value)}
+    if not isinstance(value, str):
+        msg = f"{where}: a {type(value).__name__} is no {kind}; give a path, a URL, a data URI or bytes"
+        raise RowError(msg)
+    if value.startswith("data:"):
+        return {"data": _decoded(value.partition(",")[2], kind, where)}
+    if value.startswith(("http://", "https://")):
+        url, _, fragment = value.partition("#")
+        name, _, digest = fragment.partition("=")
+        return {"url": url, "digest": f"{name}:{digest}"} if name in ("sha256", "xxh3") else {"url": value}
+    if kind == "audio" and len(value) > _LONGEST_PATH:  # `input_audio` has base64 without the head of a data URI
+        return {"data": _decoded(value, kind, where)}
+    return {"path": value.removeprefix("file://")}
+
+
+_LONGEST_PATH = 4096
+
+
+def _decoded(text: str, kind: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        msg = f"{where}: {kind} is no base64 ({error}); write data:<type>;base64,<data>"
+        raise RowError(msg) from error
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    msg = f"{where}: {value!r:.40} is no number of seconds"
+    raise RowError(msg)

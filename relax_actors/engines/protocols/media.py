@@ -1,0 +1,104 @@
+"""Media of a prompt as engines get them: features, and where their placeholder tokens are.
+
+A sequence's tokens hold one placeholder for each embedding of a medium; the model replaces their embeddings with the
+features that its tower computes. Multimodal rotary positions depend on the prompt alone, so they are computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.fields import TensorRef
+
+Array = NDArray[Any]
+Kind = Literal["image", "video", "audio"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaItem:
+    """One image, video or sound of a prompt.
+
+    Attributes:
+        kind: "image", "video" or "audio".
+        features: input of the model's tower before normalisation, as the role `media` stored it.
+        grid: `[3] int32`, temporal, vertical and horizontal patches; of a sound `[1] int32`, frames.
+        start: position of its first placeholder in the expanded prompt.
+        tokens: number of its placeholders. Those of a video may be interleaved with other tokens.
+        seconds_per_grid: seconds between two temporal patches of a video; 0 for other media.
+        reference: reference to `features` in the store, for engines that pass it on; None if there is none.
+    """
+
+    kind: Kind
+    features: Array
+    grid: Array
+    start: int
+    tokens: int
+    seconds_per_grid: float = 0.0
+    reference: TensorRef | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptMedia:
+    """Media and positions of one prompt, shared by all samples of its row.
+
+    Attributes:
+        items: media in the order of their first placeholders; empty for a prompt of text alone.
+        positions: `[3, prompt_len]`, temporal, vertical and horizontal rotary positions of the expanded prompt; int32,
+            or float32 for models whose videos have fractions of positions (Qwen3-Omni).
+        position_delta: what is added to the index of a token after the prompt to get its position, on all three axes.
+
+    Raises:
+        ValueError: `positions` has another shape.
+    """
+
+    items: tuple[MediaItem, ...]
+    positions: Array
+    position_delta: float
+
+    def __post_init__(self) -> None:
+        if self.positions.ndim != 2 or len(self.positions) != 3:  # noqa: PLR2004 three axes
+            msg = f"positions of a prompt with media have shape {list(self.positions.shape)}; they are [3, prompt_len]"
+            raise ValueError(msg)
+
+    @property
+    def tokens(self) -> int:
+        """Number of placeholders of all media, a measure of the work of the towers."""
+        return sum(item.tokens for item in self.items)
+
+    def positions_of(self, length: int) -> Array:
+        """Return the positions of a sequence of the prompt and what follows it, `[3, length]`, typed as `positions`."""
+        prompt = self.positions[:, :length]
+        rest = np.arange(prompt.shape[1], length) + self.position_delta
+        found: Array = np.concatenate([prompt, np.broadcast_to(rest, (3, len(rest)))], axis=1).astype(prompt.dtype)
+        return found
+
+    def prefix(self, tokens: int) -> PromptMedia:
+        """Return the media and positions of the prompt's first `tokens` tokens.
+
+        Raises:
+            ValueError: the prefix ends within a medium.
+        """
+        if tokens >= self.positions.shape[1]:
+            return self
+        items = tuple(item for item in self.items if item.start < tokens)
+        if items and items[-1].start + items[-1].tokens > tokens:
+            msg = f"a sequence shares {tokens} tokens of its prompt, which ends within its medium {len(items)}"
+            raise ValueError(msg)
+        positions = self.positions[:, :tokens]
+        delta = float(positions.max(initial=-1)) + 1 - tokens
+        return replace(self, items=items, positions=positions, position_delta=delta)
+
+    def of_kind(self, kind: Kind) -> list[MediaItem]:
+        """Return the items of one kind, in order."""
+        return [item for item in self.items if item.kind == kind]
+
+
+def media_of(sequences: Iterable[PromptMedia | None]) -> list[PromptMedia]:
+    """Return the distinct objects with media of some sequences, in order of their first sequence."""
+    found = {id(media): media for media in sequences if media is not None and media.items}
+    return list(found.values())

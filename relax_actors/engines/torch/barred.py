@@ -1,0 +1,29 @@
+"""Token ids that a multimodal model never samples: placeholders of media, and the tokens around them.
+
+A sampled placeholder has no medium and would break every later forward pass. The ids are cut out of the distribution
+where a token is sampled and wherever its log-prob is computed, so that all log-probs belong to the same distribution.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relax_actors.media.family import Family
+
+
+class BarredIds:
+    """Cuts the barred ids of a family out of logits.
+
+    Args:
+        family: family of the model; None for a model that reads text only, of which no id is barred.
+        device: device of the logits.
+    """
+
+    def __init__(self, family: Family | None, device: torch.device) -> None:
+        ids = () if family is None else family.barred
+        self._ids = torch.tensor(ids, dtype=torch.long, device=device) if ids else None
+
+    def cut(self, logits: Tensor) -> Tensor:
+        """Set the logits `[..., vocab]` of barred ids to -inf, in place, and return them."""
+        return logits if self._ids is None else logits.index_fill_(-1, self._ids, float("-inf"))

@@ -1,0 +1,168 @@
+"""Forward pass of multimodal transformers models, with features and positions that were computed beforehand.
+
+The towers, the decoder and the head are called one by one, because the model's own `forward` computes positions from
+state of earlier calls, cannot share a medium among sequences, and takes any placeholder token for a medium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from relax_actors.engines.protocols.media import PromptMedia, media_of
+from relax_actors.engines.torch.towers import Encoded, encode, in_tower_order
+from relax_actors.media.family import Family
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which embedding of which medium replaces the embedding of which token.
+
+    Attributes:
+        media: distinct media of all sequences.
+        target: `[placeholders] int64`, index of each placeholder in the flattened tokens, ascending.
+        source: `[placeholders] int64`, index of its embedding in `Encoded.embeddings`.
+        visual: `[placeholders] bool`, true for placeholders of images and videos.
+    """
+
+    media: list[PromptMedia]
+    target: Tensor
+    source: Tensor
+    visual: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        family: Family,
+        sequences: Sequence[tuple[NDArray[Any], PromptMedia | None]],
+        starts: Sequence[int],
+        device: torch.device,
+    ) -> Placement | None:
+        """Find the placeholders of sequences; None if no sequence has media.
+
+        Args:
+            family: family of the model.
+            sequences: token ids `[len]` and media of each sequence.
+            starts: index of each sequence's first token in the flattened tokens.
+            device: device of the tensors.
+
+        Raises:
+            ValueError: a sequence has more or fewer placeholders than its media.
+        """
+        distinct = media_of(media for _, media in sequences)
+        if not distinct:
+            return None
+        items = in_tower_order(distinct)
+        ends = np.cumsum([item.tokens for item in items])
+        first = {id(item): int(end) - item.tokens for item, end in zip(items, ends, strict=True)}
+        found = [
+            _places(family, tokens, media, first, start)
+            for (tokens, media), start in zip(sequences, starts, strict=True)
+            if media is not None and media.items
+        ]
+        target, source, visual = np.concatenate(found, axis=1)
+        order = np.argsort(target)
+        on = [torch.from_numpy(array[order]).to(device) for array in (target, source, visual.astype(np.bool_))]
+        return cls(distinct, on[0], on[1], on[2])
+
+
+def _places(
+    family: Family, tokens: NDArray[Any], media: PromptMedia, first: dict[int, int], start: int
+) -> NDArray[Any]:
+    """Find the placeholders of one sequence, `[3, placeholders]`: target, source and whether it is visual."""
+    prompt = tokens[: media.positions.shape[1]]
+    found = []
+    for kind in ("image", "video", "audio"):
+        items = media.of_kind(kind)
+        at = np.flatnonzero(prompt == family.ids[kind]) if items else np.empty(0, np.int64)
+        embeddings = [np.arange(first[id(item)], first[id(item)] + item.tokens) for item in items]
+        if len(at) != (expected := sum(map(len, embeddings))):
+            msg = (
+                f"a prompt has {len(at)} placeholders of kind {kind}, its {len(items)} media have {expected}; they "
+                "were prepared for another prompt or another model"
+            )
+            raise ValueError(msg)
+        if items:
+            found.append(np.stack([at + start, np.concatenate(embeddings), np.full(len(at), kind != "audio")]))
+    return np.concatenate(found, axis=1)
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the text model of a multimodal model: embeddings, layers and last norm."""
+    found: PreTrainedModel = getattr(model.model, "language_model", model.model)
+    return found
+
+
+def encode_placed(model: PreTrainedModel, family: Family, placement: Placement | None) -> Encoded | None:
+    """Run the towers on the media of a placement; None without media."""
+    return None if placement is None else encode(model, family, placement.media)
+
+
+def logits(
+    model: PreTrainedModel,
+    tokens: Tensor,
+    placement: Placement | None,
+    encoded: Encoded | None,
+    keep: Tensor | slice,
+    **settings: Any,
+) -> Tensor:
+    """Run the decoder and the head.
+
+    Args:
+        model: multimodal model.
+        tokens: `[batch, len] int64`.
+        placement: places of media in `tokens`; None without media.
+        encoded: embeddings of these media.
+        keep: tokens of each row to compute logits of.
+        settings: other arguments of the decoder; `position_ids` are `[3, batch, len]`.
+
+    Returns:
+        `[batch, kept, vocab]`, or `[batch, kept, 1]` of a critic.
+    """
+    decoder = decoder_of(model)
+    if "mrope_section" not in (decoder.config.rope_parameters or {}):
+        settings["position_ids"] = settings["position_ids"][0]
+    if placement is None or encoded is None:
+        hidden = decoder(input_ids=tokens, **settings).last_hidden_state
+    else:
+        embeddings = decoder.get_input_embeddings()(tokens)
+        flat = embeddings.flatten(0, 1)
+        given = encoded.embeddings.index_select(0, placement.source).to(flat.dtype)
+        flat = flat.index_copy(0, placement.target, given)
+        if encoded.deepstack:
+            settings |= _deepstack(tokens, placement, encoded)
+        hidden = decoder(inputs_embeds=flat.view(embeddings.shape), **settings).last_hidden_state
+    head: nn.Module = model.lm_head
+    found: Tensor = head(hidden[:, keep])
+    return found
+
+
+def _deepstack(tokens: Tensor, placement: Placement, encoded: Encoded) -> dict[str, Any]:
+    source = placement.source[placement.visual]
+    if not len(source):
+        return {}
+    mask = torch.zeros(tokens.numel(), dtype=torch.bool, device=tokens.device)
+    mask[placement.target[placement.visual]] = True
+    layers = [layer.index_select(0, source) for layer in encoded.deepstack]
+    return {"visual_pos_masks": mask.view(tokens.shape), "deepstack_visual_embeds": layers}
+
+
+def positions_of(sequences: Sequence[tuple[int, PromptMedia | None]]) -> NDArray[Any]:
+    """Return rotary positions of concatenated sequences, `[3, total]`, int64 or, with fractions, float32.
+
+    Args:
+        sequences: length and media of each sequence; without media the positions are 0, 1, 2 ... on all axes.
+    """
+    parts = [
+        np.broadcast_to(np.arange(length), (3, length)) if media is None else media.positions_of(length)
+        for length, media in sequences
+    ]
+    found = np.concatenate(parts, axis=1)
+    return found.astype(np.float32 if found.dtype.kind == "f" else np.int64)

@@ -1,0 +1,144 @@
+"""Towers of multimodal transformers models: features of media to embeddings of placeholder tokens.
+
+Every prompt's media are encoded once for all sequences that hold them. Beyond rounding, the result does not depend on
+other prompts: those whose sounds would be padded differently are encoded apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_bidirectional_mask
+
+from relax_actors.engines.protocols.media import MediaItem, PromptMedia
+from relax_actors.media.family import Family
+from relax_actors.media.normalise import pixel_values
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Embeddings of media, concatenated.
+
+    Attributes:
+        embeddings: `[tokens, hidden]`, those of all images and videos, then those of all sounds.
+        deepstack: `[visual_tokens, hidden]` for each of the first layers, which are added to the layer's output at the
+            placeholders of images and videos; empty for families without.
+    """
+
+    embeddings: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+
+
+def in_tower_order(media: Sequence[PromptMedia]) -> list[MediaItem]:
+    """Return the items of several prompts in the order of `Encoded.embeddings`."""
+    return sorted((item for one in media for item in one.items), key=lambda item: item.kind == "audio")
+
+
+def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia]) -> Encoded:
+    """Run the towers.
+
+    Args:
+        model: model of the family.
+        family: its family.
+        media: media of several prompts, at least one item.
+
+    Raises:
+        ValueError: the towers returned another number of embeddings than the media have placeholders.
+    """
+    items = in_tower_order(media)
+    visual = [item for item in items if item.kind != "audio"]
+    sounds = [of_prompt for one in media if (of_prompt := one.of_kind("audio"))]
+    parts: list[Tensor] = []
+    deepstack: tuple[Tensor, ...] = ()
+    if visual:
+        found, deepstack = _encode_visual(model, family, visual)
+        parts.append(found)
+    if sounds:
+        parts += _encode_sounds(model, sounds)
+    embeddings = torch.cat(parts)
+    if len(embeddings) != (expected := sum(item.tokens for item in items)):
+        msg = (
+            f"the towers of {family.model_type} returned {len(embeddings)} embeddings for {expected} placeholders; "
+            "the media were prepared for another model or by another version of the preprocessing"
+        )
+        raise ValueError(msg)
+    return Encoded(embeddings, deepstack)
+
+
+def _encode_visual(
+    model: PreTrainedModel, family: Family, items: Sequence[MediaItem]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    if family.vision is None:
+        msg = f"a {family.model_type} model has no tower for images and videos"
+        raise ValueError(msg)
+    pixels = torch.from_numpy(np.concatenate([pixel_values(item.features, family.vision) for item in items]))
+    grid = torch.from_numpy(np.stack([item.grid for item in items]).astype(np.int64))
+    # Images and videos go through the same tower, so one call encodes both.
+    encode_images: Any = model.get_image_features
+    found = encode_images(pixels.to(model.device), image_grid_thw=grid.to(model.device), return_dict=True)
+    deepstack = getattr(found, "deepstack_features", None) or ()
+    return torch.cat(found.pooler_output), tuple(torch.cat(layer) for layer in deepstack)
+
+
+def _encode_sounds(model: PreTrainedModel, prompts: Sequence[list[MediaItem]]) -> list[Tensor]:
+    """Encode the sounds of several prompts; return the embeddings of each prompt, in order.
+
+    Those of one prompt are padded to its longest chunk, as by the model itself; prompts that are padded alike share a
+    batch.
+    """
+    encode_batch: Any = _encode_whole if hasattr(model.model, "multi_modal_projector") else _encode_chunked
+    chunk = 2 * int(getattr(_audio_tower(model), "n_window", 0))
+    found: dict[int, Tensor] = {}
+
+    def padding(index: int) -> int:
+        return max(min(int(item.grid[0]), chunk) for item in prompts[index])
+
+    for _, group in groupby(sorted(range(len(prompts)), key=padding), key=padding):
+        indices = list(group)
+        embeddings = encode_batch(model, [item for index in indices for item in prompts[index]])
+        sizes = [sum(item.tokens for item in prompts[index]) for index in indices]
+        found |= dict(zip(indices, embeddings.split(sizes), strict=True))
+    return [found[index] for index in range(len(prompts))]
+
+
+def _encode_chunked(model: PreTrainedModel, items: Sequence[MediaItem]) -> Tensor:
+    """Encode sounds with a tower that cuts each one into chunks (Qwen2.5-Omni, Qwen3-Omni)."""
+    features, mask = _padded(items, model.device)
+    encode_sounds: Any = model.get_audio_features
+    found: Tensor = encode_sounds(features, feature_attention_mask=mask, return_dict=True).last_hidden_state
+    return found
+
+
+def _encode_whole(model: PreTrainedModel, items: Sequence[MediaItem]) -> Tensor:
+    """Encode sounds with a tower that reads a fixed number of frames (Qwen2-Audio)."""
+    tower, projector = _audio_tower(model), model.model.multi_modal_projector
+    features, mask = _padded(items, model.device)
+    # The first convolution of the tower keeps the number of frames, the second halves it.
+    read = mask[:, ::2]
+    shape = read[..., None].to(features.dtype)
+    attention = create_bidirectional_mask(config=tower.config, inputs_embeds=shape, attention_mask=read)
+    embeddings: Any = projector(tower(features, attention_mask=attention).last_hidden_state)
+    return torch.cat([one[: item.tokens] for one, item in zip(embeddings, items, strict=True)])
+
+
+def _audio_tower(model: PreTrainedModel) -> Any:
+    return getattr(model, "audio_tower", None) or model.model.audio_tower
+
+
+def _padded(items: Sequence[MediaItem], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Pad sounds to the longest.
+
+    Returns:
+        `[sounds, mels, frames] float32`, and `[sounds, frames] int64`, 1 for frames of the sound.
+    """
+    frames = max(item.features.shape[1] for item in items)
+    features = np.stack([np.pad(item.features, ((0, 0), (0, frames - item.features.shape[1]))) for item in items])
+    mask = (np.arange(frames) < np.array([int(item.grid[0]) for item in items])[:, None]).astype(np.int64)
+    return torch.from_numpy(features).to(device), torch.from_numpy(mask).to(device)

@@ -1,0 +1,68 @@
+"""Rotary positions and media of a lockstep batch of a multimodal model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relax_actors.engines.protocols.inference import GenerationRequest
+from relax_actors.engines.torch.multimodal import Placement
+from relax_actors.engines.transformers.lockstep_batch import LockstepBatch
+from relax_actors.media.family import Family
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a model reads the tokens of a forward pass.
+
+    Attributes:
+        mask: `[batch, tokens]` of all tokens so far, 0 for padding.
+        positions: `[batch, new]` of the new tokens, or `[3, batch, new]` of a multimodal model.
+        placement: places of media among the new tokens; None without media.
+    """
+
+    mask: Tensor
+    positions: Tensor
+    placement: Placement | None = None
+
+
+class BatchMedia:
+    """Media of the requests of a lockstep batch.
+
+    Args:
+        family: family of the model.
+        requests: requests of the batch.
+        device: torch device.
+    """
+
+    def __init__(self, family: Family, requests: Sequence[GenerationRequest], device: torch.device) -> None:
+        self._family, self._requests, self._device = family, requests, device
+        self._dtype = torch.float32 if family.position_dtype == "float32" else torch.long
+        deltas = [0.0 if r.media is None else r.media.position_delta for r in requests]
+        self._deltas = torch.tensor(deltas, dtype=self._dtype, device=device)
+
+    def reading(self, mask: Tensor, owners: Sequence[int]) -> Reading:
+        """Return how to read whole sequences: prompts, and what was generated so far.
+
+        Args:
+            mask: `[batch, tokens]`, 0 for the padding on the left.
+            owners: request of each sequence.
+        """
+        width, lengths = mask.shape[1], mask.sum(-1).tolist()
+        positions = np.zeros((3, len(owners), width))
+        for row, (owner, length) in enumerate(zip(owners, lengths, strict=True)):
+            media = self._requests[owner].media
+            positions[:, row, width - length :] = np.arange(length) if media is None else media.positions_of(length)
+        sequences = [(self._requests[owner].tokens, self._requests[owner].media) for owner in owners]
+        starts = [row * width + width - length for row, length in enumerate(lengths)]
+        placement = Placement.of(self._family, sequences, starts, self._device)
+        return Reading(mask, torch.from_numpy(positions).to(self._device, self._dtype), placement)
+
+    def next_positions(self, batch: LockstepBatch) -> Tensor:
+        """Return the positions of the newest token of each sample in the batch, `[3, batch, 1]`."""
+        owners = torch.from_numpy(batch.owners).to(self._device)
+        return (batch.positions + self._deltas[owners])[None, :, None].expand(3, -1, -1)

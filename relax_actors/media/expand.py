@@ -1,0 +1,227 @@
+"""Expansion of a prompt: placeholders of its media, and rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.media.family import Family
+from relax_actors.media.features import Features
+from relax_actors.media.positions import interleaved, vision_positions
+from relax_actors.media.timestamps import Timestamps
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """Expanded prompt.
+
+    Attributes:
+        tokens: [length] int32 token ids, with as many placeholders as each medium has tokens.
+        starts: index of the first placeholder of each medium.
+        counts: number of placeholders of each medium; other tokens can lie between them.
+        positions: [3, length] rotary positions, of type `Family.position_dtype`.
+        delta: what the position of a later token exceeds its index by; a whole number but for Qwen3-Omni.
+    """
+
+    tokens: np.ndarray
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    positions: np.ndarray
+    delta: float
+
+
+def expand(tokens: np.ndarray, features: Sequence[Features], family: Family, tokenizer: Tokenizer) -> Expanded:
+    """Expand the placeholders of a prompt, and compute its rotary positions.
+
+    Args:
+        tokens: ids of the prompt, with one placeholder for each medium.
+        features: features of all media in the order of their placeholders; the sound of a video follows it.
+        family: the model.
+        tokenizer: writes the timestamps of videos for Qwen3-VL.
+
+    Raises:
+        RowError: the placeholders do not fit the media.
+    """
+    ids = [int(token) for token in tokens]
+    _check_placeholders(ids, features, family)
+    builder = _Builder(family, tokenizer)
+    rest, at, stop = list(features), 0, len(ids)
+    kinds = {family.ids[kind]: kind for kind in family.kinds}
+    while at < stop:
+        until = next((index for index in range(at, stop) if ids[index] in kinds), stop)
+        if until == stop:
+            builder.text(ids[at:])
+            break
+        medium = rest.pop(0)
+        if medium.kind == "video" and rest and rest[0].inside:
+            builder.text(ids[at : until - 1])
+            builder.video_with_sound(medium, rest.pop(0))
+            at = until + 2
+        else:
+            builder.text(ids[at:until])
+            builder.medium(medium)
+            at = until + 1
+    return builder.result()
+
+
+def _check_placeholders(ids: list[int], features: Sequence[Features], family: Family) -> None:
+    """Compare the placeholders of a prompt with its media.
+
+    Raises:
+        RowError: their number or their kinds differ.
+    """
+    kinds = {family.ids[kind]: kind for kind in family.kinds}
+    found = [(index, kinds[token]) for index, token in enumerate(ids) if token in kinds]
+    media = [medium for medium in features if not medium.inside]
+    if len(found) != len(media):
+        msg = f"the prompt has {len(found)} placeholders for media and {len(media)} media; it needs one for each"
+        raise RowError(msg)
+    sounding = _sounding(features)
+    for number, ((index, kind), medium) in enumerate(zip(found, media, strict=True)):
+        if kind != medium.kind:
+            msg = f"placeholder {number} of the prompt is for {kind}, and medium {number} is {medium.kind}"
+            raise RowError(msg)
+        _check_sound(ids, index, sounds=number in sounding, family=family)
+
+
+def _sounding(features: Sequence[Features]) -> set[int]:
+    """Return the numbers of the videos that have their sound with them."""
+    found, number = set(), -1
+    for medium in features:
+        if medium.inside:
+            found.add(number)
+        number += not medium.inside
+    return found
+
+
+def _check_sound(ids: list[int], index: int, *, sounds: bool, family: Family) -> None:
+    """Check that the placeholder of a video with its sound has the tokens around it that the sound's are put between.
+
+    Raises:
+        RowError: it has not.
+    """
+    around = [family.ids.get("vision_start"), ids[index], family.ids.get("vision_end")]
+    if sounds and ids[max(index - 1, 0) : index + 2] != around:
+        msg = "the placeholder of a video with its sound must stand between <|vision_start|> and <|vision_end|>"
+        raise RowError(msg)
+
+
+@dataclass
+class _Builder:
+    """Tokens and positions so far.
+
+    Attributes:
+        family: the model.
+        tokenizer: tokenizer of the model.
+        tokens: token ids.
+        positions: pieces of [3, n].
+        next: position of the next token.
+    """
+
+    family: Family
+    tokenizer: Tokenizer
+    tokens: list[int] = field(default_factory=list)
+    positions: list[np.ndarray] = field(default_factory=list)
+    next: float = 0
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def text(self, ids: Sequence[int], step: int = 1) -> None:
+        """Add tokens of text, each `step` positions after the one before."""
+        if ids:
+            self._add(ids, np.tile(np.arange(len(ids)) * step, (3, 1)))
+
+    def medium(self, medium: Features) -> None:
+        """Add an image, a video, or a sound."""
+        self.starts.append(len(self.tokens))
+        if medium.kind == "audio":
+            count = self._sound_tokens(medium)
+            self.text([self.family.ids["audio"]] * count)
+        elif medium.kind == "video" and self.family.timestamps:
+            count = self._timed_video(medium)
+        else:
+            seconds = medium.seconds_per_grid if medium.kind == "video" else None
+            places = vision_positions(medium.grid, self.family, seconds)
+            count = int(places.shape[1])
+            self._vision([self.family.ids[medium.kind]] * count, places, medium.grid)
+        self.counts.append(count)
+
+    def _sound_tokens(self, medium: Features) -> int:
+        if self.family.audio is None:
+            msg = f"a {self.family.model_type} model takes no sound"
+            raise RowError(msg)
+        return self.family.audio.tokens(int(medium.grid[0]))
+
+    def _timed_video(self, medium: Features) -> int:
+        """Add a video whose temporal patches follow their times as text; returns the number of placeholders."""
+        ids, writer = self.family.ids, Timestamps(self.tokenizer)
+        frame = np.array([1, *medium.grid[1:]])
+        places = vision_positions(frame, self.family, None)
+        start, count = 0, int(places.shape[1])
+        for index, seconds in enumerate(medium.timestamps):
+            written = writer.after(self.tokens, seconds)
+            removed = written.removed
+            if removed:
+                self._remove(removed)
+            self.text([*written.ids, ids["vision_start"]])
+            start = start if index else len(self.tokens)
+            self._vision([ids["video"]] * count, places, frame)
+            self.text([ids["vision_end"]])
+        self.starts[-1] = start
+        return count * len(medium.timestamps)
+
+    def _remove(self, count: int) -> None:
+        """Take back the last tokens, which are text: their positions go up by one."""
+        places = np.concatenate(self.positions, axis=1)
+        self.next = float(places[0, -count])
+        del self.tokens[-count:]
+        self.positions = [places[:, :-count]]
+
+    def video_with_sound(self, video: Features, sound: Features) -> None:
+        """Add a video with its sound placed in time between vision_start and vision_end."""
+        ids = self.family.ids
+        if missing := {"audio_start", "audio_end"} - ids.keys():
+            msg = f"the model's config and tokenizer have no {' and no '.join(sorted(missing))} token; add it"
+            raise ConfigError(msg)
+        # Qwen2.5-Omni gives the two tokens at either end one position.
+        step = int(self.family.rope == "qwen3_omni")
+        self.text([ids["vision_start"], ids["audio_start"]], step)
+        places = vision_positions(video.grid, self.family, video.seconds_per_grid)
+        heard = self._sound_tokens(sound)
+        both = np.concatenate([places, np.tile(np.arange(heard), (3, 1)).astype(places.dtype)], axis=1)
+        order, pieces = interleaved(video.grid, heard, self.family, video.seconds_per_grid)
+        kinds = np.where(order < places.shape[1], ids["video"], ids["audio"])
+        first = len(self.tokens)
+        self.starts += [first + int(np.argmax(kinds == ids[kind])) for kind in ("video", "audio")]
+        self.counts += [places.shape[1], heard]
+        self._add(kinds.tolist(), both[:, order], last=pieces[-1])
+        self.text([ids["audio_end"], ids["vision_end"]], step)
+
+    def _vision(self, ids: list[int], places: np.ndarray, grid: np.ndarray) -> None:
+        before = self.next
+        self._add(ids, places)
+        if self.family.rope == "vl" and self.family.vision is not None:
+            self.next = before + max(int(grid[1]), int(grid[2])) // self.family.vision.merge
+
+    def _add(self, ids: Sequence[int], places: np.ndarray, last: int = 0) -> None:
+        """Add tokens; the next position follows that of the `last` ones, or of all."""
+        dtype = self.family.position_dtype
+        placed = places.astype(dtype) + np.array(self.next, dtype)
+        self.tokens += ids
+        self.positions.append(placed)
+        self.next = float(placed[:, -last:].max() + 1)
+
+    def result(self) -> Expanded:
+        """Return the expanded prompt."""
+        dtype = self.family.position_dtype
+        empty = np.zeros((3, 0), dtype)
+        positions = np.concatenate([empty, *self.positions], axis=1)
+        most = positions.max() + 1 if positions.size else np.array(0, dtype)
+        # In the type of the positions, so that the sum of both is rounded as in transformers.
+        delta = float(np.array(most - len(self.tokens), dtype))
+        tokens = np.array(self.tokens, np.int32)
+        return Expanded(tokens, tuple(self.starts), tuple(self.counts), positions, delta)

@@ -1,0 +1,66 @@
+"""Features of sounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from relax_actors.media.decode_audio import decode_audio
+from relax_actors.media.family import AudioSpec
+from relax_actors.media.features import Features
+from relax_actors.media.log_mel import log_mel
+from relax_actors.media.resample import resample
+from relax_actors.media.settings import AudioSettings
+from relax_actors.media.source import Source
+
+SHORTEST = 3
+"""Frames that give at least one token in every model."""
+
+
+def sound_features(
+    source: Source,
+    spec: AudioSpec,
+    settings: AudioSettings,
+    part: tuple[float, float | None],
+    *,
+    inside: bool = False,
+) -> Features | None:
+    """Return the features of a part of a sound; None if the file has no sound.
+
+    Raises:
+        RowError: it cannot be decoded, exceeds a limit, or is too long or too short for the model.
+    """
+    decoded = decode_audio(source, settings, part, _longest(spec, settings))
+    if decoded is None:
+        return None
+    samples, rate = decoded
+    seconds = len(samples) / rate
+    if settings.sample_rate is not None and rate > settings.sample_rate:
+        samples, rate = resample(samples, rate, settings.sample_rate), settings.sample_rate
+    samples = resample(samples, rate, spec.rate)
+    if len(samples) < SHORTEST * spec.hop:
+        source.refuse(f"{seconds * 1000:.0f} ms of sound are too short; the model needs {SHORTEST * 10} ms")
+    array, frames = features_of_sound(samples, spec)
+    grid = np.array([frames], np.int32)
+    return Features("audio", array, grid, inside=inside, seconds=seconds)
+
+
+def _longest(spec: AudioSpec, settings: AudioSettings) -> float:
+    own = spec.padded_seconds or math.inf
+    return own if settings.max_seconds is None else min(settings.max_seconds, own)
+
+
+def features_of_sound(samples: np.ndarray, spec: AudioSpec) -> tuple[np.ndarray, int]:
+    """Return the spectrogram of samples at the model's rate, and its number of valid frames.
+
+    Its last frames see the silence with which the model's processor fills up a sound, if it does.
+    """
+    whole = int(spec.padded_seconds * spec.rate)
+    if not whole:
+        return log_mel(samples, spec), len(samples) // spec.hop
+    valid = -(-len(samples) // spec.hop)
+    filled = np.zeros(whole, np.float32)
+    filled[: len(samples)] = samples
+    array = log_mel(filled, spec)
+    return (array, valid) if spec.fixed else (np.ascontiguousarray(array[:, :valid]), valid)

@@ -1,0 +1,99 @@
+"""Features of images and videos: resized frames, cut into uint8 patches."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from relax_actors.media.decode_image import decode_image
+from relax_actors.media.decode_video import decode_frames, read_timeline
+from relax_actors.media.family import VisionSpec
+from relax_actors.media.features import Features
+from relax_actors.media.settings import ImageSettings, VideoSettings
+from relax_actors.media.sizes import frame_size, resized, sampled
+from relax_actors.media.source import Source
+
+
+def image_features(source: Source, spec: VisionSpec, settings: ImageSettings) -> Features:
+    """Return the features of an image.
+
+    Raises:
+        RowError: it cannot be decoded or is too large.
+        SizeError: the model takes no image of this shape.
+    """
+    return features_of_image(decode_image(source), spec, settings)
+
+
+def features_of_image(image: np.ndarray, spec: VisionSpec, settings: ImageSettings) -> Features:
+    """Return the features of a decoded image, [height, width, 3] uint8."""
+    height, width = image.shape[:2]
+    low = spec.image_pixels[0] if settings.min_pixels is None else settings.min_pixels
+    high = spec.image_pixels[1] if settings.max_pixels is None else settings.max_pixels
+    size = resized(height, width, settings.multiple or spec.factor, (low, high))
+    patches, grid = to_patches(resize(image, size)[None], spec, temporal=1)
+    return Features("image", patches, grid, width=width, height=height)
+
+
+def video_features(
+    source: Source, spec: VisionSpec, settings: VideoSettings, part: tuple[float, float | None]
+) -> Features:
+    """Return the features of a part of a video.
+
+    Raises:
+        RowError: it cannot be decoded or exceeds a limit.
+        SizeError: the model takes no video of this shape.
+    """
+    timeline = read_timeline(source, part)
+    total = len(timeline.times)
+    indices = sampled(total, timeline.fps, spec, settings)
+    chosen = timeline.at(indices)
+
+    def scaled(frame: np.ndarray) -> np.ndarray:
+        return resize(frame, frame_size(frame.shape[0], frame.shape[1], len(indices), spec, settings))
+
+    clip = decode_frames(source, timeline, chosen, scaled)
+    patches, grid = to_patches(clip.frames, spec, spec.temporal)
+    return Features(
+        "video",
+        patches,
+        grid,
+        seconds_per_grid=spec.temporal / (len(indices) / total * timeline.fps),
+        timestamps=_averaged(timeline.seconds(chosen), spec.temporal),
+        width=clip.width,
+        height=clip.height,
+        frames=len(indices),
+        seconds=total / timeline.fps,
+    )
+
+
+def _averaged(seconds: np.ndarray, temporal: int) -> tuple[float, ...]:
+    """Return the mean time of the first and the last frame of each temporal patch."""
+    filled = [*seconds.tolist(), *[float(seconds[-1])] * (-len(seconds) % temporal)]
+    return tuple((filled[i] + filled[i + temporal - 1]) / 2 for i in range(0, len(filled), temporal))
+
+
+def resize(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return a frame [height, width, 3] uint8 in another size, bit-equal to torchvision's bicubic one."""
+    if frame.shape[:2] == size:
+        return frame
+    # A view with the channels last takes the fast path of torch for uint8.
+    pixels = torch.from_numpy(frame).permute(2, 0, 1)[None]
+    scaled = torch.nn.functional.interpolate(pixels, size=size, mode="bicubic", antialias=True)
+    return np.asarray(scaled[0].permute(1, 2, 0))
+
+
+def to_patches(frames: np.ndarray, spec: VisionSpec, temporal: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut frames [frames, height, width, 3] into patches; the last frame fills up the last temporal patch.
+
+    Returns:
+        Patches [t * h * w, 3 * temporal * patch * patch] uint8, those of a token side by side; and [t, h, w] int32.
+    """
+    if missing := -len(frames) % temporal:
+        frames = np.concatenate([frames, np.repeat(frames[-1:], missing, axis=0)])
+    patch, merge = spec.patch, spec.merge
+    t, h, w = len(frames) // temporal, frames.shape[1] // patch, frames.shape[2] // patch
+    cut = frames.reshape(t, temporal, h // merge, merge, patch, w // merge, merge, patch, 3)
+    # t, row and column of the token, row and column in the token, channel, frame, row and column in the patch
+    cut = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    patches = np.ascontiguousarray(cut).reshape(t * h * w, 3 * temporal * patch * patch)
+    return patches, np.array([t, h, w], np.int32)

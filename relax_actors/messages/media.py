@@ -1,0 +1,164 @@
+"""Media of a prompt: what the row names (`MediaSource`), and what the role `media` makes of it (`PreparedPrompt`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.fields import TensorRef
+
+Array = NDArray[Any]
+KINDS_OF_MEDIA = ("image", "video", "audio")
+_AXES = 3
+"""Rotary positions of a token: time, height, width."""
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS_OF_MEDIA:
+        msg = f"{kind[:80]!r} is no kind of media; the kinds are {', '.join(KINDS_OF_MEDIA)}"
+        raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """An image, a video or a sound of a prompt: where its file is, and what the file must hold.
+
+    A reward function gets it in `prompt.media`; `path` is then a file that it can open.
+
+    Attributes:
+        kind: "image", "video" or "audio".
+        path: absolute path; path in the store if `stored`.
+        xxh3_128: checksum of the file, hexadecimal; empty for a URL that the data fixes with a SHA-256.
+        sha256: SHA-256 of the file, hexadecimal, of a URL that the data fixes with it; else empty.
+        size: bytes of the file; 0 for a URL.
+        stored: whether the file is in the store: bytes of the data, or the download of `url`.
+        url: address that the role `media` downloads the file from; empty if there is none.
+        start: first second of a video or sound to use; None for its beginning.
+        end: last second to use; None for its end.
+        options: settings of this medium that replace those of its kind in [media], e.g. `max_pixels`; of a video
+            `audio`, whether its sound is used.
+        origin: row of the data, for errors.
+
+    Raises:
+        ValueError: unknown kind, neither a checksum nor a SHA-256, or a range of seconds that is none.
+    """
+
+    kind: str
+    path: str
+    xxh3_128: str = ""
+    sha256: str = ""
+    size: int = 0
+    stored: bool = False
+    url: str = ""
+    start: float | None = None
+    end: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        _check_kind(self.kind)
+        if not (self.xxh3_128 or self.sha256):
+            msg = f"{self.kind} {self.name[:200]} has no checksum"
+            raise ValueError(msg)
+        first, last = self.start or 0.0, math.inf if self.end is None else self.end
+        if not 0 <= first < last:
+            msg = f"seconds {self.start} to {self.end} of {self.kind} {self.name[:200]} are no range"
+            raise ValueError(msg)
+
+    @property
+    def name(self) -> str:
+        """What the data calls the file: its URL or path."""
+        return self.url or self.path
+
+    @property
+    def digest(self) -> str:
+        """Hash that identifies the content of the file."""
+        return self.xxh3_128 or self.sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """Features of a medium, as the towers of the model read them.
+
+    A video whose sound is used has two: its frames, then its sound.
+
+    Attributes:
+        kind: "image", "video" or "audio".
+        source: number of the medium in `Prompt.media`.
+        features: `[t*h*w, channels*patch*patch] uint8` patches, or `[mel, frames] float32` of a sound.
+        grid: `[3] int32`, patches in time, height and width; of a sound `[1] int32`, its frames.
+        start: index of its first token in the prompt.
+        tokens: number of its placeholder tokens.
+        seconds_per_grid: seconds between two patches of a video in time; 0 for other kinds.
+        inside: whether this is the sound of the video before it.
+        seconds: duration of a video or sound as it was used; 0 for an image.
+        version: version of the preprocessing.
+
+    Raises:
+        ValueError: unknown kind, a grid that does not fit the kind or the features, or a negative number.
+    """
+
+    kind: str
+    source: int
+    features: TensorRef
+    grid: Array
+    start: int
+    tokens: int
+    seconds_per_grid: float = 0.0
+    inside: bool = False
+    seconds: float = 0.0
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        _check_kind(self.kind)
+        expected = (1,) if self.kind == "audio" else (_AXES,)
+        if self.grid.shape != expected or self.grid.dtype != np.int32 or (self.grid < 1).any():
+            found = f"{self.grid.dtype}{list(self.grid.shape)}"
+            msg = f"grid of {self.kind} features is {found}, not {list(expected)} int32 above 0"
+            raise ValueError(msg)
+        if min(self.source, self.start, self.tokens) < 0 or not math.isfinite(self.seconds_per_grid + self.seconds):
+            msg = f"source {self.source}, start {self.start} or tokens {self.tokens} of {self.kind} features is wrong"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """Column `media`: a prompt as a multimodal model reads it, with its placeholders expanded.
+
+    Attributes:
+        tokens: `[prompt_len] int32`, the prompt with as many placeholder tokens as each medium takes.
+        media: features in the order of the prompt's media.
+        positions: `[3, prompt_len] int32`, rotary positions in time, height and width; float32 where the model places
+            frames between whole numbers (Qwen3-Omni).
+        position_delta: what to add to the index of a token after the prompt to get its position on all axes.
+
+    Raises:
+        ValueError: shapes do not match, or the tokens of a medium reach beyond the prompt.
+    """
+
+    tokens: Array
+    media: list[Media]
+    positions: Array
+    position_delta: float
+
+    def __post_init__(self) -> None:
+        tokens, positions = self.tokens, self.positions
+        if tokens.ndim != 1 or tokens.dtype != np.int32 or not len(tokens):
+            msg = f"tokens of a prepared prompt are {tokens.dtype}{list(tokens.shape)}, not [prompt_len] int32"
+            raise ValueError(msg)
+        if positions.shape != (_AXES, len(tokens)) or positions.dtype not in (np.int32, np.float32):
+            found, expected = f"{positions.dtype}{list(positions.shape)}", [_AXES, len(tokens)]
+            msg = f"positions of a prepared prompt are {found}, not {expected} int32 or float32"
+            raise ValueError(msg)
+        if not (np.isfinite(positions).all() and math.isfinite(self.position_delta)):
+            msg = "a rotary position of a prepared prompt is not finite"
+            raise ValueError(msg)
+        for medium in self.media:
+            if medium.start + medium.tokens > len(tokens):
+                end = medium.start + medium.tokens
+                msg = f"tokens {medium.start} to {end} of {medium.kind} reach beyond a prompt of {len(tokens)} tokens"
+                raise ValueError(msg)

@@ -1,0 +1,229 @@
+"""Preparation of prompts with media: features of each medium, expanded tokens and rotary positions.
+
+The role `media` writes the result as a column; the warm start and readers of a lost segment compute it again. All of
+them get the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from broker.fields import TensorRef
+from broker.store import Store
+from relax_actors.config import Config
+from relax_actors.data.prompt_maker import room
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols.media import MediaItem, PromptMedia
+from relax_actors.errors import ConfigError, RowError, StoreError
+from relax_actors.media import (
+    VERSION,
+    AudioSettings,
+    Expanded,
+    Features,
+    ImageSettings,
+    Limits,
+    MediaSettings,
+    VideoSettings,
+    check_settings,
+    expand,
+    family_of,
+    process,
+)
+from relax_actors.messages import Media, MediaSource, PreparedPrompt, Prompt
+from relax_actors.training.media_segments import MediaSegments
+
+DEADLINE_SHARE = 0.8
+"""Share of the role's deadline in which one medium must be decoded, so that its row fails before the actor does."""
+
+
+class MediaPreparer:
+    """Prepares prompts of one run.
+
+    Args:
+        config: configuration of a run of a multimodal model.
+        store: the run's store.
+
+    Raises:
+        ConfigError: the model is not supported, or the settings do not fit it.
+    """
+
+    def __init__(self, config: Config, store: Store) -> None:
+        family, media = family_of(config.model_path), config.media
+        if family is None or media is None:
+            msg = f"{config.model_path} is a model of text alone; remove [media]"
+            raise ConfigError(msg)
+        self.family = family
+        self._section = media
+        self._settings = MediaSettings(
+            ImageSettings(**media.image.model_dump()),
+            VideoSettings(**media.video.model_dump()),
+            AudioSettings(**media.audio.model_dump()),
+        )
+        check_settings(self._settings, family)
+        self._limits = Limits(**media.limits.model_dump())
+        self._tokenizer = Tokenizer(config.model_path).inner
+        self._max_tokens = config.rollout.max_tokens
+        self._room = room(config) - self._max_tokens
+        self._store, self._segments = store, MediaSegments(store)
+        self.processed = 0
+        """Media that were decoded."""
+        self.shared = 0
+        """Media whose features another row had left."""
+        self.seconds = 0.0
+        """CPU time of decoding and of the features."""
+
+    def prepare(self, prompt: Prompt, folder: str, progress: Callable[[], None] = lambda: None) -> PreparedPrompt:
+        """Prepare a prompt, with its features in segments of the store.
+
+        Args:
+            prompt: the prompt.
+            folder: folder of the row's step in the store.
+            progress: called between two media.
+
+        Raises:
+            RowError: a medium cannot be read or exceeds a limit, or the prompt is too long.
+            StoreError: the store has lost a file that the data held itself.
+        """
+        features: list[Features] = []
+        references: list[tuple[int, TensorRef]] = []
+        for number, source in enumerate(prompt.media):
+            found, stored = self.stored_features(source, folder)
+            features += found
+            references += [(number, reference) for reference in stored]
+            progress()
+        whole = self.expand(prompt, features)
+        media = [
+            Media(
+                kind=one.kind,
+                source=number,
+                features=reference,
+                grid=one.grid.astype(np.int32),
+                start=start,
+                tokens=count,
+                seconds_per_grid=_seconds_per_grid(one),
+                inside=one.inside,
+                seconds=one.seconds,
+                version=VERSION,
+            )
+            for one, (number, reference), start, count in zip(
+                features, references, whole.starts, whole.counts, strict=True
+            )
+        ]
+        return PreparedPrompt(whole.tokens, media, whole.positions, whole.delta)
+
+    def prepare_mapped(self, prompt: Prompt, folder: str) -> tuple[np.ndarray, PromptMedia]:
+        """Return the expanded tokens of a prompt `[prompt_len] int32` and its media, mapped; errors as `prepare`."""
+        features = [one for source in prompt.media for one in self.stored_features(source, folder)[0]]
+        whole = self.expand(prompt, features)
+        items = tuple(
+            MediaItem(one.kind, one.array, one.grid, start, count, _seconds_per_grid(one))  # type: ignore[arg-type]
+            for one, start, count in zip(features, whole.starts, whole.counts, strict=True)
+        )
+        return whole.tokens, PromptMedia(items, whole.positions, whole.delta)
+
+    def stored_features(self, source: MediaSource, folder: str) -> tuple[list[Features], list[TensorRef]]:
+        """Return the features of a medium and their references; they are computed unless a row has left them."""
+        before = self.processed
+        found = self._segments.get(self.key(source), folder, lambda: self.features(source))
+        self.shared += self.processed == before
+        return found
+
+    def features(self, source: MediaSource) -> Sequence[Features]:
+        """Decode a medium and compute its features.
+
+        Raises:
+            RowError: it cannot be read, has changed since its row was admitted, or exceeds a limit.
+            StoreError: the store has lost a file that the data held itself.
+        """
+        began = time.thread_time()
+        deadline = time.monotonic() + DEADLINE_SHARE * self._section.deadline
+        found = process(
+            self._content(source),
+            source.kind,
+            self.family,
+            self._settings_of(source),
+            self._limits,
+            name=f"{source.origin}: {source.kind} {source.name}",
+            start=source.start or 0.0,
+            end=source.end,
+            deadline=deadline,
+        )
+        self.processed += 1
+        self.seconds += time.thread_time() - began
+        return found
+
+    def key(self, source: MediaSource) -> str:
+        """Name of the segment of a medium."""
+        settings = self._settings_of(source)
+        used = [
+            getattr(settings, source.kind),
+            settings.audio if source.kind == "video" and settings.video.audio else None,
+        ]
+        facts = [source.digest, source.kind, source.start, source.end, VERSION, self.family.model_type]
+        specs = [self.family.vision, self.family.audio]
+        plain = [*facts, *(None if one is None else asdict(one) for one in (*used, *specs))]
+        return xxhash.xxh3_128_hexdigest(json.dumps(plain, sort_keys=True).encode())
+
+    def expand(self, prompt: Prompt, features: Sequence[Features]) -> Expanded:
+        """Expand the placeholders of a prompt.
+
+        Raises:
+            RowError: the prompt is then too long.
+        """
+        found = expand(np.asarray(prompt.tokens), features, self.family, self._tokenizer)
+        if len(found.tokens) > self._room:
+            where = prompt.media[0].origin if prompt.media else "prompt"
+            msg = (
+                f"{where}: {len(prompt.tokens)} tokens of text and {sum(found.counts)} of media make a prompt of "
+                f"{len(found.tokens)}, more than the {self._room} that rollout.max_tokens = {self._max_tokens} leaves "
+                f"of {self._room + self._max_tokens} (the model's context, or trainer.max_tokens_per_microbatch if "
+                "that is smaller); lower max_pixels, fps or max_seconds in [media]"
+            )
+            raise RowError(msg)
+        return found
+
+    def _settings_of(self, source: MediaSource) -> MediaSettings:
+        if not source.options:
+            return self._settings
+        try:
+            own = replace(getattr(self._settings, source.kind), **source.options)
+            found = replace(self._settings, **{source.kind: own})
+            check_settings(found, self.family)
+        except (TypeError, ConfigError) as error:
+            msg = f"{source.origin}: settings of {source.kind} {source.name}: {error}"
+            raise RowError(msg) from error
+        return found
+
+    def _content(self, source: MediaSource) -> bytes:
+        """Read a file whose hash was taken when its row was admitted."""
+        path = self._store.path(source.path) if source.stored else Path(source.path)
+        try:
+            with path.open("rb") as file:
+                data = file.read(self._limits.max_bytes + 1)
+        except OSError as error:
+            if source.stored:
+                msg = f"{source.kind} {source.path} of {source.origin} is gone from the store: {error.strerror}"
+                raise StoreError(msg) from error
+            msg = (
+                f"{source.origin}: {source.kind} {str(path)!r} cannot be read ({error.strerror}); every node needs the "
+                "data's files at the same path"
+            )
+            raise RowError(msg) from error
+        if source.xxh3_128 and xxhash.xxh3_128_hexdigest(data) != source.xxh3_128:
+            msg = (
+                f"{source.origin}: {source.kind} {str(path)!r} has changed since its row was admitted: its hash is not "
+                f"xxh3:{source.xxh3_128}; restore the file, or requeue the row"
+            )
+            raise StoreError(msg) if source.stored else RowError(msg)
+        return data
+
+
+def _seconds_per_grid(features: Features) -> float:
+    return features.seconds_per_grid if features.kind == "video" else 0.0

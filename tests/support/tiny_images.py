@@ -1,0 +1,58 @@
+"""Tasks with pictures for the tests' tiny runs, and files of all kinds of media."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+
+from relax_actors.data.task import Medium, Task
+from relax_actors.messages import Prompt
+
+
+def png(seed: int, width: int = 32, height: int = 16) -> bytes:
+    """Return a picture of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return bytes(cv2.imencode(".png", pixels)[1].tobytes())
+
+
+def write_video(path: Path, frames: int = 8, side: int = 32) -> Path:
+    """Write a video of random frames, 8 a second."""
+    generator = np.random.default_rng(frames)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=8)
+        stream.width = stream.height = side
+        stream.pix_fmt = "yuv420p"
+        for _ in range(frames):
+            pixels = generator.integers(0, 256, (side, side, 3), np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def write_sound(path: Path, seconds: float = 0.5) -> Path:
+    """Write a sound of 440 Hz."""
+    at = np.arange(int(16_000 * seconds)) / 16_000
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes((8000 * np.sin(2 * np.pi * 440 * at)).astype("<i2").tobytes())
+    return path
+
+
+def make(*, size: int | None, seed: int) -> list[Task]:
+    """Tasks with a picture each; every seventh has two of one file, every fifth none."""
+    tasks = []
+    for i in range(size or 100):
+        medium = Medium("image", data=png(i % 20 + seed))
+        count = 0 if i % 5 == 4 else 2 if i % 7 == 6 else 1
+        tasks.append(Task(f"{'<image>' * count}{i % 10}>", str(i % 10), {"i": i}, media=(medium,) * count))
+    return tasks
+
+
+def share_of_sevens(completion: str, prompt: Prompt) -> float:
+    return completion.count("7") / max(1, len(completion))

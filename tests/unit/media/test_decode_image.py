@@ -1,0 +1,221 @@
+"""Images of every kind become upright RGB arrays, and bad files end with the reason."""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from relax_actors.errors import RowError, SlowRowError
+from relax_actors.media import ImageSettings, Limits, MediaSettings, process
+from relax_actors.media.decode_image import decode_image
+from relax_actors.media.source import Source
+from tests.support.media_files import frames_of, gif_file, image_file, picture, tone, video_file, wav_file
+from tests.support.media_models import family
+
+PICTURE = picture()
+
+
+def decoded(data: bytes, limits: Limits | None = None) -> np.ndarray:
+    return decode_image(Source(data, "a.png", limits or Limits()))
+
+
+def message(data: bytes, limits: Limits | None = None) -> str:
+    with pytest.raises(RowError) as caught:
+        decoded(data, limits)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "BMP", "WEBP"])
+def test_lossless_formats_keep_every_pixel(kind: str) -> None:
+    options = {"lossless": True} if kind == "WEBP" else {}
+    assert np.array_equal(decoded(image_file(PICTURE, kind, **options)), PICTURE)
+
+
+@pytest.mark.parametrize(("kind", "mode", "most"), [("JPEG", "RGB", 4), ("JPEG", "CMYK", 6), ("TIFF", "CMYK", 1)])
+def test_colours_are_right(kind: str, mode: str, most: int) -> None:
+    options = {"quality": 98, "subsampling": 0} if kind == "JPEG" else {}
+    pixels = decoded(image_file(Image.fromarray(PICTURE).convert(mode), kind, **options))
+    assert np.abs(pixels.astype(int) - PICTURE).max() <= most
+
+
+def test_grey_becomes_three_equal_channels() -> None:
+    for kind in ("PNG", "JPEG"):
+        pixels = decoded(image_file(Image.fromarray(PICTURE).convert("L"), kind))
+        assert pixels.shape == PICTURE.shape
+        assert (pixels == pixels[:, :, :1]).all()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_become_eight(kind: str) -> None:
+    deep = Image.fromarray(PICTURE[:, :, 0].astype(np.uint16) * 257)
+    pixels = decoded(image_file(deep, kind))
+    assert pixels.dtype == np.uint8
+    assert np.abs(pixels[:, :, 1].astype(int) - PICTURE[:, :, 0]).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_transparent_pixels_lie_on_white(kind: str) -> None:
+    image = Image.fromarray(PICTURE).convert("RGBA")
+    alpha = np.linspace(0, 255, 80, dtype=np.uint8)[None].repeat(60, axis=0)
+    image.putalpha(Image.fromarray(alpha))
+    pixels = decoded(image_file(image, kind, **({"lossless": True, "exact": True} if kind == "WEBP" else {})))
+    share = alpha[:, :, None] / 255
+    assert np.abs(pixels - (PICTURE * share + 255 * (1 - share))).max() <= 1
+
+
+def test_transparent_colour_of_a_palette_lies_on_white() -> None:
+    image = Image.new("P", (4, 2), 1)
+    image.putpalette([255, 0, 0, 0, 0, 255])
+    image.putpixel((0, 0), 0)
+    pixels = decoded(image_file(image, "PNG", transparency=0))
+    assert pixels[0, 0].tolist() == [255, 255, 255]
+    assert pixels[1, 1].tolist() == [0, 0, 255]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_of_exif_is_applied(orientation: int, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    turns = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+    upright = Image.fromarray(PICTURE)
+    if orientation in turns:
+        upright = upright.transpose(Image.Transpose(turns[orientation]))
+    pixels = decoded(image_file(PICTURE, kind, exif=exif, quality=98))
+    assert pixels.shape == np.asarray(upright).shape
+    assert np.abs(pixels.astype(int) - np.asarray(upright)).mean() < 4
+
+
+def test_alpha_is_turned_with_its_image() -> None:
+    exif = Image.Exif()
+    exif[0x112] = 6
+    image = Image.fromarray(PICTURE).convert("RGBA")
+    alpha = np.full((60, 80), 255, np.uint8)
+    alpha[:5, :7] = 0
+    image.putalpha(Image.fromarray(alpha))
+    pixels = decoded(image_file(image, "PNG", exif=exif))
+    assert pixels.shape == (80, 60, 3)
+    assert (pixels[:7, -5:] == 255).all()
+
+
+def test_image_of_an_animation_is_its_first_frame() -> None:
+    pixels = decoded(gif_file(4))
+    assert pixels.shape == PICTURE.shape
+    assert np.abs(pixels.astype(int) - PICTURE).mean() < 12
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 150), (3, 5), (37, 911), (4000, 3000)])
+def test_images_of_any_size_become_whole_tokens(size: tuple[int, int]) -> None:
+    of = family("qwen3_vl")
+    settings = MediaSettings(ImageSettings(min_pixels=256, max_pixels=64 * 64))
+    (features,) = process(image_file(picture(*size), "BMP"), "image", of, settings, Limits())
+    t, h, w = features.grid.tolist()
+    assert t == 1
+    assert h % 2 == w % 2 == 0
+    assert features.array.shape == (h * w, 3 * 8 * 8)
+    assert h * w * 64 <= 64 * 64 or min(h, w) == 2
+    assert (features.height, features.width) == size
+
+
+def test_sides_become_multiples_of_the_setting() -> None:
+    settings = MediaSettings(ImageSettings(min_pixels=256, max_pixels=10**6, multiple=48))
+    (features,) = process(image_file(picture(100, 130)), "image", family("qwen3_vl"), settings, Limits())
+    assert features.grid.tolist() == [1, 96 // 8, 144 // 8]
+
+
+def test_too_narrow_image_is_refused() -> None:
+    with pytest.raises(RowError) as caught:
+        process(image_file(picture(1, 201)), "image", family("qwen3_vl"), MediaSettings(), Limits(), name="a.png")
+    assert str(caught.value) == "a.png: 201 x 1 pixels: one side is more than 200 times the other; crop it"
+
+
+def bomb_png(width: int, height: int) -> bytes:
+    return b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0) + b"\0" * 64
+
+
+def resized_header(kind: str) -> bytes:
+    """Return an image file whose header says 60,000 x 60,000 pixels."""
+    data = bytearray(image_file(PICTURE, kind))
+    if kind == "JPEG":
+        at = data.index(b"\xff\xc0")
+        data[at + 5 : at + 9] = struct.pack(">HH", 60_000, 60_000)
+    elif kind == "GIF":
+        data[6:10] = struct.pack("<HH", 60_000, 60_000)
+    elif kind == "BMP":
+        data[18:26] = struct.pack("<ii", 60_000, 60_000)
+    elif kind == "TIFF":
+        for tag in (256, 257):
+            at = data.index(struct.pack("<HHI", tag, 4 if struct.pack("<HHI", tag, 4, 1) in data else 3, 1))
+            data[at : at + 12] = struct.pack("<HHII", tag, 4, 1, 60_000)
+    else:
+        image = Image.fromarray(PICTURE).convert("RGBA")
+        image.putalpha(128)
+        data = bytearray(image_file(image, "WEBP"))
+        at = data.index(b"VP8X") + 12
+        data[at : at + 6] = (59_999).to_bytes(3, "little") * 2
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
+def test_decompression_bomb_is_refused_by_its_header(kind: str) -> None:
+    data = bomb_png(60_000, 60_000) if kind == "PNG" else resized_header(kind)
+    before = time.process_time()
+    text = "a.png: 60000 x 60000 pixels exceed the limit of 50000000 pixels; reduce it or raise the limit"
+    assert message(data) == text
+    assert time.process_time() - before < 0.5
+
+
+@pytest.mark.parametrize("part", [0.3, 0.7, 0.99])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "BMP", "WEBP"])
+def test_truncated_image_is_refused(kind: str, part: float) -> None:
+    data = image_file(picture(300, 400), kind, **({"lossless": True} if kind == "WEBP" else {}))
+    text = message(data[: int(len(data) * part)])
+    assert text.startswith("a.png: ")
+    assert "truncated" in text or "cut off" in text
+
+
+def test_other_kinds_of_files_are_named() -> None:
+    other = "an image is expected, and this is"
+    assert message(wav_file(tone())) == f"a.png: {other} a wav file or cut off in its header"
+    assert message(video_file(frames_of(2))) == f"a.png: {other} a mp4 file or cut off in its header"
+    known = "no PNG, JPEG, GIF, WebP, TIFF or BMP"
+    assert message(b"hello, I am a text") == f"a.png: {other} {known} or cut off in its header"
+
+
+def test_missing_empty_and_large_files_are_refused(tmp_path: Path) -> None:
+    of, path = family("qwen3_vl"), tmp_path / "a.png"
+    with pytest.raises(RowError) as caught:
+        process(path, "image", of, MediaSettings(), Limits())
+    assert str(caught.value) == f"{path}: cannot be read: No such file or directory"
+    path.touch()
+    with pytest.raises(RowError) as caught:
+        process(path, "image", of, MediaSettings(), Limits())
+    assert str(caught.value) == f"{path}: the file is empty"
+    path.write_bytes(image_file(PICTURE, "BMP"))
+    with pytest.raises(RowError) as caught:
+        process(path, "image", of, MediaSettings(), Limits(max_bytes=100))
+    assert str(caught.value) == f"{path}: 14454 bytes exceed the limit of 100 bytes; reduce it or raise the limit"
+
+
+def test_deadline_ends_decoding() -> None:
+    with pytest.raises(SlowRowError) as caught:
+        process(image_file(PICTURE), "image", family("qwen3_vl"), MediaSettings(), Limits(), name="a.png", deadline=0.0)
+    text = "a.png: decoding took longer than the deadline of the medium; shorten it or allow more time"
+    assert str(caught.value) == text
+
+
+def test_damaged_bytes_end_with_an_image_or_a_reason() -> None:
+    random = np.random.default_rng(0)
+    for number in range(120):
+        kind = ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"][number % 6]
+        data = bytearray(image_file(PICTURE, kind))
+        for place in random.integers(0, len(data), 1 + number % 7):
+            data[place] = random.integers(0, 256)
+        with suppress(RowError):
+            assert decoded(bytes(data)).dtype == np.uint8

@@ -1,0 +1,112 @@
+"""The transformers engine samples with media from the distribution that scorers and the trainer compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from relax_actors.config import Config
+from relax_actors.engines.protocols import Generation, GenerationRequest, TrainSample
+from relax_actors.engines.torch.scorer import TorchScorer
+from relax_actors.engines.transformers.engine import TransformersEngine
+from relax_actors.media.family import Family, family_of
+from tests.support.models import config_of, publish, random_weights
+from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
+
+TOKENS = 12
+
+
+class Run:
+    """A run of one family: configuration, prompts with media, and weights that want to sample placeholders."""
+
+    def __init__(self, folder: Path, model_type: str) -> None:
+        self.folder = folder
+        self.config: Config = config_of(folder, architecture_of(model_type))
+        family = family_of(self.config.model_path)
+        assert family is not None
+        self.family: Family = family
+        engine = TransformersEngine(self.config.model_path)
+        self.requests = [
+            GenerationRequest(tokens, seed, 3, 0.8, 1.0, TOKENS - seed, frozenset(), media=media)
+            for seed, (tokens, media) in enumerate(prompts_of(engine.model, family))
+        ]
+
+    def weights(self, scale: float) -> dict[str, Tensor]:
+        """Draw weights whose head prefers the family's special tokens to all others."""
+        found = random_weights(self.config, scale)
+        found["lm_head.weight"][list(self.family.barred)] *= 20
+        return found
+
+    def publish(self, scale: float) -> tuple[str, list[Path]]:
+        """Write weights as a trainer does."""
+        return publish(self.weights(scale), self.folder / f"weights-{scale}.safetensors")
+
+    def scored(self, scale: float, samples: list[TrainSample]) -> list[np.ndarray]:
+        """Score samples as `reference` and `actor_fwd` do."""
+        scorer = TorchScorer(self.config)
+        scorer.load(1, *self.publish(scale))
+        return scorer.score(samples, lambda: None)
+
+
+def silent() -> None:
+    """Progress that nobody waits for."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("run"), request.param)
+
+
+def samples_of(requests: list[GenerationRequest], groups: list[list[Generation]]) -> list[TrainSample]:
+    return [
+        TrainSample.of_completion(
+            request.tokens, sample.tokens, logprobs=sample.logprobs, versions=sample.versions, media=request.media
+        )
+        for request, group in zip(requests, groups, strict=True)
+        for sample in group
+    ]
+
+
+def test_log_probs_are_those_of_a_scorer_and_placeholders_are_never_sampled(run: Run) -> None:
+    config = run.config.model_copy(update={"rollout": run.config.rollout.model_copy(update={"temperature": 0.8})})
+    run.config = config
+    engine = TransformersEngine(config.model_path)
+    engine.load(1, *run.publish(1.0))
+    samples = samples_of(run.requests, engine.generate(run.requests, silent))
+    assert not set(run.family.barred) & {int(t) for s in samples for t in s.token_ids[s.loss_mask]}
+    for sample, scored in zip(samples, run.scored(1.0, samples), strict=True):
+        np.testing.assert_allclose(sample.masked("logprobs"), scored[sample.loss_mask], atol=1e-5)
+
+
+def test_samples_depend_on_their_media_alone(run: Run) -> None:
+    engine = TransformersEngine(run.config.model_path)
+    engine.load(1, *run.publish(1.0))
+    together = engine.generate(run.requests, silent)
+    for request, group in zip(run.requests, together, strict=True):
+        (alone,) = engine.generate([request], silent)
+        for one, other in zip(alone, group, strict=True):
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+def test_newer_weights_encode_the_media_of_running_samples_again(run: Run) -> None:
+    engine = TransformersEngine(run.config.model_path)
+    engine.load(1, *run.publish(1.0))
+    calls = iter(range(100))
+
+    def refresh() -> bool:
+        if next(calls) != 4:
+            return False
+        engine.stage(2, run.weights(0.7))
+        engine.swap()
+        return True
+
+    samples = samples_of(run.requests, engine.generate(run.requests, silent, refresh))
+    assert {int(v) for s in samples for v in s.masked("versions")} == {1, 2}
+    for version, scale in ((1, 1.0), (2, 0.7)):
+        for sample, scored in zip(samples, run.scored(scale, samples), strict=True):
+            wrote = sample.loss_mask & (sample.versions == version)
+            np.testing.assert_allclose(sample.logprobs[wrote], scored[wrote], atol=1e-5)

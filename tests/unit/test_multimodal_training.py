@@ -1,0 +1,173 @@
+"""Training of multimodal models: any cut into micro-batches, frozen towers, export, critic, budgets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import AutoModelForMultimodalLM
+
+from relax_actors.config import Config
+from relax_actors.config.training import CriticSection
+from relax_actors.engines.protocols import TrainSample, train
+from relax_actors.engines.protocols.samples import micro_batches_of
+from relax_actors.engines.torch.critic import TorchCritic
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.model import tensors_of
+from relax_actors.engines.torch.stored_weights import fingerprint_of
+from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
+from relax_actors.weights import files as weights
+from tests.support.models import config_of
+from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
+
+DEEP = ["qwen3_vl", "qwen3_omni_moe_thinker"]
+"""Families with features that are added in several layers."""
+RENAMED = ["qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen2_audio"]
+"""Families whose files have other names than the weights in memory."""
+
+
+def slow(name: str) -> Any:
+    """Mark a family whose test adds little to those of the others."""
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
+def silent() -> None:
+    """Progress that nobody waits for."""
+
+
+def begun(folder: Path, model_type: str, **trainer: Any) -> tuple[TorchEngine, Config]:
+    """Return an engine at version 0, and its configuration."""
+    settings = {"learning_rate": 1e-2, "max_tokens_per_microbatch": 2000} | trainer
+    kl = {"kl": {"place": "loss", "coefficient": 0.1, "kind": "k3"}, "entropy": {"coefficient": 0.01}}
+    config = config_of(folder, architecture_of(model_type), trainer=settings, algorithm=kl)
+    engine = TorchEngine(config)
+    engine.initialise(5)
+    engine.finish_warm_start()
+    return engine, config
+
+
+def samples_of(engine: TorchEngine, config: Config) -> list[TrainSample]:
+    """Make two samples of each of some prompts, with and without media."""
+    family, random, found = family_of(config.model_path), np.random.default_rng(3), []
+    assert family is not None
+    for row, (tokens, media) in enumerate(prompts_of(engine.model, family)):
+        for n in range(2):
+            length = 4 + n
+            arrays = {
+                name: random.normal(0, 0.3, length).astype(np.float32) for name in ("advantages", "values", "returns")
+            }
+            completion = random.integers(0, 10, length).astype(np.int32)
+            sample = TrainSample.of_completion(
+                tokens, completion, logprobs=np.full(length, -2.0, np.float32), **arrays, media=media, row=row
+            )
+            found.append(sample)
+    return found
+
+
+def step_of(engine: TorchEngine, parts: list[list[TrainSample]]) -> tuple[float, torch.Tensor]:
+    """Return the loss of a step and its gradient."""
+    captured: list[torch.Tensor] = []
+
+    def capture(optimizer: Any, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            captured.extend(p.grad.flatten().clone() for p in group["params"] if p.grad is not None)
+
+    hook = register_optimizer_step_pre_hook(capture)
+    try:
+        for part in parts:
+            engine.accumulate(part, silent)
+        loss = engine.step(0, silent).metrics["loss"]
+    finally:
+        hook.remove()
+    return float(loss), torch.cat(captured)
+
+
+@pytest.mark.parametrize("model_type", DEEP)
+def test_loss_and_gradient_do_not_depend_on_the_cut(tmp_path: Path, model_type: str) -> None:
+    whole, config = begun(tmp_path, model_type)
+    samples = samples_of(whole, config)
+    loss, gradient = step_of(whole, [samples])
+    longest = max(len(sample) for sample in samples)
+    cut, _ = begun(tmp_path, model_type, max_tokens_per_microbatch=longest)
+    rows = [[sample for sample in samples if sample.row == row] for row in range(3)]
+    other, cut_gradient = step_of(cut, rows)
+    assert len(micro_batches_of(rows[1], longest)) == 2
+    assert other == pytest.approx(loss, rel=1e-5)
+    assert float((cut_gradient - gradient).abs().max()) <= 1e-5 * max(1.0, float(gradient.abs().max()))
+
+
+def test_frozen_towers_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
+    engine, config = begun(tmp_path / "run", "qwen2_5_omni_thinker", freeze=["visual.*", "audio_tower.*"])
+    engine.publish(tmp_path / "before")
+    train(engine, samples_of(engine, config), 0, silent)
+    engine.publish(tmp_path / "after")
+    before, after = (weights.load([tmp_path / name]) for name in ("before", "after"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert not any(name.startswith(("visual.", "audio_tower.")) for name in moved)
+    towers = sum(name.startswith(("visual.", "audio_tower.")) for name in before)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    engine.save(folder)
+    state = weights.load([folder / "optimizer.safetensors"])
+    assert len({key.partition(".")[0] for key in state}) <= len(before) - towers
+
+
+def test_a_pattern_without_a_weight_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"trainer\.freeze: '\*vision_tower\*' matches no weight of the model; it has"
+    ):
+        begun(tmp_path, "qwen3_vl", freeze=["*vision_tower*"])
+
+
+@pytest.mark.parametrize("model_type", [name if name in RENAMED else slow(name) for name in FAMILIES])
+def test_the_exported_folder_loads_with_the_auto_class_and_starts_another_run(tmp_path: Path, model_type: str) -> None:
+    engine, config = begun(tmp_path / "run", model_type)
+    train(engine, samples_of(engine, config), 0, silent)
+    folder = tmp_path / "model"
+    engine.export(folder)
+    loaded = AutoModelForMultimodalLM.from_pretrained(folder)
+    assert weights.fingerprint(tensors_of(loaded).items()) == engine.fingerprint()
+    assert fingerprint_of(folder) == engine.fingerprint()
+    section = config.model.model_copy(update={"path": folder, "architecture": None, "tokenizer": None})
+    other = TorchEngine(config.model_copy(update={"model": section}))
+    other.initialise(9)
+    assert other.fingerprint() == engine.fingerprint()
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl_moe", "qwen2_audio"])
+def test_a_critic_reads_media_and_its_folder_starts_another(tmp_path: Path, model_type: str) -> None:
+    engine, config = begun(tmp_path / "run", model_type)
+    samples = samples_of(engine, config)
+    critic = TorchCritic(config, CriticSection(learning_rate=1e-2))
+    critic.initialise(dict(tensors_of(engine.model)))
+    assert not any(values.any() for values in critic.values(samples, silent))
+    for step in range(2):
+        critic.accumulate(samples, silent)
+        critic.step(step, silent)
+    together = critic.values(samples, silent)
+    assert all(values[sample.loss_mask].all() for values, sample in zip(together, samples, strict=True))
+    for sample, values in zip(samples, together, strict=True):
+        np.testing.assert_allclose(critic.values([sample], silent)[0], values, atol=1e-5)
+    critic.export(tmp_path / "critic")
+    other = TorchCritic(config, CriticSection(path=tmp_path / "critic"))
+    other.initialise(None)
+    assert other.fingerprint() == critic.fingerprint()
+
+
+def test_media_count_once_for_the_samples_of_a_row_in_a_micro_batch(tmp_path: Path) -> None:
+    engine, config = begun(tmp_path, "qwen3_vl")
+    samples = samples_of(engine, config)
+    tokens, media = sum(map(len, samples)), sum(sample.media.tokens for sample in samples[::2] if sample.media)
+    assert media > 0
+    assert len(micro_batches_of(samples, tokens + media)) == 1
+    parts = micro_batches_of(samples, tokens + media - 1)
+    assert len(parts) == 2
+    without = [replace(sample, media=None) for sample in samples]
+    assert len(micro_batches_of(without, tokens)) == 1
