@@ -177,7 +177,8 @@ class Connection:
             missing = f"{'subscribe' if denied['kind'] == 'subscription' else 'publish'} to {subject}"
         return (
             f"broker {self.address.url} refuses to {request}: user {user!r} has no permission to {missing}. A role may "
-            "write its column `writes` and what its `spec` lists; add it there and run `relax keys` again"
+            "write its column `writes` and what its `spec` lists; add it there, then run `relax keys` again, or "
+            "`relax up` for an embedded broker"
         )
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:

@@ -45,20 +45,30 @@ def log_of(run: Run) -> str:
 @needs_sandbox
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_embedded", [False, True], ids=["keyed", "embedded"])
 def test_attacks_of_a_sandboxed_reward_fail_and_its_rows_are_trained(
-    make_run: MakeRun, make_guarded: MakeGuarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun,
+    make_guarded: MakeGuarded,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_embedded: bool,  # noqa: FBT001
 ) -> None:
+    """The credentials of the other roles are hidden, those of an embedded broker in the run folder, too."""
     guarded = make_guarded(["run.name=caged"])
-    guarded.make()
-    guarded.start()
-    others = [guarded.keys / name for name in ("trainer/nats.creds", "private/keys.json", "operator/nats.creds")]
+    keys = guarded.keys
+    broker = [f"broker.url=nats://127.0.0.1:{guarded.port}", f"broker.credentials={keys}"]
+    if is_embedded:
+        keys, broker = tmp_path / "runs" / "caged" / "broker" / "keys", [f"broker.port={guarded.port}"]
+    else:
+        guarded.make()
+        guarded.start()
+    others = [keys / name for name in ("trainer/nats.creds", "private/keys.json", "operator/nats.creds")]
     files = [*others, Path("/etc/shadow"), tmp_path / "runs" / "caged" / "lock"]
     folders = [tmp_path, Path.home(), *map(Path, ("/usr/local", "/etc", "/"))]
     set_targets(monkeypatch, [guarded.port], folders, files)
     # The code is in a folder above the credentials and the runs.
     for name in ("tiny.toml", "tiny_tasks.py", "hostile_rewards.py"):
         shutil.copy(TINY.parent / name, tmp_path)
-    broker = [f"broker.url=nats://127.0.0.1:{guarded.port}", f"broker.credentials={guarded.keys}"]
     settings = ["reward.isolation=sandbox", "reward.function=hostile_rewards.attack", "run.steps=40"]
     run = make_run("caged", *settings, *broker, config=tmp_path / "tiny.toml").start()
     wait_until(lambda: run.folder.last_checkpoint, "checkpoint", 120)
@@ -66,6 +76,7 @@ def test_attacks_of_a_sandboxed_reward_fail_and_its_rows_are_trained(
     code, result, said = run.finish()
     assert code == 0, said + log_of(run)
     assert (result["trained"], result["quarantined"]) == (160, 0)
+    assert all(path.exists() for path in others)
     assert "REACHED" not in log_of(run)
     assert not (tmp_path / "planted").exists()
 

@@ -15,6 +15,7 @@ import pytest
 
 from broker.connection import Connection
 from broker.server import Server
+from broker.server_keys import Users
 from relax_actors.config import load_config
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import ensure_run_streams
@@ -123,7 +124,7 @@ def recorded_run(tmp_path: Path) -> Path:
     folder = RunFolder(config.folder)
     folder.root.mkdir()
     folder.save_config(config, str(TINY.parent))
-    server = Server(folder.broker)
+    server = Server(folder.broker, users=Users("recorded"))
     address = server.start()
     try:
         with closing(Connection(address, "test")) as connection:
