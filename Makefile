@@ -12,7 +12,9 @@
 #   chaos           kill a run a hundred times and compare its weights; then the slow tests of faults
 #   fuzz            send a million malformed messages to live runs; about half an hour
 #   compose-test    test docker-compose.yml; needs a Docker engine with compose
+#   omni            train small models that see and hear on four tasks, about five minutes each
 #   smollm2         train a 135M-parameter model on arithmetic
+#   media           install the packages for models that take images, video and sound
 #   megatron        install the packages for trainer.backend = "megatron"
 #   sglang          install the packages for rollout.backend = "sglang"
 #   clean           remove the virtual environment, runs and build outputs
@@ -27,7 +29,7 @@ INSTALL = $(PYTHON) deploy/install.py --venv $(VENV)
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo install megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery smollm2 clean
+.PHONY: demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni smollm2 clean
 .DELETE_ON_ERROR:
 
 # Written by deploy/install.py, which removes it while it changes the environment.
@@ -45,6 +47,9 @@ demo: $(VENV)/.base
 	$(BIN)/relax up examples/demo/demo.toml $(SETTINGS)
 
 install: $(VENV)/.base
+
+# Decoders of media; `make test` installs them too.
+media: $(VENV)/.media
 
 # Its tests run where it is installed.
 megatron: $(VENV)/.megatron
@@ -104,6 +109,15 @@ bench: $(VENV)/.test
 bench-recovery: $(VENV)/.base
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/soak.py --picture docs/soak.png
+
+# One task: make omni TASKS=sound. Sound and omni need espeak-ng (apt install espeak-ng).
+TASKS ?= image sound video omni
+omni: $(VENV)/.omni
+	@$(BIN)/python examples/omni/make_data.py --tasks $(TASKS)
+	@for task in $(TASKS); do \
+		$(BIN)/relax up examples/omni/$$task.toml $(SETTINGS) || exit 1; \
+		$(BIN)/python examples/omni/show.py $$task || exit 1; \
+	done
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py

@@ -41,12 +41,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from bus_table_side import start_server
 from bus_workload import MARK, Workload
 from process_memory import pss_mib, tree
 from rich.console import Console
 from rich.table import Table
-
-from broker.server import Server
 
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = ("torch==2.13.0", "transferqueue==0.1.11")
@@ -111,8 +110,7 @@ class Side:
 @contextmanager
 def durable_table(folder: Path) -> Iterator[tuple[list[str], Workload, list[int]]]:
     """Run a nats-server; yield the command of a side, its workload, and the process ids of the bus."""
-    server = Server(folder / "broker")
-    server.start()
+    server = start_server(folder)
     try:
         process = server.process.pid if server.process else 0
         yield [sys.executable, str(HERE / "bus_table_side.py")], Workload(str(folder)), [process]

@@ -15,13 +15,17 @@ from nats.aio.msg import Msg
 from broker.address import Address
 from broker.codec import Array, Resolver
 from broker.connection import Connection
+from broker.permissions import Permissions, allow_pool_consumer, allow_removal, inbox_prefix
 from broker.pull import PullSubscription
+from broker.server import Server
+from broker.server_keys import Users
 from broker.store import Store
 from broker.streams import ensure_consumer, ensure_streams, pool_spec, table_spec
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 
-COLUMN, POOL = "trajectory", "trainer"
+COLUMN, PRODUCER, POOL = "trajectory", "rollout", "trainer"
+SUBJECTS = Subjects("bench")
 WINDOW = 2
 """Batches that may wait for their acknowledgement while the next one is processed."""
 
@@ -35,20 +39,36 @@ class Samples:
     logprobs: Array
 
 
-def open_table(work: Workload, author: str) -> Table:
+def start_server(folder: Path) -> Server:
+    """Start a server with a table and a consumer, and an account for each side, as a run has."""
+    table = SUBJECTS.table_stream
+    granted = {
+        PRODUCER: Permissions((SUBJECTS.column(COLUMN),)),
+        POOL: allow_pool_consumer(table, POOL) | allow_removal(table),
+    }
+    inboxes = {user: Permissions((), (f"{inbox_prefix(SUBJECTS.run, user)}.>",)) for user in granted}
+    users = {user: permitted | inboxes[user] for user, permitted in granted.items()}
+    server = Server(folder / "broker", users=Users(SUBJECTS.run, {**users, **Users("").granted}))
+    connection = Connection(server.start(), "bench")
+    connection.call(ensure_streams(connection, [table_spec(SUBJECTS, 2 << 30)]), 20)
+    spec = pool_spec(POOL, [SUBJECTS.column(COLUMN)], 30.0, 1024)
+    connection.call(ensure_consumer(connection, table, spec), 20)
+    connection.close()
+    return server
+
+
+def open_table(work: Workload, user: str) -> Table:
     """Connect like an actor."""
     folder = Path(work.place)
-    connection = Connection(Address.load(folder / "broker" / "address.json"), author)
-    subjects = Subjects("bench")
-    connection.call(ensure_streams(connection, [table_spec(subjects, 2 << 30)]), 20)
-    return Table(connection, subjects, Store(folder / "store"), f"{author}.0#1")
+    connection = Connection(Address.load(folder / "broker" / "address.json").for_user(user), user)
+    return Table(connection, SUBJECTS, Store(folder / "store"), f"{user}.0#1")
 
 
 class Producer:
     """Writes a batch as one cell per group, and encodes the next batch while the broker acknowledges it."""
 
     def __init__(self, work: Workload) -> None:
-        self.work, self.table = work, open_table(work, "rollout")
+        self.work, self.table = work, open_table(work, PRODUCER)
 
     def put(self, first: int, count: int) -> None:
         """Write batches; return when the last one is acknowledged."""
@@ -80,11 +100,9 @@ class Consumer:
     """Takes cells like a pool actor, reads every byte, acknowledges, and purges complete batches."""
 
     def __init__(self, work: Workload) -> None:
-        self.work, self.table = work, open_table(work, "trainer")
-        connection, subjects = self.table.connection, self.table.subjects
-        spec = pool_spec(POOL, [subjects.column(COLUMN)], 30.0, 1024)
-        connection.call(ensure_consumer(connection, subjects.table_stream, spec), 20)
-        self.pull = PullSubscription(connection, subjects.table_stream, POOL, 4 * work.samples // work.group)
+        self.work, self.table = work, open_table(work, POOL)
+        connection, credit = self.table.connection, 4 * work.samples // work.group
+        self.pull = PullSubscription(connection, SUBJECTS.table_stream, POOL, credit)
         connection.call(self.pull.start(), 10)
 
     def get(self, _first: int, count: int) -> None:

@@ -18,6 +18,7 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.errors import RelaxError
 from broker.ordered_consumer import OrderedConsumer
+from broker.permissions import OPERATOR
 from broker.streams import wait_for_stream
 from broker.subjects import Subjects
 
@@ -108,7 +109,7 @@ class Steps(threading.Thread):
         end = time.monotonic() + WAIT_SECONDS
         while not self._address.exists() and time.monotonic() < end:
             time.sleep(0.05)
-        connection = Connection(Address.load(self._address), "benchmark", deadline=WAIT_SECONDS)
+        connection = Connection(Address.load(self._address).for_user(OPERATOR), "benchmark", deadline=WAIT_SECONDS)
         stream = self._subjects.log_stream
         try:
             connection.call(wait_for_stream(connection, stream, WAIT_SECONDS), WAIT_SECONDS + 1)

@@ -23,6 +23,7 @@ from broker.connection import Connection
 from broker.errors import BrokerError, SubjectError
 from broker.leases import RunState
 from broker.ordered_consumer import OrderedConsumer
+from broker.permissions import OPERATOR
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
 from broker.subjects import NUMBERED_KINDS, CellId, Subjects
@@ -136,7 +137,7 @@ class LiveRun:
 
     def _address(self) -> Address | None:
         try:
-            address = Address.load(self.folder.address)
+            address = Address.load(self.folder.address).for_user(OPERATOR)
             Connection(address, "probe", 1.0).close()
         except BrokerError:
             return None

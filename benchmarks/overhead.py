@@ -25,6 +25,7 @@ from live_run import PROGRAMS
 from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.permissions import OBSERVER
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo" / "demo.toml"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -126,7 +127,7 @@ def wait_for_address(folder: Path) -> Address:
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
-            address = Address.load(folder / "broker.json")
+            address = Address.load(folder / "broker.json").for_user(OBSERVER)
             Connection(address, "probe", 1.0).close()
         except BrokerError:
             time.sleep(0.1)

@@ -29,6 +29,7 @@ import xxhash
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.permissions import OPERATOR
 from broker.server import Server
 from broker.store import Store
 from broker.streams import ensure_bucket
@@ -95,7 +96,7 @@ def run_actors(folder: Path, numbers: range) -> None:
     """Run actors in this process until its input is closed."""
     logs.configure(logging.ERROR)
     threading.stack_size(256 << 10)
-    config, address = config_of(folder), Address.load(folder / "broker" / "address.json")
+    config, address = config_of(folder), Address.load(folder / "broker" / "address.json").for_user(OPERATOR)
     loop = asyncio.new_event_loop()
 
     async def run_all() -> None:

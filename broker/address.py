@@ -26,7 +26,8 @@ class Address:
     user: str | None = None
     password: str | None = None
     credentials: str | None = None
-    """Path of a NATS `.creds` file, or of a folder with one subfolder per user (see `for_user`)."""
+    """Path of a NATS `.creds` file, or of a folder with one subfolder per user (see `for_user`). In a file of `save`
+    it is relative to the file where it is below it, so that the folder of a run may be moved."""
     ca: str | None = None
     """Path of the CA certificate of a server with TLS; `ca.pem` beside the credentials by default."""
     server_name: str | None = None
@@ -100,7 +101,10 @@ class Address:
 
     def save(self, path: Path) -> None:
         """Write the address to a private file, atomically."""
-        write_private(path, json.dumps(asdict(self)))
+        own = self.credentials
+        if own is not None and Path(own).is_relative_to(path.parent):
+            own = str(Path(own).relative_to(path.parent))
+        write_private(path, json.dumps({**asdict(self), "credentials": own}))
 
     @classmethod
     def load(cls, path: Path) -> Address:
@@ -110,7 +114,9 @@ class Address:
             BrokerError: the file is missing or holds no address.
         """
         try:
-            return cls(**json.loads(path.read_text()))
+            found = cls(**json.loads(path.read_text()))
+            own = found.credentials
+            return found if own is None else replace(found, credentials=str(path.parent / own))
         except (OSError, ValueError, TypeError) as error:
             msg = f"no broker address in {path}: {error}; is the run up?"
             raise BrokerError(msg) from error

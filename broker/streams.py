@@ -41,10 +41,10 @@ CONSUMER_SECONDS = 60.0
 """Default seconds to wait for a consumer that the owner of the run creates."""
 
 
-def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1, *, views: bool = False) -> StreamConfig:
+def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamConfig:
     """Table stream: one message per subject, and the server refuses a second one.
 
-    With `views`, the stream republishes what it has stored for users with accounts of their own (`broker.accounts`).
+    The stream republishes what it has stored, for users with accounts of their own (`broker.accounts`).
     """
     return StreamConfig(
         name=subjects.table_stream,
@@ -59,14 +59,12 @@ def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1, *, views: 
         max_msg_size=MAX_CELL_BYTES + _HEADER_BYTES,
         num_replicas=replicas,
         allow_direct=True,
-        republish=_views(f"{subjects.prefix}.>") if views else None,
+        republish=_views(f"{subjects.prefix}.>"),
     )
 
 
-def log_spec(
-    subjects: Subjects, max_bytes: int, max_age: float, replicas: int = 1, *, views: bool = False
-) -> StreamConfig:
-    """Log stream for events and metrics, bounded by `max_bytes` and `max_age` (seconds); `views` as in `table_spec`."""
+def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int = 1) -> StreamConfig:
+    """Log stream for events and metrics, of `max_bytes` and `max_age` (seconds); republished, as the table is."""
     return StreamConfig(
         name=subjects.log_stream,
         subjects=subjects.log_subjects(),
@@ -78,7 +76,7 @@ def log_spec(
         max_age=max_age,
         num_replicas=replicas,
         allow_direct=True,
-        republish=_views(f"{subjects.prefix}.>") if views else None,
+        republish=_views(f"{subjects.prefix}.>"),
     )
 
 
@@ -154,7 +152,8 @@ async def ensure_streams(connection: Connection, specs: list[StreamConfig], dead
             await connection.retry(ensure, f"create stream {spec.name}", deadline)
         except APIError as error:
             url = connection.address.url
-            msg = f"broker {url} refuses stream {spec.name}: {error.description}; free space or lower broker.max_bytes"
+            msg = f"broker {url} refuses stream {spec.name}: {error.description}; free space, "
+            msg += "lower broker.max_bytes, or run `relax keys` again if it was raised after that"
             raise BrokerError(msg) from error
 
 
@@ -191,13 +190,11 @@ async def wait_for_stream(connection: Connection, name: str, deadline: float) ->
         await asyncio.sleep(0.1)
 
 
-async def ensure_bucket(
-    connection: Connection, subjects: Subjects, replicas: int = 1, *, views: bool = False
-) -> KeyValue:
+async def ensure_bucket(connection: Connection, subjects: Subjects, replicas: int = 1) -> KeyValue:
     """Open the run's KV bucket for leases, incarnations and failure counts; create it if absent.
 
     Each lease has its own TTL. nats-py would create the bucket with roll-ups allowed, and a user that may write one key
-    could then purge all of them. With `views`, leases are republished as in `table_spec`.
+    could then purge all of them. Leases are republished, as the table is.
     """
     config = StreamConfig(
         name=f"KV_{subjects.state_bucket}",
@@ -212,7 +209,7 @@ async def ensure_bucket(
         allow_msg_ttl=True,
         allow_rollup_hdrs=False,
         deny_delete=True,
-        republish=_views(f"$KV.{subjects.state_bucket}.lease.>") if views else None,
+        republish=_views(f"$KV.{subjects.state_bucket}.lease.>"),
     )
 
     async def ensure() -> KeyValue:

@@ -31,7 +31,17 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 OLDEST = (3, 11)
 CPU_MB, CUDA_MB = 190, 3000
 """Download size of torch with its dependencies."""
-PACKAGES_MB = {"": 100, "test": 110, "lint": 140, "docs": 40, "megatron": 3, "smollm2": 185, "sglang": 535}
+PACKAGES_MB = {
+    "": 100,
+    "media": 110,
+    "test": 280,
+    "lint": 310,
+    "docs": 40,
+    "megatron": 3,
+    "omni": 160,
+    "smollm2": 185,
+    "sglang": 535,
+}
 """Download size by extra; under the empty name that of the packages that every installation has."""
 CPU_DISK_MIB, CUDA_DISK_MIB = 1600, 9000
 """Disk space of the environment, with the packages of every installation."""

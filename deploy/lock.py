@@ -6,7 +6,8 @@ Versions that are in the files stay; `--upgrade` takes the newest. Needs uv.
 
 torch is not in the files, nor are the CUDA libraries that only torch needs: which build of torch is installed depends
 on the machine, and builds for CPUs have other hashes, from an index of their own. The extras `megatron` and `sglang`
-pin their own main package, whose requirements depend on the build of torch, too.
+pin their own main package, whose requirements depend on the build of torch, too. torchaudio is in them: from 2.11 on it
+requires no torch, and relax-actors uses none of its compiled parts (relax_actors/media/resample.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "deploy" / "requirements"
-EXTRAS = ("test", "lint", "docs")
+EXTRAS = ("media", "test", "lint", "docs")
 BUILD = "hatchling>=1.27\neditables>=0.5\n"
 """What builds relax-actors itself, without the isolated environment of pip, which would take unlocked packages."""
 BY_MACHINE = re.compile(r"torch|triton|nvidia-.*|cuda-.*")

@@ -153,7 +153,7 @@ def rights(run: Config) -> list[str]:
     said = {
         NODE: "the supervisor of a node",
         OPERATOR: "starts, inspects and repairs the run",
-        OBSERVER: "only subscribes; it makes no requests, because the answer to a request can be stored as a cell",
+        OBSERVER: "subscribes to the whole run, and reads stored messages by pages, which the server bounds",
     }
     for user in users(run):
         allowed = permissions(run, user)

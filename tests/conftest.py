@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def address(server: Server) -> Address:
-    return Address.load(server.folder / "address.json")
+    return Address.load(server.folder / "address.json").for_user("operator")
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import nats
 
 
-async def main(run: str, server: str, **login: str) -> None:
+async def main(run: str, server: str, credentials: str) -> None:
     """Subscribe to the metrics of a run."""
-    connection = await nats.connect(server, **login)
+    connection = await nats.connect(server, user_credentials=credentials)
     async for message in (await connection.subscribe(f"relax.{run}.metric.trainer.*")).messages:
         body = json.loads(message.data)
         if body.get("kind") == "step":
@@ -21,8 +21,8 @@ async def main(run: str, server: str, **login: str) -> None:
 
 
 name, broker, *credentials = sys.argv[1:]
-if credentials:
-    asyncio.run(main(name, broker, user_credentials=credentials[0]))
-else:
-    embedded = json.loads(Path(broker).read_text())
-    asyncio.run(main(name, embedded["url"], user=embedded["user"], password=embedded["password"]))
+if not credentials:
+    file = Path(broker)
+    broker, keys = (json.loads(file.read_text())[key] for key in ("url", "credentials"))
+    credentials = [str(file.parent / keys / "observer" / "nats.creds")]
+asyncio.run(main(name, broker, *credentials))

@@ -1,21 +1,20 @@
-"""Credentials of a run's users, and the configuration of their NATS server."""
+"""Credentials of a run's users, and their admission to a server."""
 
 from __future__ import annotations
 
-import json
-import secrets
-import socket
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from broker.address import CREDENTIALS_FILE
-from broker.credentials import OperatorKeys
+from broker.credentials import read_claims
 from broker.files import write_private
 from broker.permissions import OBSERVER, OPERATOR
-from broker.server import MAX_PAYLOAD
+from broker.run_users import RunUsers
+from broker.streams import STATE_BYTES
 from relax_actors.cli.credential_folder import prepare_folders
-from relax_actors.cli.listeners import Settings, tls_block
+from relax_actors.cli.keyed_server import KeyedServer
+from relax_actors.cli.listeners import Settings
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import find
@@ -24,16 +23,17 @@ from relax_actors.roles.permissions import permissions, users
 BROWSERS = (OBSERVER, OPERATOR)
 """Users that may connect over WebSocket."""
 DAY = 86400.0
-CA_DAYS, SERVER_DAYS = 3650.0, 825.0
-HOSTS = ("localhost", "127.0.0.1", "nats")
+SLACK_BYTES = 64 << 20
+OF_SERVER = ("tls", "mutual", "hosts", "listen", "websocket", "store", "cluster", "http", "origins")
+"""Options that belong to the server, not to one of its runs."""
+TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
 def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) -> list[str]:
-    """Write the credentials of all users of a run and the configuration of their server.
+    """Write the credentials of all users of a run, and admit them to its server.
 
         DIR/<user>/nats.creds     credentials of a user; with TLS also ca.pem, cert.pem and key.pem
-        DIR/server/               nats-server.conf, auth.conf, certificate; <name>.conf for each server of a cluster
-        DIR/private/              keys of the issuing authority: keep them secret and copy them to no other machine
+        DIR/server, DIR/private   the server, unless `settings.server` names the folder of another (see `KeyedServer`)
 
     Args:
         run: TOML file, or name or folder of a run.
@@ -45,72 +45,119 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
         Lines of text that name the files and the commands that use them.
 
     Raises:
-        ConfigError: no such run, or the folder holds something else (see `prepare_folders`).
+        ConfigError: no such run, no such server, or the folder holds something else (see `prepare_folders`).
         BrokerError: the authority's keys cannot be read.
     """
-    config = _config_of(run, overrides)
+    config, folder = _config_of(run, overrides), folder.resolve()
+    server = KeyedServer(folder if settings.server is None else settings.server.resolve())
+    is_own = server.folder == folder
+    if not is_own:
+        settings = _joined(server, settings)
     names, granted = users(config), {user: permissions(config, user) for user in users(config)}
-    folder = folder.resolve()
-    private, server = folder / "private", folder / "server"
-    prepare_folders(folder, names, config.run.name, replace_run=settings.replace)
-    authority = _authority(private / "keys.json", rotate=settings.rotate)
-    expires = None if settings.days is None else time.time() + settings.days * DAY
+    replaced = prepare_folders(folder, names, config.run.name, has_server=is_own, replace_run=settings.replace)
+    authority, known = server.authority(), server.runs
+    if is_own:
+        server.configure(config, settings)
+    if replaced in known:
+        server.remove(known[replaced])
+    now = time.time()
+    expires = None if settings.days is None else now + settings.days * DAY
+    revoked = _revoked(known.get(config.run.name), int(now), rotate=settings.rotate)
     for user in names:
-        account = None if user == OPERATOR else authority.account_of(user)
-        text = authority.credentials(
-            f"{config.run.name}.{user}", granted[user], expires, account=account, websocket=user in BROWSERS
-        )
+        account = authority.account_of(config.run.name, "" if user == OPERATOR else user)
+        name, issued = f"{config.run.name}.{user}", max(int(now), revoked + 1)
+        text = authority.credentials(name, granted[user], account, expires, issued=issued, websocket=user in BROWSERS)
         write_private(folder / user / CREDENTIALS_FILE, text)
+    # A client with a ca.pem beside its credentials refuses servers without TLS.
+    _remove(folder, names, TLS_FILES[1:] if settings.tls else TLS_FILES)
     if settings.tls:
-        _certificates(folder, names, settings)
-    else:
-        # A client with a ca.pem beside its credentials refuses servers without TLS.
-        _remove(folder, names, ("ca.pem", "cert.pem", "key.pem"))
+        server.write_user_certificates(folder, names, settings)
     others = {user: permitted for user, permitted in granted.items() if user != OPERATOR}
-    (server / "auth.conf").write_text(authority.server_config(others))
-    (server / "nats-server.conf").write_text(server_config(config, server, settings))
-    if settings.cluster:
-        password = _route_password(private / "route.json")
-        for name in settings.cluster:
-            text = server_config(config, server, settings) + settings.cluster_block(name, server, password)
-            write_private(server / f"{name}.conf", text)
+    server.admit(RunUsers(config.run.name, others, revoked, _quota(config)))
+    return _report(run, config, folder, server, settings)
+
+
+def remove_run(run: str, folder: Path, settings: Settings) -> list[str]:
+    """Remove the accounts of a run from its server, and the run's credentials.
+
+    Args:
+        run: TOML file, or name or folder of a run, which need not exist any more.
+        folder: folder of the run's credentials.
+        settings: options; only `server` is used.
+
+    Returns:
+        Lines of text that say what is left to do.
+
+    Raises:
+        ConfigError: the server has no such run.
+    """
+    folder = folder.resolve()
+    server = KeyedServer(folder if settings.server is None else settings.server.resolve())
+    server.require()
+    known = server.runs
+    name = load_config(Path(run), []).run.name if run.endswith(".toml") else Path(run).name
+    if name not in known:
+        admitted = f"it has {', '.join(known)}" if known else "it has none"
+        msg = f"the server in {server.folder} has no run {name!r}; {admitted}"
+        raise ConfigError(msg)
+    account = server.authority().account_of(name).public
+    server.remove(known[name])
+    for path in sorted(folder.glob(f"*/{CREDENTIALS_FILE}")):
+        if read_claims(path).name.partition(".")[0] == name:
+            _remove(folder, [path.parent.name], (CREDENTIALS_FILE, *TLS_FILES))
+    return [
+        f"run {name} is removed from the server in {server.folder}, and its credentials from {folder}",
+        _reload(server),
+        f"its streams are kept: to free their space, remove the folder jetstream/{account} in the store of each server",
+    ]
+
+
+def _joined(server: KeyedServer, settings: Settings) -> Settings:
+    """Options for a run on the server of another run: TLS and address are those of the server.
+
+    Raises:
+        ConfigError: there is no such server, or an option is given that would change it.
+    """
+    server.require()
+    defaults = {field.name: field.default for field in fields(Settings)}
+    if given := [name for name in OF_SERVER if getattr(settings, name) != defaults[name]]:
+        option = given[0].removesuffix("s") if given[0] in ("hosts", "origins") else given[0]
+        msg = f"--{option} changes the server, not a run: give it where {server.folder} is written, without --server"
+        raise ConfigError(msg)
+    known = server.security()
+    return replace(settings, tls=known.tls, mutual=known.mutual, listen=known.listen)
+
+
+def _revoked(old: RunUsers | None, now: int, *, rotate: bool) -> int:
+    """Time up to which credentials of a run are refused. Times are whole seconds, and new ones are issued after it."""
+    if old is None:
+        # Those of a removed run of the same name must not become valid again, not even those of this second.
+        return now + 1
+    return max(now, old.revoked + 1) if rotate else old.revoked
+
+
+def _quota(config: Config) -> int:
+    broker = config.broker
+    return broker.replicas * (broker.max_bytes + broker.log_bytes + STATE_BYTES) + SLACK_BYTES
+
+
+def _report(run: str, config: Config, folder: Path, server: KeyedServer, settings: Settings) -> list[str]:
     scheme, host = "tls" if settings.tls else "nats", settings.host if settings.is_loopback else "HOST"
     url = f"{scheme}://{host}:{settings.listen.rpartition(':')[2]}"
-    reload = f"to refuse the credentials before: have each server reload {server}/auth.conf, kill -HUP PID"
+    others = [name for name in server.runs if name != config.run.name]
+    is_own = server.folder == folder
     return [
-        f"credentials of {', '.join(names)}: {folder}/<user>/{CREDENTIALS_FILE}",
-        *([reload] if settings.rotate else []),
-        f"the server: nats-server -c {server}/nats-server.conf",
+        f"credentials of {', '.join(users(config))}: {folder}/<user>/{CREDENTIALS_FILE}",
+        *([_reload(server)] if settings.rotate or others else []),
+        *([f"the server: nats-server -c {server.files}/nats-server.conf"] if is_own else []),
         f"the run: relax up {run} broker.url={url} broker.credentials={folder}",
-        *(["for clients on other machines: add --listen 0.0.0.0:4222"] if settings.is_loopback else []),
+        *([f"other runs of the server: {', '.join(others)}"] if others else []),
+        *(["for clients on other machines: add --listen 0.0.0.0:4222"] if settings.is_loopback and is_own else []),
     ]
 
 
-def server_config(config: Config, folder: Path, settings: Settings) -> str:
-    """Return the configuration of one server; it holds no secret."""
-    quote = json.dumps
-    lines = [
-        f"listen: {quote(settings.listen)}",
-        f"max_payload: {MAX_PAYLOAD}",
-        "write_deadline: 10s",
-        'include "auth.conf"',
-        "jetstream {",
-        f"  store_dir: {quote(str((settings.store or folder / 'store').resolve()))}",
-        f"  max_memory_store: {256 << 20}",
-        f"  max_file_store: {config.broker.max_bytes + config.broker.log_bytes + (1 << 30)}",
-        f"  sync_interval: {quote(config.broker.sync_interval)}",
-        "}",
-    ]
-    if settings.tls:
-        lines += ["tls {", tls_block(folder, mutual=settings.mutual), "}"]
-    return "\n".join([*lines, *settings.lines(folder)]) + "\n"
-
-
-def _route_password(path: Path) -> str:
-    """Return the password of the routes between the servers of a cluster; created once."""
-    if not path.exists():
-        write_private(path, json.dumps(secrets.token_urlsafe(24)))
-    return str(json.loads(path.read_text()))
+def _reload(server: KeyedServer) -> str:
+    return f"to apply: have each server reload {server.files}/auth.conf, kill -HUP PID; connections of others stay"
 
 
 def _config_of(run: str, overrides: list[str]) -> Config:
@@ -122,36 +169,6 @@ def _config_of(run: str, overrides: list[str]) -> Config:
     return find(run).load_config()
 
 
-def _authority(path: Path, *, rotate: bool) -> OperatorKeys:
-    known = OperatorKeys.load(path) if path.exists() else None
-    if known is None or rotate:
-        # One second back: times are whole seconds, and credentials issued in this second must be valid.
-        known = OperatorKeys.new() if known is None else replace(known, revoked=int(time.time()) - 1)
-        known.save(path)
-    return known
-
-
 def _remove(folder: Path, users: list[str], files: tuple[str, ...]) -> None:
     for path in (folder / user / name for user in users for name in files):
         path.unlink(missing_ok=True)
-
-
-def _certificates(folder: Path, names: list[str], settings: Settings) -> None:
-    """Write the authority if missing, and the certificates of the server and of users."""
-    from broker import certificates
-
-    ca_files = folder / "private" / "ca.pem", folder / "private" / "ca-key.pem"
-    if not all(path.exists() for path in ca_files):
-        certificates.new_authority(CA_DAYS).save(*ca_files)
-    ca = certificates.CertificatePair.load(*ca_files)
-    hosts = tuple(dict.fromkeys((*settings.hosts, *settings.cluster, *HOSTS, socket.gethostname())))
-    certificates.issue(ca, "nats", SERVER_DAYS, hosts).save(
-        folder / "server" / "cert.pem", folder / "server" / "key.pem"
-    )
-    if not settings.mutual:
-        _remove(folder, names, ("cert.pem", "key.pem"))
-    for name in (*names, "server"):
-        (folder / name / "ca.pem").write_text(ca.pem)
-        if settings.mutual and name != "server":
-            own = certificates.issue(ca, name, settings.days or SERVER_DAYS)
-            own.save(folder / name / "cert.pem", folder / name / "key.pem")

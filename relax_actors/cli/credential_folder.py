@@ -13,25 +13,35 @@ from relax_actors.errors import ConfigError, UnsafePathError
 ROOT_USER = 0
 
 
-def prepare_folders(folder: Path, users: list[str], run: str, *, replace_run: bool) -> None:
+def prepare_folders(folder: Path, users: list[str], run: str, *, has_server: bool, replace_run: bool) -> str:
     """Create the folder and its subfolders with mode 0700.
 
     Args:
         folder: the folder to write to.
         users: names of the users of the run.
         run: name of the run.
+        has_server: whether the folder holds the files of the server, too.
         replace_run: whether credentials of another run may be replaced.
+
+    Returns:
+        The name of the run whose credentials are replaced; empty if there is none.
 
     Raises:
         ConfigError: the folder has other content, belongs to another user or another run, or cannot be written.
     """
-    subfolders = ["private", "server", *users]
-    path = folder
+    subfolders = [*(("private", "server") if has_server else ()), *users]
+    path, replaced = folder, ""
     try:
         if folder.exists():
             _check_content(folder, subfolders)
-            if not replace_run:
-                _check_run(folder, run)
+            replaced = _other_run(folder, run)
+            if replaced and not replace_run:
+                beside = f", with --server {folder} for a second run on its server" if has_server else ""
+                msg = (
+                    f"{folder} holds the credentials of run {replaced!r}, which would lose them; give another folder"
+                    f"{beside}, or --replace if that run is over"
+                )
+                raise ConfigError(msg)
         for path in (folder, *(folder / name for name in subfolders)):
             if not (path == folder and _belongs_to_root(path)):
                 make_private_folder(path)
@@ -44,6 +54,7 @@ def prepare_folders(folder: Path, users: list[str], run: str, *, replace_run: bo
             "(in a container: mount a volume there)"
         )
         raise ConfigError(msg) from error
+    return replaced
 
 
 def _belongs_to_root(folder: Path) -> bool:
@@ -57,7 +68,8 @@ def _check_content(folder: Path, subfolders: list[str]) -> None:
         raise ConfigError(msg)
     if (folder / "private" / "keys.json").exists():
         return
-    if other := sorted(path.name for path in folder.iterdir() if path.name not in subfolders and not _is_ignored(path)):
+    others = (path for path in folder.iterdir() if path.name not in subfolders)
+    if other := sorted(path.name for path in others if not (_is_ignored(path) or (path / CREDENTIALS_FILE).exists())):
         msg = f"{folder} was not written by `relax keys`: it holds {', '.join(other[:3])}; give a new or empty folder"
         raise ConfigError(msg)
 
@@ -67,12 +79,7 @@ def _is_ignored(path: Path) -> bool:
     return path.name.startswith(".") or path.name == "lost+found" or (path.is_dir() and not any(path.iterdir()))
 
 
-def _check_run(folder: Path, run: str) -> None:
-    for path in sorted(folder.glob(f"*/{CREDENTIALS_FILE}")):
-        other = read_claims(path).name.partition(".")[0]
-        if other != run:
-            msg = (
-                f"{folder} holds the credentials of run {other!r}, which would lose them; give another folder, or "
-                "--replace if that run is over"
-            )
-            raise ConfigError(msg)
+def _other_run(folder: Path, run: str) -> str:
+    """Name another run whose credentials the folder holds; empty if there is none."""
+    names = [read_claims(path).name.partition(".")[0] for path in sorted(folder.glob(f"*/{CREDENTIALS_FILE}"))]
+    return next((name for name in names if name != run), "")

@@ -25,7 +25,14 @@ def keys(
     ] = None,
     days: Annotated[float | None, typer.Option(help="Days until the credentials expire.")] = None,
     rotate: Annotated[
-        bool, typer.Option("--rotate", help="Revoke all credentials created before; the run may be up.")
+        bool, typer.Option("--rotate", help="Revoke all credentials of the run created before; it may be up.")
+    ] = False,
+    server: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the server of another run, which admits this run, too. Default: DIR."),
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the run from its server, and its credentials from DIR.")
     ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the credentials of another run in DIR, which must be over.")
@@ -52,7 +59,7 @@ def keys(
 
     Users are the roles, an operator and an observer. Run again, it creates the users again and keeps the server's keys.
     """
-    from relax_actors.cli.credential_files import make_keys
+    from relax_actors.cli.credential_files import make_keys, remove_run
     from relax_actors.cli.listeners import Settings
 
     servers = tuple(cluster.split(",")) if cluster else ()
@@ -63,6 +70,7 @@ def keys(
         days=days,
         rotate=rotate,
         replace=replace,
+        server=server,
         listen=listen,
         websocket=websocket,
         store=store,
@@ -70,5 +78,6 @@ def keys(
         http=http,
         origins=tuple(origin or ()),
     )
-    for line in make_keys(run, folder, settings or [], chosen):
+    lines = remove_run(run, folder, chosen) if remove else make_keys(run, folder, settings or [], chosen)
+    for line in lines:
         typer.echo(line)

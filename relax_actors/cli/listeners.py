@@ -29,8 +29,9 @@ class Settings:
         mutual: create a certificate for each user too, which the server requires; needs `tls`.
         hosts: names or addresses of the server in its certificate, besides the default ones.
         days: days until the credentials expire; None for never.
-        rotate: revoke all credentials created before.
+        rotate: revoke all credentials of the run created before.
         replace: replace the credentials of another run.
+        server: folder of the server, if another run's; the options of listeners, store and TLS are then the server's.
         listen: address that the server listens on.
         websocket: port for WebSocket clients.
         store: folder of the server's files; DIR/server/store if None.
@@ -48,6 +49,7 @@ class Settings:
     days: float | None = None
     rotate: bool = False
     replace: bool = False
+    server: Path | None = None
     listen: str = "127.0.0.1:4222"
     websocket: int | None = None
     store: Path | None = None

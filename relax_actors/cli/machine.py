@@ -16,6 +16,7 @@ from pathlib import Path
 
 from broker.address import Address
 from broker.errors import BrokerError
+from broker.permissions import OPERATOR
 from broker.server import is_jetstream_ready, port_problem
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
@@ -183,7 +184,7 @@ def _is_own_broker(config: Config) -> bool:
     """Whether the run's own broker, of a run that is up, listens on its port."""
     path = RunFolder(config.folder).broker / "address.json"
     try:
-        known = Address.load(path)
+        known = Address.load(path).for_user(OPERATOR)
     except BrokerError:
         return False
     return known.url.endswith(f":{config.broker.port}") and is_jetstream_ready(known)

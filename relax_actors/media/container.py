@@ -14,8 +14,10 @@ from relax_actors.media.headers import container_of, image_header
 from relax_actors.media.source import Source
 
 _HEAD = 1024
-LATE = 0.1
-"""Part of its length that may be missing at the end of a file."""
+LATE, LATE_SECONDS = 0.02, 0.25
+"""What may be missing at the end of a file: a part of its length, and seconds."""
+_RIFF, _STREAMED = b"RIFF", (0, 0xFFFFFFFF)
+"""First bytes of AVI and WAV, and their sizes in a file that was written to a pipe."""
 
 
 @contextmanager
@@ -32,7 +34,11 @@ def opened(source: Source, kind: str) -> Iterator[Any]:
         image = image_header(source.data)
         what = f"a {image.format} image" if image else "no container that is read (mp4, webm, mkv, wav, mp3, ...)"
         source.refuse(f"{kind} is expected, and this is {what}")
+    size = int.from_bytes(source.data[4:8], "little")
+    if source.data[:4] == _RIFF and size not in _STREAMED and size > len(source.data):
+        source.refuse(f"the file is truncated: it has {len(source.data)} bytes of {size + 8}")
     try:
+        container: Any
         with av.open(io.BytesIO(source.data), format=name, metadata_errors="replace") as container:
             if container.duration is not None:
                 source.check_seconds(container.duration / av.time_base)
@@ -41,11 +47,11 @@ def opened(source: Source, kind: str) -> Iterator[Any]:
         source.refuse(f"the file cannot be decoded as {name}: {error.strerror}; it is damaged or truncated", error)
 
 
-def check_end(source: Source, seconds: float, expected: float) -> None:
-    """Refuse a truncated file.
+def check_end(source: Source, seconds: float, expected: float, step: float = 0.0) -> None:
+    """Refuse a truncated file; `step` is the time of a frame.
 
     Raises:
         RowError: what was found ends long before the duration in its header.
     """
-    if seconds < expected * (1 - LATE) - 1.0:
+    if seconds < expected * (1 - LATE) - LATE_SECONDS - 2 * step:
         source.refuse(f"the file is truncated: it ends after {seconds:.1f} s of {expected:.1f} s")

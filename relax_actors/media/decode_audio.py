@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import av
@@ -16,12 +18,12 @@ RATES = (1000, 384_000)
 
 
 def decode_audio(
-    source: Source, settings: AudioSettings, part: tuple[float, float | None]
+    source: Source, settings: AudioSettings, part: tuple[float, float | None], longest: float = math.inf
 ) -> tuple[np.ndarray, int] | None:
     """Return the samples of a part of a sound, [samples] float32 in -1..1, and their rate; None without a sound.
 
     Raises:
-        RowError: it cannot be decoded or exceeds a limit.
+        RowError: it cannot be decoded, exceeds a limit, or is longer than `longest` seconds.
     """
     with opened(source, "a sound") as container:
         if not container.streams.audio:
@@ -30,39 +32,60 @@ def decode_audio(
         rate = stream.codec_context.sample_rate
         if not RATES[0] <= rate <= RATES[1]:
             source.refuse(f"a sample rate of {rate} Hz is outside {RATES[0]} to {RATES[1]} Hz; convert the sound")
-        samples = _decode(source, container, stream, rate, part)
-        start = int(part[0] * rate)
-        whole = samples.shape[1] / rate
-        if part[1] is None and stream.duration is not None:
-            check_end(source, whole, float(stream.duration * stream.time_base))
-        samples = samples[:, start : None if part[1] is None else int(part[1] * rate)]
-        if not samples.shape[1]:
-            source.refuse(f"the part from {part[0]:g} s on has no sound: it lasts {whole:.1f} s")
-        return _mono(source, samples, settings), rate
+        start, end = part
+        if end is None and settings.truncate and longest < math.inf:
+            end = start + longest
+        known = None if stream.duration is None else float(stream.duration * stream.time_base)
+        if end is None and known is not None:
+            _check_longest(source, known - start, longest)
+        samples = _decode(source, container, stream, settings, source.limits.max_seconds if end is None else end)
+        if end is None and known is not None:
+            check_end(source, len(samples) / rate, known)
+        taken = samples[int(start * rate) : None if end is None else int(end * rate)]
+        if not len(taken):
+            source.refuse(f"the part from {start:g} s on has no sound: it lasts {len(samples) / rate:.1f} s")
+        if not settings.truncate:
+            _check_longest(source, len(taken) / rate, longest)
+        return taken[: int(min(longest * rate, len(taken)))], rate
 
 
-def _decode(source: Source, container: Any, stream: Any, rate: int, part: tuple[float, float | None]) -> np.ndarray:
-    """Return [channels, samples] float32 up to the end of the part."""
+def _check_longest(source: Source, seconds: float, longest: float) -> None:
+    if seconds > longest:
+        source.refuse(f"{seconds:.1f} s of sound exceed audio.max_seconds = {longest:g}; cut it, or set audio.truncate")
+
+
+def _decode(source: Source, container: Any, stream: Any, settings: AudioSettings, seconds: float) -> np.ndarray:
+    """Return one channel [samples] float32 of the first seconds, and up to a second more.
+
+    Raises:
+        RowError: it has no samples, exceeds the limit, or changes its channels.
+    """
     # Only the format of the samples changes here; FFmpeg's own mixing and resampling are not used.
     floats = av.AudioResampler(format="fltp")
-    most = source.limits.max_seconds if part[1] is None else min(part[1], source.limits.max_seconds)
+    stream.codec_context.thread_count = 1
+    rate, count, channels = stream.codec_context.sample_rate, 0, set()
     kept: list[np.ndarray] = []
-    count = 0
-    for frame in container.decode(stream):
+    for frame in _frames(container, stream):
         source.check_time()
         for converted in floats.resample(frame):
-            kept.append(converted.to_ndarray())
-            count += kept[-1].shape[1]
-        if part[1] is None:
-            source.check_seconds(count / rate)
-        if count / rate >= most + 1:
+            piece = converted.to_ndarray()
+            channels.add(len(piece))
+            count += piece.shape[1]
+            kept.append(_mono(source, piece, settings))
+        if count / rate >= seconds + 1:
+            source.check_seconds(seconds if seconds < source.limits.max_seconds else count / rate)
             break
-    kept += [converted.to_ndarray() for converted in floats.resample(None)]
-    if not kept:
+    if not count:
         source.refuse("the sound has no samples")
-    if len({piece.shape[0] for piece in kept}) > 1:
+    if len(channels) > 1:
         source.refuse("the number of channels changes within the sound")
-    return np.concatenate(kept, axis=1)
+    return np.concatenate(kept)
+
+
+def _frames(container: Any, stream: Any) -> Iterator[Any]:
+    """Give the frames of a sound, then None, with which a resampler gives what it holds."""
+    yield from container.decode(stream)
+    yield None
 
 
 def _mono(source: Source, samples: np.ndarray, settings: AudioSettings) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 from relax_actors.media.headers import ImageHeader, container_of, image_header
 from relax_actors.media.source import Source
 
+cv2.utils.logging.setLogLevel(0)  # what is wrong with an image is in the error of its row
 _WHITE = 255
 _TURNS: tuple[Callable[[Any], Any], ...] = (
     lambda image: image,
@@ -78,7 +79,8 @@ def _on_white(image: np.ndarray, stored: np.ndarray, *, multiplied: bool) -> np.
     turn = _TURNS[0] if multiplied else min(_TURNS, key=lambda turned: _difference(turned(colors), image))
     alpha = turn(alpha)
     # Colours are those as stored, because decoders differ in what they make of transparent ones.
-    mixed = turn(colors) * (_WHITE if multiplied else alpha) + _WHITE * (_WHITE - alpha)
+    share = np.full_like(alpha, _WHITE) if multiplied else alpha
+    mixed = turn(colors) * share + _WHITE * (_WHITE - alpha)
     return np.asarray((mixed + _WHITE // 2) // _WHITE, np.uint8)
 
 

@@ -15,6 +15,8 @@ from relax_actors.media.source import Source
 
 UNEVEN = 0.5
 """A gap between two frames that differs from the mean one by more than this part of it makes a rate variable."""
+WRONG = 0.1
+"""A rate in the header that differs from that of the frames by more than this part is not used."""
 LOST = 2
 """Frames at the end that a codec may hold back."""
 ATTACHED = Disposition.attached_pic
@@ -74,7 +76,8 @@ def read_timeline(source: Source, part: tuple[float, float | None]) -> Timeline:
     """
     with opened(source, "a video") as container:
         stream = _stream(source, container)
-        times, last = [], 0.0
+        times: list[float] = []
+        last = 0.0
         for packet in container.demux():
             source.check_time()
             stamp = packet.dts if packet.pts is None else packet.pts
@@ -86,7 +89,8 @@ def read_timeline(source: Source, part: tuple[float, float | None]) -> Timeline:
                 source.refuse(f"the video has more frames than the limit of {most}; shorten it or raise the limit")
         if not times:
             source.refuse("the video has no frames")
-        check_end(source, last, (container.duration or 0) / av.time_base)
+        step = (max(times) - min(times)) / max(len(times) - 1, 1)
+        check_end(source, last, (container.duration or 0) / av.time_base, step)
         return _timeline(source, np.sort(np.array(times)), float(stream.average_rate or 0), part)
 
 
@@ -103,10 +107,10 @@ def _stream(source: Source, container: Any) -> Any:
 def _timeline(source: Source, times: np.ndarray, fps: float, part: tuple[float, float | None]) -> Timeline:
     gaps = np.diff(times)
     mean = float(gaps.mean()) if len(gaps) else 0.0
-    fps = fps or (1 / mean if mean > 0 else 1.0)
     even = mean <= 0 or bool(np.abs(gaps - mean).max() <= UNEVEN * mean)
-    if not even:
+    if mean > 0 and (not even or abs(fps * mean - 1) > WRONG):
         fps = 1 / mean
+    fps = fps or 1.0
     begin = part[0] + times[0]
     end = times[-1] + 1 if part[1] is None else part[1] + times[0]
     # The frame that is shown at the beginning is part of it.
@@ -137,6 +141,7 @@ def decode_frames(
     width = height = 0
     with opened(source, "a video") as container:
         stream = _stream(source, container)
+        stream.codec_context.thread_count = 1
         last: np.ndarray | None = None
         for number, frame in enumerate(container.decode(stream)):
             source.check_time()

@@ -31,12 +31,12 @@ def _resampler(rate: int, target: int) -> Any:
 
 
 def import_torchaudio() -> ModuleType:
-    """Import torchaudio; beside a torch without CUDA, without its compiled extension.
+    """Import torchaudio without its compiled extension.
 
-    The wheel on PyPI is built for CUDA, and its import fails where CUDA's libraries are missing. Resampling needs torch
-    only, so the module that loads the extension is replaced by one that says there is none.
+    The wheel on PyPI is built for one version of CUDA, and its import fails beside a torch without CUDA or with another
+    one. Resampling needs torch only, so the module that loads the extension is replaced by one that says there is none.
     """
-    if torch.version.cuda is None and "torchaudio" not in sys.modules:
+    if "torchaudio" not in sys.modules:
         absent = ModuleType(_EXTENSION)
         absent.__dict__.update(_IS_TORCHAUDIO_EXT_AVAILABLE=False, fail_if_no_align=lambda function: function)
         sys.modules.setdefault(_EXTENSION, absent)

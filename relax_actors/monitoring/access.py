@@ -64,6 +64,11 @@ def address_for(folder: RunFolder, config: Config, user: str, access: Access) ->
     if access.credentials is not None:
         found = replace(found, credentials=str(access.credentials.resolve()))
     if found.credentials is not None and not Path(found.credentials).exists():
+        if config.broker.url is None and access.credentials is None:
+            msg = (
+                f"run {config.run.name} has lost {found.credentials}, the credentials of its broker; restore the folder"
+            )
+            raise ConfigError(msg)
         msg = (
             f"run {config.run.name} has its credentials in {found.credentials}, which does not exist on this machine; "
             f"copy those of user {user!r} here and pass them with --credentials. With docker compose: "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from broker.credentials import read_claims
 from broker.leases import RunState
 from broker.permissions import OBSERVER, OPERATOR
 from broker.server import Server, ServerSettings, is_listening
+from broker.server_keys import Users
 from broker.store import Store
 from broker.streams import open_bucket
 from broker.subjects import Subjects, check_name
@@ -60,6 +61,15 @@ def find(run: str) -> RunFolder:
     raise ConfigError(msg)
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Connection to the broker of a run; `live` if the broker was up before."""
+
+    run: str
+    connection: Connection
+    live: bool
+
+
 @contextmanager
 def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
     """Connect to the table of a run whose folder this machine has, as its operator.
@@ -72,39 +82,67 @@ def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
         ConfigError: no such run, or its broker cannot be reached by what it recorded.
         BrokerError: the broker does not answer and is not embedded in the run.
     """
-    logs.configure(logging.WARNING)
-    folder = find(run)
+    folder, access = find(run), access or Access()
     config = folder.load_config()
-    address = address_for(folder, config, OPERATOR, access or Access())
-    external = config.broker.url is not None or (access is not None and access.broker is not None)
-    live = external or is_listening(address)
     # The containers of a run may see its folder at another path.
     store = Store(config.store_path if config.store_path.exists() else folder.root / "store")
-    server = lock = None
-    if not live:
-        lock = folder.lock()
-        limits = ServerSettings(max_store=config.broker.max_bytes + config.broker.log_bytes + (1 << 30))
-        server = Server(folder.broker, limits)
-        address = server.start()
+    with _reached(folder, config, OPERATOR, access) as at:
+        subjects = Subjects(config.run.name)
+        if _is_external(config, access):
+            at.connection.call(require_run(at.connection, subjects), 2 * REACH_SECONDS)
+        table = Table(at.connection, subjects, store, "reader", direct=config.broker.replicas == 1)
+        bucket = at.connection.call(open_bucket(at.connection, subjects, REACH_SECONDS), 30)
+        yield Connected(folder, config, table, RunState(at.connection, bucket), at.live)
+
+
+@contextmanager
+def observed(run: str, access: Access) -> Iterator[Observed]:
+    """Connect to the broker of a run as an observer.
+
+    Args:
+        run: name or folder of the run; with `access.broker` its folder may be on another machine.
+        access: options that replace the recorded address and credentials of the broker.
+
+    Raises:
+        ConfigError: no such run, or its broker cannot be reached by what it recorded.
+        BrokerError: the broker does not answer and is not embedded in the run.
+    """
     try:
-        connection = Connection(address, "reader", REACH_SECONDS)
-        try:
-            subjects = Subjects(config.run.name)
-            if external:
-                connection.call(_require_run(connection, subjects), 2 * REACH_SECONDS)
-            table = Table(connection, subjects, store, "reader", direct=config.broker.replicas == 1)
-            bucket = connection.call(open_bucket(connection, subjects, REACH_SECONDS), 30)
-            yield Connected(folder, config, table, RunState(connection, bucket), live)
-        finally:
-            connection.close()
-    finally:
-        if server is not None:
-            server.stop()
-        if lock is not None:
-            lock.close()
+        folder = find(run)
+    except ConfigError:
+        if access.broker is None:
+            raise
+        logs.configure(logging.WARNING)
+        address = address_of(access.broker, access.credentials).for_user(OBSERVER)
+        with closing(Connection(address, "reader", REACH_SECONDS)) as connection:
+            yield Observed(run_of_credentials(address, run), connection, live=True)
+        return
+    with _reached(folder, folder.load_config(), OBSERVER, access) as at:
+        yield at
 
 
-async def _require_run(connection: Connection, subjects: Subjects) -> None:
+@contextmanager
+def _reached(folder: RunFolder, config: Config, user: str, access: Access) -> Iterator[Observed]:
+    """Connect to the broker of a run; an embedded one that is not up is started, for its operator."""
+    logs.configure(logging.WARNING)
+    address = address_for(folder, config, user, access)
+    live = _is_external(config, access) or is_listening(address)
+    with ExitStack() as stack:
+        if not live:
+            stack.callback(folder.lock().close)
+            limits = ServerSettings(max_store=config.broker.max_bytes + config.broker.log_bytes + (1 << 30))
+            server = Server(folder.broker, limits, Users(config.run.name))
+            stack.callback(server.stop)
+            address = server.start()
+        connection = stack.enter_context(closing(Connection(address, "reader", REACH_SECONDS)))
+        yield Observed(config.run.name, connection, live)
+
+
+def _is_external(config: Config, access: Access) -> bool:
+    return config.broker.url is not None or access.broker is not None
+
+
+async def require_run(connection: Connection, subjects: Subjects) -> None:
     """Raise ConfigError if the broker has no table of the run, so that none is created on a wrong server."""
 
     async def look() -> bool:

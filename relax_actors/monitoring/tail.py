@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from nats.aio.msg import Msg
-
-from broker.ordered_consumer import OrderedConsumer
+from broker.history import History
+from broker.subjects import Subjects
+from broker.table import Cell
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.access import Access
-from relax_actors.monitoring.connection import Connected, connected
+from relax_actors.monitoring.connection import Observed, observed
 from relax_actors.monitoring.render import readable
 from relax_actors.printable import printable
 
 FOREVER = 1e9
-TICK = 1.0
+POLL_SECONDS = 0.25
 
 
 def print_messages(subject: str, run: str | None, access: Access, *, history: bool, count: int) -> None:
-    """Print the messages of a subject until interrupted, or to the end of a run that is not up.
+    """Print the stored messages of a subject until interrupted, or to the end of a run that is not up.
 
     Args:
         subject: NATS subject, may have wildcards.
@@ -31,39 +33,46 @@ def print_messages(subject: str, run: str | None, access: Access, *, history: bo
     Raises:
         ConfigError: no such run, or the run is not up and `history` is False.
     """
-    printed = 0
 
-    def show(message: Msg) -> bool:
-        nonlocal printed
-        line = f"{message.subject} {readable(message.data)}"
-        sys.stdout.write(printable(line) + "\n")
-        sys.stdout.flush()
-        printed += 1
-        return bool(count) and printed >= count
-
-    async def follow_stored(at: Connected) -> None:
-        subjects = at.table.subjects
-        is_log = subject.split(".")[2:3] in (["event"], ["metric"])
-        follower = OrderedConsumer(
-            at.table.connection, subjects.log_stream if is_log else subjects.table_stream, [subject]
-        )
-        async for batch in follower.batches(tick=TICK):
-            if any(show(message) for message in batch) or (not at.live and not batch and follower.drained):
-                break
-        await follower.close()
-
-    async def follow_new(at: Connected) -> None:
-        subscription = await at.table.connection.nc.subscribe(subject)
-        async for message in subscription.messages:
-            if show(message):
+    async def show(at: Observed) -> None:
+        printed = 0
+        async for message in _messages(at, subject, history=history):
+            sys.stdout.write(printable(f"{message.subject} {readable(message.data)}") + "\n")
+            sys.stdout.flush()
+            printed += 1
+            if printed == count:
                 return
 
-    with connected(run or run_of(subject), access) as at:
+    with observed(run or run_of(subject), access) as at:
         if not at.live and not history:
-            msg = f"run {at.config.run.name} is not up and publishes nothing; --history prints the stored messages"
+            msg = f"run {at.run} is not up and publishes nothing; --history prints the stored messages"
             raise ConfigError(msg)
         with suppress(KeyboardInterrupt):
-            at.table.connection.call(follow_stored(at) if history else follow_new(at), FOREVER)
+            at.connection.call(show(at), FOREVER)
+
+
+async def _messages(at: Observed, subject: str, *, history: bool) -> AsyncIterator[Cell]:
+    """Yield the messages of a subject: those stored before, if wanted, then those of a live run as they are stored."""
+    readers = [History(at.connection, stream, subject) for stream in _streams(Subjects(at.run), subject)]
+    if not history:
+        for reader in readers:
+            await reader.skip()
+    while True:
+        pages = [await reader.page() for reader in readers]
+        for message in (message for page in pages for message in page):
+            yield message
+        if not any(pages):
+            if not at.live:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _streams(subjects: Subjects, subject: str) -> list[str]:
+    """Streams that store a subject."""
+    kind = [*subject.split("."), ">", ">"][2]
+    if kind in ("event", "metric"):
+        return [subjects.log_stream]
+    return [subjects.table_stream, subjects.log_stream] if kind in ("*", ">") else [subjects.table_stream]
 
 
 def run_of(subject: str) -> str:

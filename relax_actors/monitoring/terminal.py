@@ -1,6 +1,6 @@
 """Terminal view of a live run, fed by the events and metrics on its broker.
 
-Subscribes only: the permissions of an observer are enough, and nothing is written to the broker.
+Subscribes only, as an observer, and writes nothing to the broker.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> N
     connection = Connection(address, "monitor", deadline=REACH_SECONDS)
 
     async def subscribe() -> None:
+        arrivals = Arrivals()
+
         async def on_message(message: Msg) -> None:
-            if received.qsize() < MAX_BACKLOG and len(message.data) <= MAX_BYTES:
+            if received.qsize() < MAX_BACKLOG and len(message.data) <= MAX_BYTES and arrivals.is_next(message):
                 received.put(message)
 
         for subject in Subjects(run).log_subjects():
@@ -69,6 +71,28 @@ def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> N
         for sink in sinks:
             sink.close()
         connection.close()
+
+
+class Arrivals:
+    """Tells messages that the log has just stored from answers of the server that imitate them.
+
+    The observers of a run share an account: one of them can have the server send it a stored message on any subject of
+    that account, and the others receive it. The server names subject and sequence of what it sends in the headers.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def is_next(self, message: Msg) -> bool:
+        """Whether a message was stored on its subject, after all those before it."""
+        headers = message.headers or {}
+        if "Nats-Stream" not in headers:  # published in the account of the streams, where only the operator listens
+            return True
+        sequence = headers.get("Nats-Sequence", "")
+        if headers.get("Nats-Subject") != message.subject or not sequence.isdecimal() or int(sequence) <= self._last:
+            return False
+        self._last = int(sequence)
+        return True
 
 
 class _Display:

@@ -75,11 +75,16 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
     "reward function",
     "relax_actors.rewards",
     {
+        "character_error_rate": "relax_actors.rewards._error_rate:character_error_rate",
         "exact_match": "relax_actors.rewards._text:exact_match",
+        "iou": "relax_actors.rewards._boxes:iou",
         "math_verify": "relax_actors.rewards._math_verify:math_verify",
+        "multiple_choice": "relax_actors.rewards._choice:multiple_choice",
         "numeric_match": "relax_actors.rewards._numeric:numeric_match",
         "positional_match": "relax_actors.rewards._text:positional_match",
         "reasoning_gym_score": "relax_actors.rewards._reasoning_gym:reasoning_gym_score",
+        "temporal_iou": "relax_actors.rewards._intervals:temporal_iou",
+        "word_error_rate": "relax_actors.rewards._error_rate:word_error_rate",
     },
 )
 DATA_SOURCES: Registry[Callable[..., Any]] = Registry(

@@ -7,6 +7,10 @@ No reward needs torch. The packages behind `math_verify` and `reasoning_gym_scor
 
 from __future__ import annotations
 
+from relax_actors.rewards._boxes import iou
+from relax_actors.rewards._choice import multiple_choice
+from relax_actors.rewards._error_rate import character_error_rate, word_error_rate
+from relax_actors.rewards._intervals import temporal_iou
 from relax_actors.rewards._math_verify import math_verify
 from relax_actors.rewards._numeric import numeric_match
 from relax_actors.rewards._reasoning_gym import reasoning_gym_score
@@ -17,13 +21,18 @@ from relax_actors.rewards.loading import RewardFunction, load_reward, load_rewar
 
 __all__ = [
     "RewardFunction",
+    "character_error_rate",
     "checked",
     "exact_match",
+    "iou",
     "load_reward",
     "load_rewards",
     "math_verify",
+    "multiple_choice",
     "numeric_match",
     "positional_match",
     "reasoning_gym_score",
     "requires",
+    "temporal_iou",
+    "word_error_rate",
 ]

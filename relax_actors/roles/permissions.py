@@ -12,6 +12,7 @@ from broker.permissions import (
     Permissions,
     allow_consumer_creation,
     allow_follow_consumers,
+    allow_history,
     allow_ordered_consumers,
     allow_pool_consumer,
     allow_read,
@@ -44,8 +45,8 @@ def permissions(config: Config, user: str) -> Permissions:
     if user == NODE:
         return answers | _node(config, subjects)
     if user == OBSERVER:
-        leases = bucket_key(subjects, "lease.>")
-        return Permissions((), (*answers.subscribe, f"{subjects.prefix}.>", leases))
+        heard = Permissions((), (f"{subjects.prefix}.>", bucket_key(subjects, "lease.>")))
+        return answers | heard | allow_history(subjects.table_stream, subjects.log_stream)
     return answers | _role(config, subjects, user)
 
 
@@ -66,6 +67,7 @@ def _operator(subjects: Subjects) -> Permissions:
     return (
         Permissions(own, (f"{subjects.prefix}.>", bucket_key(subjects, ">")))
         | allow_read(*streams)
+        | allow_history(table, subjects.log_stream)
         | allow_ordered_consumers(*streams)
         | allow_consumer_creation(table)
         | allow_removal(*streams)

@@ -156,7 +156,7 @@ class Trainer(StatefulRole):
         self._engine.initialise(config.run.seed)
         if config.trainer.warm_start is not None:
             with self.context.device_lock():
-                loss = warm_start(config, self._engine, self.progress)
+                loss = warm_start(config, self._engine, self.progress, self.context.table.store)
             self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
         self._engine.finish_warm_start()
         self._version = 0

@@ -22,6 +22,7 @@ from broker.connection import Connection
 from broker.leases import RunState
 from broker.permissions import OPERATOR, bucket_stream
 from broker.server import Server, ServerSettings
+from broker.server_keys import Users
 from broker.streams import ensure_bucket
 from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
@@ -48,9 +49,8 @@ def has_trained(folder: RunFolder, config: Config) -> bool:
             return _has_batch(connection, config.run.name)
     if not folder.broker.is_dir():
         return False
-    server = Server(
-        folder.broker, ServerSettings(max_store=config.broker.max_bytes + config.broker.log_bytes + (1 << 30))
-    )
+    limits = ServerSettings(max_store=config.broker.max_bytes + config.broker.log_bytes + (1 << 30))
+    server = Server(folder.broker, limits, Users(config.run.name))
     try:
         with _connected(server.start()) as connection:
             return _has_batch(connection, config.run.name)

@@ -15,9 +15,11 @@ from broker.connection import Connection
 from broker.leases import RunState
 from broker.permissions import OPERATOR
 from broker.server import Server, ServerSettings, is_listening
+from broker.server_keys import Users
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, BrokerUnreachableError, ConfigError
+from relax_actors.roles.permissions import permissions, users
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import maintain_root_files, rotate
 from relax_actors.runtime.run_folder import RunFolder
@@ -170,7 +172,8 @@ class Root:
                 max_store=broker.max_bytes + broker.log_bytes + (1 << 30),
                 sync_interval=broker.sync_interval,
             )
-            self._server = Server(self.folder.broker, limits)
+            granted = {user: permissions(self.config, user) for user in users(self.config)}
+            self._server = Server(self.folder.broker, limits, Users(self.config.run.name, granted))
             try:
                 address = self._server.prepare()
             except BrokerError as error:
@@ -222,7 +225,7 @@ class Root:
             rotate(self._server.log)
             health = BrokerHealth(
                 self._server,
-                self.address,
+                self.address.for_user(OPERATOR),
                 self.config.supervision.heartbeat,
                 self.config.store.patience,
                 self._notice,

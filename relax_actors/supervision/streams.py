@@ -59,16 +59,15 @@ def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
 async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
     """Create or update the run's table, log and bucket, and the consumers of its roles, whose classes are imported."""
     subjects, broker = Subjects(config.run.name), config.broker
-    views = connection.address.credentials is not None
     specs = [
-        table_spec(subjects, broker.max_bytes, broker.replicas, views=views),
-        log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas, views=views),
+        table_spec(subjects, broker.max_bytes, broker.replicas),
+        log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas),
     ]
     await ensure_streams(connection, specs)
     for name in role_names(config):
         for consumer in consumers_of(config, name, make_role(config, name)):
             await ensure_consumer(connection, subjects.table_stream, consumer)
-    return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas, views=views))
+    return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas))
 
 
 async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:

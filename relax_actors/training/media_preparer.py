@@ -118,9 +118,9 @@ class MediaPreparer:
         ]
         return PreparedPrompt(whole.tokens, media, whole.positions, whole.delta)
 
-    def prepare_in_memory(self, prompt: Prompt) -> tuple[np.ndarray, PromptMedia]:
-        """Return the expanded tokens of a prompt `[prompt_len] int32` and its media; errors as `prepare`."""
-        features = [one for source in prompt.media for one in self.features(source)]
+    def prepare_mapped(self, prompt: Prompt, folder: str) -> tuple[np.ndarray, PromptMedia]:
+        """Return the expanded tokens of a prompt `[prompt_len] int32` and its media, mapped; errors as `prepare`."""
+        features = [one for source in prompt.media for one in self.stored_features(source, folder)[0]]
         whole = self.expand(prompt, features)
         items = tuple(
             MediaItem(one.kind, one.array, one.grid, start, count, _seconds_per_grid(one))  # type: ignore[arg-type]

@@ -6,17 +6,24 @@ from collections.abc import Callable
 
 import numpy as np
 
+from broker.codec import Array
+from broker.store import Store
+from broker.subjects import RowId
 from relax_actors.config import Config
-from relax_actors.data.prompt_maker import PromptMaker, open_data, room
+from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import TrainingEngine, TrainSample
+from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import ConfigError, RowError
+from relax_actors.messages import Prompt
 from relax_actors.runtime.seeds import derive_seed
 
 MAX_ATTEMPTS_PER_ROW = 20
+_FIRST_ROW = RowId(0, 0)
+"""The row whose step keeps features, and copies of media that the data holds itself: a file is decoded once."""
 
 
-def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], None]) -> float:
+def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], None], store: Store) -> float:
     """Train `trainer.warm_start.steps` supervised steps.
 
     Rows are drawn at random from the training data, seeded by run.seed. The stop token is appended to every answer.
@@ -30,11 +37,7 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
     settings = config.trainer.warm_start
     if settings is None:
         return 0.0
-    source = open_data(config.data)
-    tokenizer = Tokenizer(config.model_path)
-    max_tokens = room(config)
-    maker = PromptMaker(config.data, tokenizer, max_tokens, config.rollout.max_tokens)
-    stop = np.array(sorted(tokenizer.stop_ids)[:1], np.int32)
+    examples = _Examples(config, store, progress)
     generator = np.random.Generator(np.random.Philox(key=derive_seed(config.run.seed, "warm_start")))
     loss = 0.0
     for _ in range(settings.steps):
@@ -45,13 +48,66 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
             if attempts > MAX_ATTEMPTS_PER_ROW * settings.rows:
                 msg = "trainer.warm_start found too few rows with an answer that fits; check data.answer_field"
                 raise ConfigError(msg)
-            try:
-                task = source[int(generator.integers(len(source)))]
-                prompt = maker.make(task, seed=0, min_version=0)
-                answer = tokenizer.encode(task.answer, special=False)
-            except RowError:
-                continue
-            if 0 < len(answer) < max_tokens - len(prompt.tokens):
-                samples.append(TrainSample.of_completion(prompt.tokens, np.concatenate([answer, stop])))
+            sample = examples.sample(int(generator.integers(len(examples))))
+            if sample is not None:
+                samples.append(sample)
         loss = engine.warm_start(samples, settings.learning_rate, progress).metrics["loss"]
     return float(loss)
+
+
+class _Examples:
+    """Rows of the training data with their answers.
+
+    Args:
+        config: configuration of the run.
+        store: the run's store.
+        progress: called while media are prepared.
+    """
+
+    def __init__(self, config: Config, store: Store, progress: Callable[[], None]) -> None:
+        self._source = open_data(config.data, config.media)
+        self._tokenizer = Tokenizer(config.model_path)
+        self._room = room(config)
+        admission = admission_of(config, store)
+        self._maker = PromptMaker(config.data, self._tokenizer, self._room, config.rollout.max_tokens, admission)
+        self._stop = np.array(sorted(self._tokenizer.stop_ids)[:1], np.int32)
+        self._read: Callable[[Prompt], tuple[Array, PromptMedia | None]] = lambda prompt: (prompt.tokens, None)
+        if config.media is not None:
+            self._read = _media_reader(config, store, progress)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def sample(self, index: int) -> TrainSample | None:
+        """Return a row as a sample; None if it cannot be used."""
+        try:
+            task = self._source[index]
+            prompt = self._maker.make(task, _FIRST_ROW, seed=0, min_version=0)
+            answer = self._tokenizer.encode(task.answer, special=False)
+            tokens, media = self._read(prompt)
+        except RowError:
+            return None
+        if not 0 < len(answer) < self._room - len(tokens):
+            return None
+        return TrainSample.of_completion(tokens, np.concatenate([answer, self._stop]), media=media)
+
+
+def _media_reader(
+    config: Config, store: Store, progress: Callable[[], None]
+) -> Callable[[Prompt], tuple[Array, PromptMedia]]:
+    """Return a function that prepares the media of a prompt, as the role `media` does."""
+    from relax_actors.data.download import Downloads  # noqa: PLC0415 runs with text alone need neither
+    from relax_actors.training.media_preparer import MediaPreparer  # noqa: PLC0415
+
+    preparer = MediaPreparer(config, store)
+    folder = f"{_FIRST_ROW.kind}/{_FIRST_ROW.step}"
+    downloads = None if config.media is None else Downloads(config.media, store, progress)
+
+    def read(prompt: Prompt) -> tuple[Array, PromptMedia]:
+        for source in prompt.media:
+            if source.url and downloads is not None:
+                downloads.fetch(source)
+        progress()
+        return preparer.prepare_mapped(prompt, folder)
+
+    return read

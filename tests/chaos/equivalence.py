@@ -3,8 +3,9 @@
 `python -m tests.chaos.equivalence --kills 100` prints what was killed, what it cost, and both fingerprints, and exits
 with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
 run that is killed, so that each kill meets it in the middle of something. `--algorithm updates` makes several optimizer
-updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well,
-`--algorithm images` trains a model that looks at pictures.
+updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well, and
+`--algorithm images` trains a model that looks at pictures. `--cluster` gives the killed run three servers with
+accounts, which are killed in turn.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relax_actors.runtime import logs
 from relax_actors.weights import files as weights
+from tests.support.clusters import Cluster
 from tests.support.faults import Story, aimed, box, hit, is_over, process, story_of, wait_for_path
 from tests.support.running import IMAGES, TINY, Run, wait_until
 
@@ -51,6 +54,9 @@ POINTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "zygote": (1, ("weights.{k}",)),
     "broker": (1, ("batch.{k}", "group.{k}.0.prompt")),
 }
+SERVER = "server"
+SERVER_POINTS = (4, ("batch.{k}", "group.{k}.0.prompt", "group.{k}.1.trajectory", "weights.{k}"))
+"""Weight and moments of the servers of a cluster, which takes the place of the embedded broker."""
 CRITIC_POINTS = ("group.{k}.1.trajectory", "batch.{k}", "batch.{k}", "critic.{k}", "critic checkpoint")
 MEDIA_POINTS = ("weights.{k}", "group.{k}.0.prompt", "group.{k}.2.prompt", "group.{k}.0.media")
 UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer")
@@ -89,17 +95,21 @@ class Tally:
         return self.by_victim.total()
 
 
-def points_of(algorithm: str) -> dict[str, tuple[int, tuple[str, ...]]]:
+def points_of(algorithm: str, *, cluster: bool = False) -> dict[str, tuple[int, tuple[str, ...]]]:
     """Victims and moments of the runs of an algorithm."""
+    found = dict(POINTS) | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
     if algorithm == "images":
-        return POINTS | {"media.0": (8, MEDIA_POINTS)}
-    return POINTS | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
+        found["media.0"] = (8, MEDIA_POINTS)
+    if cluster:
+        del found["broker"]
+        found[SERVER] = SERVER_POINTS
+    return found
 
 
-def plan(kills: int, seed: int, algorithm: str = "grpo") -> list[Kill]:
+def plan(kills: int, seed: int, algorithm: str = "grpo", *, cluster: bool = False) -> list[Kill]:
     """Draw kills from a seed, each in a later step than the one before."""
     source = random.Random(seed)
-    points = points_of(algorithm)
+    points = points_of(algorithm, cluster=cluster)
     names = list(points)
     chances = [points[name][0] for name in names]
     found: list[Kill] = []
@@ -123,8 +133,11 @@ def steps_for(kills: list[Kill]) -> int:
     return kills[-1].step + FIRST
 
 
-def strike(run: Run, kill: Kill, tally: Tally) -> None:
+def strike(run: Run, kill: Kill, tally: Tally, cluster: Cluster | None = None) -> None:
     """Wait for the moment, kill, and record what the victim was doing."""
+    if cluster is not None and kill.victim == SERVER:
+        strike_server(run, kill, tally, cluster)
+        return
     if kill.point.endswith("checkpoint"):
         folder = _checkpoints(run, kill)
         wait_until(lambda: run.table.get(f"relax.{run.name}.batch.{kill.step - 1}"), f"batch.{kill.step - 1}", 180)
@@ -156,6 +169,18 @@ def strike(run: Run, kill: Kill, tally: Tally) -> None:
         tally.met[f"{kill.victim} while it recovered"] += 1
 
 
+def strike_server(run: Run, kill: Kill, tally: Tally, cluster: Cluster) -> None:
+    """Kill one server of the cluster and start it again; `again` kills another as soon as it is back."""
+    wait_until(lambda: run.table.get(f"relax.{run.name}.{kill.point}") or _passed(run, kill.step), kill.point, 180)
+    time.sleep(kill.pause)
+    for n in range(1 + kill.again):
+        host = cluster.hosts[(tally.by_victim[SERVER] + n) % len(cluster.hosts)]
+        cluster.kill_one(host)
+        cluster.start_one(host)
+        cluster.wait_until_current(run.name)
+    tally.by_victim[SERVER] += 1 + kill.again
+
+
 def _checkpoints(run: Run, kill: Kill) -> Path:
     return run.folder.critic_checkpoints if kill.victim == "critic.0" else run.folder.checkpoints
 
@@ -180,17 +205,29 @@ def _at(run: Run, kill: Kill) -> str | None:
     return None
 
 
-def killed_run(run: Run, kills: list[Kill], say: Any = lambda _: None) -> Tally:
+def killed_run(run: Run, kills: list[Kill], say: Any = lambda _: None, cluster: Cluster | None = None) -> Tally:
     """Start a run, carry out the kills, and leave it running."""
     tally = Tally()
     run.start()
     for n, kill in enumerate(kills, 1):
         assert not is_over(run), f"the run ended before kill {n} of {len(kills)}: {run.finish()[2]}"
-        strike(run, kill, tally)
+        strike(run, kill, tally, cluster)
         say(f"kill {n} of {len(kills)}: {kill.victim} at {kill.point}")
     wait_until(lambda: is_over(run) or process(run, "node"), "node", 60)
     run.disconnect()
     return tally
+
+
+@contextmanager
+def cluster_for(run: str, folder: Path) -> Iterator[Cluster]:
+    """Three servers with accounts for a run, as long as the context is open."""
+    cluster = Cluster.at(folder / "keys", [f"run.name={run}"])
+    cluster.make()
+    cluster.start()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def table(tally: Tally, result: dict[str, Any], story: Story, prints: tuple[str, str], seconds: float) -> str:
@@ -227,6 +264,7 @@ def compare(
     algorithm: str = "grpo",
     *,
     settings: Sequence[str] = (),
+    cluster: Cluster | None = None,
 ) -> tuple[str, Tally, dict[str, Any], Story]:
     """Run both; return the report, the tally, and the result and story of the killed run.
 
@@ -237,21 +275,23 @@ def compare(
         say: called with a line for each kill.
         algorithm: key of `ALGORITHMS`.
         settings: settings of both runs besides `SETTINGS`.
+        cluster: servers of the killed run, whose name is `killed`; None for the embedded broker.
 
     Raises:
         AssertionError: a run failed, or a moment did not come in time.
     """
-    plans = plan(kills, seed, algorithm)
+    plans = plan(kills, seed, algorithm, cluster=cluster is not None)
     settings = [*SETTINGS, *ALGORITHMS[algorithm], *settings, f"run.steps={steps_for(plans)}"]
     say(f"an undisturbed run of {steps_for(plans)} steps")
     config = IMAGES if algorithm == "images" else TINY
     calm = Run(folder, "calm", settings, config)
     alone = calm.complete(900)
     say(f"done in {alone['seconds']:.0f} s; the same with {kills} kills")
-    run = Run(folder, "killed", settings, config)
+    more = cluster.run_settings if cluster is not None else ()
+    run = Run(folder, "killed", [*settings, *more], config)
     began = time.monotonic()
     try:
-        tally = killed_run(run, plans, say)
+        tally = killed_run(run, plans, say, cluster)
         code, result, said = run.finish(300)
         assert code == 0, said
     finally:
@@ -271,6 +311,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="grpo")
+    parser.add_argument("--cluster", action="store_true")
     arguments = parser.parse_args()
 
     logs.configure(logging.ERROR)
@@ -278,8 +319,12 @@ def main() -> int:
     def say(line: str) -> None:
         sys.stderr.write(line + "\n")
 
-    with tempfile.TemporaryDirectory(prefix="relax-equivalence-") as folder:
-        text, _, result, _ = compare(Path(folder), arguments.kills, arguments.seed, say, algorithm=arguments.algorithm)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relax-equivalence-")))
+        cluster = stack.enter_context(cluster_for("killed", folder)) if arguments.cluster else None
+        text, _, result, _ = compare(
+            folder, arguments.kills, arguments.seed, say, algorithm=arguments.algorithm, cluster=cluster
+        )
     sys.stdout.write(text + "\n")
     return 0 if result["alone"] == result["weights_fingerprint"] else 1
 

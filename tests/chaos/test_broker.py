@@ -12,7 +12,7 @@ import pytest
 
 from broker.server import Server
 from tests.support.faults import hit, port_of, story_of, wait_for_cell
-from tests.support.running import Run, wait_until
+from tests.support.running import Run, settings_of, wait_until
 
 MakeRun = Callable[..., Run]
 
@@ -48,8 +48,7 @@ def test_run_waits_for_an_unreachable_broker_and_continues(make_run: MakeRun, tm
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     try:
-        url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
-        run = make_run("away", f"broker.url={url}", "run.steps=20").start()
+        run = make_run("away", *settings_of(address), "run.steps=20").start()
         wait_for_cell(run, "batch.5")
         run.disconnect()
         assert server.process is not None
@@ -80,8 +79,7 @@ def test_no_actor_is_declared_dead_while_the_broker_is_stopped(make_run: MakeRun
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     try:
-        url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
-        run = make_run("impatient", f"broker.url={url}", "run.steps=20", "supervision.heartbeat=1.5").start()
+        run = make_run("impatient", *settings_of(address), "run.steps=20", "supervision.heartbeat=1.5").start()
         wait_for_cell(run, "batch.5")
         run.disconnect()
         assert server.process is not None
@@ -106,8 +104,7 @@ def test_actor_that_dies_during_an_outage_of_the_broker_does_not_end_the_run(mak
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     try:
-        url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
-        run = make_run("orphan", f"broker.url={url}", "run.steps=20", "supervision.intensity=1").start()
+        run = make_run("orphan", *settings_of(address), "run.steps=20", "supervision.intensity=1").start()
         wait_for_cell(run, "batch.5")
         run.disconnect()
         server.stop(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.messages import Trajectory
-from tests.chaos.equivalence import compare, points_of
+from tests.chaos.equivalence import SERVER, cluster_for, compare, points_of
 from tests.support.faults import hit, story_of
 from tests.support.running import ON_POLICY, Run, wait_until
 
@@ -106,3 +106,14 @@ def test_thirty_random_kills_over_all_roles_end_with_the_same_weights(
     assert story.of("replay_diverged") == []
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
     assert result["trained"] == result["admitted"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_weights_are_the_same_after_kills_of_actors_and_servers_of_a_cluster_with_accounts(tmp_path: Path) -> None:
+    with cluster_for("killed", tmp_path) as cluster:
+        report, tally, result, story = compare(tmp_path, 12, 2, cluster=cluster)
+    assert result["alone"] == result["weights_fingerprint"], report
+    assert tally.by_victim[SERVER] >= 2, report
+    assert story.strays() == []
+    assert result["trained"] == result["admitted"] == 4 * result["steps"]

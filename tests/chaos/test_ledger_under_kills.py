@@ -29,7 +29,7 @@ class Witness:
     def __init__(self, run: Run) -> None:
         wait_until(run.folder.address.exists, "broker.json")
         self.cells: list[tuple[str, bytes]] = []
-        self._connection = Connection(Address.load(run.folder.address), "witness", deadline=60)
+        self._connection = Connection(Address.load(run.folder.address).for_user("operator"), "witness", deadline=60)
         subjects = Subjects(run.name)
         filters = [subjects.column(name) for name in ("prompt", "trajectory")] + [subjects.numbered("weights", "*")]
         self._follower = OrderedConsumer(self._connection, subjects.table_stream, filters)

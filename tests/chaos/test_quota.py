@@ -41,7 +41,9 @@ class Flood(threading.Thread):
     def run(self) -> None:
         while not self.halt.is_set():
             try:
-                with closing(Connection(Address.load(self._run.folder.address), "flood", 1.0)) as connection:
+                with closing(
+                    Connection(Address.load(self._run.folder.address).for_user("rollout"), "flood", 1.0)
+                ) as connection:
                     while not self.halt.is_set():
                         connection.call(self._write(connection), 10)
             except BrokerError:
@@ -110,6 +112,7 @@ def test_flooded_run_ends_with_the_same_weights_and_no_strays(make_run: MakeRun)
         assert len(left) <= 2 * ROWS * 6, left
     story = story_of(run)
     removed = story.of("strays_removed")
-    assert {event["by"] for event in removed} == {"rollout.0"}
+    # A cell that the killed trainer was removing may be gone when its successor asks who wrote it.
+    assert {event["by"].partition(" and the writer of ")[0] for event in removed} == {"rollout.0"}
     assert sum(event["cells"] for event in removed) > 300
     assert {event["by"] for event in story.of("table_full")} <= {"rollout.0", ""}

@@ -77,5 +77,6 @@ def test_rejected_write_names_the_permission(audited: tuple[Guarded, Run]) -> No
     assert (
         f"broker nats://127.0.0.1:{guarded.port} refuses to write relax.{NAME}.group.0.0.Secret: user "
         f"'{NAME}.auditor' has no permission to publish to relax.{NAME}.group.0.0.Secret. A role may write its column "
-        "`writes` and what its `spec` lists; add it there and run `relax keys` again"
+        "`writes` and what its `spec` lists; add it there, then run `relax keys` again, or `relax up` for "
+        "an embedded broker"
     ) in said, said

@@ -83,15 +83,15 @@ def test_every_command_is_run_by_a_test_or_has_a_reason() -> None:
         assert any(command.startswith(beginning) for command in commands(README)), beginning
 
 
-def nats_variables(folder: Path, variables: dict[str, str]) -> Address:
-    """Address that the shell lines of docs/watch.md set for the NATS command line."""
+def nats_variables(folder: Path, variables: dict[str, str]) -> list[str]:
+    """URL and credentials that the shell lines of docs/watch.md set for the NATS command line."""
     page = (ROOT / "docs" / "watch.md").read_text()
-    lines = page[page.index("value() {") : page.index("nats sub ")]
-    shown = 'echo "$NATS_URL $NATS_USER $NATS_PASSWORD"'
+    lines = page[page.index("export NATS_URL") : page.index("nats sub ")]
+    shown = 'echo "$NATS_URL $NATS_CREDS"'
     done = subprocess.run(
         ["/bin/sh", "-ec", lines + shown], cwd=folder, env=variables, capture_output=True, text=True, check=True
     )
-    return Address(*done.stdout.split())
+    return done.stdout.split()
 
 
 @pytest.mark.slow
@@ -110,7 +110,9 @@ def test_live_run_is_watched_scaled_and_broken(make_run: Callable[..., Run], tmp
     assert said["python examples/monitor/watch.py demo runs/demo/broker.json"].startswith("step ")
     (chaos,) = (text for command, text in said.items() if command.startswith("relax chaos"))
     assert "2 of 2 faults done" in chaos
-    assert nats_variables(tmp_path, variables) == Address.load(run.folder.address)
+    observer = Address.load(run.folder.address).for_user("observer")
+    url, credentials = nats_variables(tmp_path, variables)
+    assert (url, str(tmp_path / credentials)) == (observer.url, observer.credentials)
     run.end_in_order()
 
 

@@ -15,7 +15,7 @@ from broker.subjects import RowId
 from relax_actors.messages import Batch, Reward
 from relax_actors.monitoring.connection import connected
 from tests.support.faults import is_over, kill_root, story_of, wait_for_cell
-from tests.support.running import ON_POLICY, TINY, Run, processes_of, relax, wait_until
+from tests.support.running import ON_POLICY, TINY, Run, processes_of, relax, settings_of, wait_until
 
 MakeRun = Callable[..., Run]
 
@@ -188,8 +188,7 @@ def test_fresh_removes_a_run_from_an_external_broker_and_store_unless_a_node_is_
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     store = tmp_path / "store"
-    url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
-    run = make_run("guest", *ON_POLICY, f"broker.url={url}", f"store.path={store}", "supervision.heartbeat=1")
+    run = make_run("guest", *ON_POLICY, *settings_of(address), f"store.path={store}", "supervision.heartbeat=1")
     try:
         run.start("run.seed=4").finish()
         (store / "notes.txt").write_text("mine")

@@ -18,7 +18,7 @@ from broker.server import Server
 from relax_actors.messages import Trajectory
 from relax_actors.monitoring.connection import connected
 from tests.support.faults import story_of
-from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, wait_until
+from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, settings_of, wait_until
 
 MakeRun = Callable[..., Run]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -89,8 +89,8 @@ def test_live_run_is_readable_by_status_tail_and_any_nats_client(make_run: MakeR
     async def listen() -> dict[str, Any]:
         import nats
 
-        address = Address.load(run.folder.address)
-        client = await nats.connect(address.url, user=address.user, password=address.password)
+        address = Address.load(run.folder.address).for_user("observer")
+        client = await nats.connect(address.url, user_credentials=address.credentials)
         subscription = await client.subscribe("relax.watched.metric.trainer.*")
         message = await subscription.next_msg(timeout=10)
         await client.close()
@@ -127,8 +127,7 @@ def test_external_broker_is_used_and_left_running(make_run: MakeRun, tmp_path: P
     server = Server(tmp_path / "elsewhere")
     address = server.start()
     try:
-        url = f"nats://{address.user}:{address.password}@{address.url.removeprefix('nats://')}"
-        result = make_run("guest", f"broker.url={url}").complete()
+        result = make_run("guest", *settings_of(address)).complete()
         assert result["trained"] == 32
         assert server.process is not None
         assert server.process.poll() is None

@@ -50,7 +50,9 @@ def test_hung_server_is_found(own: tuple[Server, Address]) -> None:
     assert not verdict.final
     os.kill(server.process.pid, signal.SIGCONT)
     assert is_jetstream_ready(address)
-    assert not is_jetstream_ready(Address(address.url, address.user, "wrong"))
+    assert not is_jetstream_ready(Address(address.url))
+    other = Server(server.folder.parent / "other").prepare().for_user("operator")
+    assert not is_jetstream_ready(Address(address.url, credentials=other.credentials))
     server.stop()
     assert not is_jetstream_ready(address)
 

@@ -15,6 +15,7 @@ import pytest
 
 from broker.address import Address
 from broker.codec import MAX_CELL_BYTES
+from broker.credentials import sign_in
 from broker.errors import CodecError
 from broker.leases import Failures, RunState
 from broker.ordered_consumer import OrderedConsumer
@@ -43,8 +44,9 @@ ROW = RowId(3, 4)
 def publish_raw(address: Address, lines: bytes) -> None:
     """Send protocol lines as a client of no library does."""
     host, port = address.url.removeprefix("nats://").split(":")
-    login = {"user": address.user, "pass": address.password, "headers": True, "verbose": False}
     with socket.create_connection((host, int(port)), timeout=5) as connection:
+        greeting = json.loads(connection.makefile("rb").readline().removeprefix(b"INFO "))
+        login = {"headers": True, "verbose": False, **sign_in(Path(str(address.credentials)), greeting["nonce"])[1]}
         connection.sendall(b"CONNECT " + json.dumps(login).encode() + b"\r\n" + lines + b"PING\r\n")
         heard = b""
         while b"PONG" not in heard:

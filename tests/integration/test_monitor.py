@@ -46,7 +46,7 @@ def watched(make_guarded: MakeGuarded) -> Guarded:
     guarded.make(Settings(websocket=guarded.websocket))
     guarded.start()
     connection = Connection(guarded.address("operator"), "root")
-    connection.call(ensure_streams(connection, [log_spec(Subjects(RUN), 1 << 24, 3600, views=True)]), 20)
+    connection.call(ensure_streams(connection, [log_spec(Subjects(RUN), 1 << 24, 3600)]), 20)
     connection.close()
     return guarded
 

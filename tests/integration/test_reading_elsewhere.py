@@ -12,7 +12,6 @@ import pytest
 
 from broker.address import Address
 from broker.connection import Connection
-from broker.server import Server
 from relax_actors.config import load_config
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
@@ -160,11 +159,9 @@ def test_server_that_asks_for_no_credentials_is_not_the_broker(elsewhere: Elsewh
     )
 
 
-def test_nothing_is_created_on_a_server_that_has_another_run(server: Server, elsewhere: Elsewhere) -> None:
-    address = Address.load(server.folder / "address.json")
-    elsewhere.record(credentials=None)
-    url = address.url.replace("://", f"://{address.user}:{address.password}@")
-    assert elsewhere.error_of(2, "ledger", RUN, "--broker", url) == (
+def test_nothing_is_created_on_a_server_that_has_another_run(address: Address, elsewhere: Elsewhere) -> None:
+    given = ["--broker", address.url, "--credentials", str(address.credentials)]
+    assert elsewhere.error_of(2, "ledger", RUN, *given) == (
         f"relax: broker {address.url} has no run {RUN!r}; give the address of the run's broker with --broker, or "
         "start the run with `relax up`\n"
     )

@@ -365,3 +365,18 @@ def test_full_table_is_an_error_and_not_a_second_write(connection: Connection, t
     with pytest.raises(BrokerError, match=r"cannot store .* raise broker\.max_bytes"):
         for i in range(100):
             table.put(table.subject(RowId(0, i), "dropped"), Dropped("x", "y" * 50))
+
+
+def test_streams_whose_signing_keys_are_missing_are_reported(tmp_path: Path) -> None:
+    """New keys would make a new account, in which the run would start from nothing."""
+    folder = tmp_path / "broker"
+    server = Server(folder)
+    server.start()
+    server.stop()
+    (folder / "keys" / "private" / "keys.json").unlink()
+    with pytest.raises(BrokerError) as error:
+        Server(folder).start()
+    assert str(error.value) == (
+        f"{folder}/keys/private/keys.json is missing, and without it nats-server cannot open the streams in "
+        f"{folder}/store: restore it, or start from nothing with --fresh"
+    )

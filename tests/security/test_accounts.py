@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
@@ -22,8 +24,11 @@ from relax_actors.config import Config, load_config
 from relax_actors.messages import Weights
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.supervision.streams import ensure_run_streams
-from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.clusters import SERVERS, Cluster
+from tests.support.embedded import Embedded
 from tests.support.running import TINY, wait_until
+
+Keyed = Embedded | Cluster
 
 RUN = "guarded"
 SETTINGS = [f"run.name={RUN}", "eval.data.kind=python", "eval.data.function=tiny_tasks.make"]
@@ -47,19 +52,25 @@ REMOVALS = ("$JS.API.STREAM.PURGE.", "$JS.API.STREAM.MSG.DELETE.")
 """Requests by which the roles that collect finished rows remove messages, which they may."""
 
 
-@pytest.fixture
-def guarded(make_guarded: MakeGuarded) -> Guarded:
-    """A server with the streams and consumers of a run and a few cells."""
-    found = make_guarded(SETTINGS)
-    found.make()
+@pytest.fixture(params=[1, pytest.param(SERVERS, marks=pytest.mark.slow)], ids=["embedded", "cluster"])
+def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Keyed]:
+    """The server of `relax up`, or a cluster of three, with the streams and consumers of a run and a few cells."""
+    found: Keyed
+    if request.param == 1:
+        config, found = CONFIG, Embedded(tmp_path / "broker", CONFIG)
+    else:
+        found = Cluster.at(tmp_path / "keys", SETTINGS)
+        config = load_config(TINY, found.settings)
+        found.make()
     found.start()
     with closing(Connection(found.address(OPERATOR), "root")) as connection:
-        connection.call(ensure_run_streams(connection, CONFIG), 30)
-        table = Table(connection, SUBJECTS, Store(found.keys / "store"), "test.0#1")
+        connection.call(ensure_run_streams(connection, config), 60)
+        table = Table(connection, SUBJECTS, Store(tmp_path / "store"), "test.0#1")
         forged = encode(Weights(7, "x", [], 9), "trainer.0#9", subject=FORGED)
         rows = [(SUBJECTS.cell(RowId(0, n), name), forged) for n in range(4) for name in ("prompt", "trajectory")]
         table.put_encoded(rows)
-    return found
+    yield found
+    found.stop()
 
 
 def hostile_for(user: str) -> list[str]:
@@ -85,7 +96,7 @@ def filled(pattern: str) -> str:
     return ".".join(parts) + (".1.1.0.0" if pattern.startswith("$JS.ACK") else "")
 
 
-def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Guarded) -> None:
+def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Keyed) -> None:
     """The attack is real: a user in the account of the streams has the server delete one by a reply subject."""
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
 
@@ -108,7 +119,7 @@ def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Gu
 
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != "observer"])
-def test_request_is_answered_once(guarded: Guarded, user: str) -> None:
+def test_request_is_answered_once(guarded: Keyed, user: str) -> None:
     """The server's own import of the API would answer as well, with "JetStream not enabled for account"."""
     heard: list[Msg] = []
     with closing(Connection(guarded.address(user), user)) as connection:
@@ -133,7 +144,7 @@ def test_request_is_answered_once(guarded: Guarded, user: str) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_hostile_reply_subjects_have_no_effect(guarded: Guarded, user: str) -> None:
+def test_hostile_reply_subjects_have_no_effect(guarded: Keyed, user: str) -> None:
     requests = [filled(subject) for subject in permissions(CONFIG, user).publish if subject.startswith("$JS")]
     requests = [subject for subject in requests if not subject.startswith(REMOVALS)]
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
@@ -156,7 +167,7 @@ def test_hostile_reply_subjects_have_no_effect(guarded: Guarded, user: str) -> N
 
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != "observer"])
-def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Guarded, user: str) -> None:
+def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Keyed, user: str) -> None:
     written = [filled(subject) for subject in permissions(CONFIG, user).publish if subject.startswith(("relax", "$KV"))]
     assert written
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
@@ -177,7 +188,7 @@ def test_hostile_reply_subject_of_a_permitted_write_has_no_effect(guarded: Guard
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Guarded, user: str) -> None:
+def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Keyed, user: str) -> None:
     """Versions and checkpoints reach every role as they are stored, and only those."""
     heard: list[Msg] = []
     with (
@@ -215,7 +226,7 @@ def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Guarded, user
 
 
 @pytest.mark.parametrize("role", ["rollout", "reward"])
-def test_acknowledgement_of_a_delivery_has_no_effect_elsewhere(guarded: Guarded, role: str) -> None:
+def test_acknowledgement_of_a_delivery_has_no_effect_elsewhere(guarded: Keyed, role: str) -> None:
     with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
         before = state_of(operator)
         with closing(Connection(guarded.address(role), role)) as attacker:

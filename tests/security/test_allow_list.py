@@ -1,15 +1,16 @@
 """What passes from the account of each user to the account of the streams: exactly what is documented.
 
 A spy in the account of the streams hears every message there. The users try every request of the JetStream API on the
-streams of their run and of another one, every subject of both runs, and the server's own subjects.
+streams of their run and of a second run on the server, every subject of both runs, and the server's own subjects.
 """
 
 from __future__ import annotations
 
 import secrets
-import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,18 @@ from broker.permissions import OPERATOR, Permissions
 from relax_actors.config import Config, load_config
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.supervision.streams import ensure_run_streams
-from tests.support.guarded import Guarded
+from tests.support.clusters import SERVERS, Cluster
+from tests.support.guarded import Guarded, free_port
 from tests.support.running import TINY, wait_until
 
-RUN = "guarded"
+RUN, OTHER = "guarded", "other"
 SETTINGS = [f"run.name={RUN}", "eval.data.kind=python", "eval.data.function=tiny_tasks.make"]
 CONFIG: Config = load_config(TINY, SETTINGS)
 USERS = [user for user in users(CONFIG) if user != OPERATOR]
 EVERYTHING = Permissions((">",), (">",))
 STREAMS = [
     f"{before}RELAX_{run}_{after}"
-    for run in (RUN, "other")
+    for run in (RUN, OTHER)
     for before, after in (("", "TABLE"), ("", "LOG"), ("KV_", "STATE"))
 ]
 OF_SERVER = ("INFO", "STREAM.NAMES", "STREAM.LIST", "META.LEADER.STEPDOWN", "SERVER.REMOVE", "ACCOUNT.PURGE.x")
@@ -86,7 +88,7 @@ def tried() -> list[str]:
     api = [*OF_SERVER, *(request.format(stream) for request in OF_STREAM for stream in STREAMS)]
     api += [r.format(stream, name) for r in OF_CONSUMER for stream in STREAMS for name in CONSUMERS]
     found = [f"$JS.API.{request}" for request in api]
-    for run in (RUN, "other"):
+    for run in (RUN, OTHER):
         found += [f"relax.{run}.{kind}.9.9.{column}" for kind in ("group", "eval") for column in COLUMNS]
         found += [f"relax.{run}.{kind}.9" for kind in ("batch", "weights", "checkpoint", "evaluation", "strange")]
         found += [f"relax.{run}.event.{role}.0.ready" for role in ("rollout", "trainer", "node", "root", "run")]
@@ -102,25 +104,65 @@ def tried() -> list[str]:
     return [*found, "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING.CONNZ", "$JSC.R.x", "_R_.x.y", "_INBOX.x", "strange"]
 
 
+def on_servers(users: list[str]) -> pytest.MarkDecorator:
+    """Run a test with each user on one server and on a cluster, with the last user there by default."""
+    found = [pytest.param(1, user, id=user) for user in users]
+    for user in users:
+        marks = () if user == users[-1] else pytest.mark.slow
+        found.append(pytest.param(SERVERS, user, id=f"{user} on a cluster", marks=marks))
+    return pytest.mark.parametrize(("guarded", "user"), found, indirect=["guarded"])
+
+
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """A server with the streams and consumers of a run."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        found = Guarded(tmp_path_factory.mktemp("guarded") / "keys", probe.getsockname()[1], SETTINGS)
-    found.make()
-    found.start()
-    with closing(Connection(found.address(OPERATOR), "root")) as connection:
-        connection.call(ensure_run_streams(connection, CONFIG), 30)
-    yield found
-    found.stop()
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Guarded]]:
+    """Start a server, or a cluster of three, with the streams and consumers of two runs; once for all tests."""
+    started: dict[int, Guarded] = {}
+
+    def once(servers: int) -> Guarded:
+        if servers not in started:
+            keys = tmp_path_factory.mktemp("guarded") / "keys"
+            started[servers] = Cluster.at(keys, SETTINGS) if servers > 1 else Guarded(keys, free_port(), SETTINGS)
+            prepare(started[servers])
+        return started[servers]
+
+    yield once
+    for guarded in started.values():
+        guarded.stop()
+
+
+@pytest.fixture
+def guarded(start: Callable[[int], Guarded], request: pytest.FixtureRequest) -> Guarded:
+    return start(request.param)
+
+
+def prepare(guarded: Guarded) -> None:
+    guarded.make()
+    guarded.start()
+    other = [*guarded.settings, f"run.name={OTHER}"]
+    guarded.admit(keys_of_other(guarded), other)
+    for folder, settings in ((guarded.keys, guarded.settings), (keys_of_other(guarded), other)):
+        address = guarded.address(OPERATOR, folder)
+        wait_until(partial(signs_in, address), "credentials of the run")
+        with closing(Connection(address, "root")) as connection:
+            connection.call(ensure_run_streams(connection, load_config(TINY, settings)), 60)
+
+
+def keys_of_other(guarded: Guarded) -> Path:
+    return guarded.keys.with_name("other")
+
+
+def signs_in(address: Address) -> bool:
+    with suppress(BrokerError):
+        Connection(address, "test", 2.0).close()
+        return True
+    return False
 
 
 def sign_in(guarded: Guarded, name: str, account: SigningKey, granted: Permissions) -> Connection:
     """Connect as a new user of an account, with permissions that `relax keys` would not give."""
     path = guarded.keys / f"{name}.creds"
-    write_private(path, keys_of(guarded).credentials(name, granted, account=account))
-    return Connection(Address(guarded.address(OPERATOR).url, credentials=str(path)), name, deadline=5.0)
+    write_private(path, keys_of(guarded).credentials(name, granted, account, issued=int(time.time()) + 9))
+    return Connection(Address(guarded.url, credentials=str(path)), name, deadline=5.0)
 
 
 def keys_of(guarded: Guarded) -> OperatorKeys:
@@ -156,7 +198,9 @@ def publish_all(connection: Connection, subjects: list[str], body: bytes, reply:
 
 def last_subject(user: str) -> str:
     """A subject that a user may publish; heard last, it shows that all others were heard or refused."""
-    return next(filled(s) for s in permissions(CONFIG, user).publish if s.startswith(("relax.", "$JS.ACK")))
+    return next(
+        filled(s) for s in permissions(CONFIG, user).publish if s.startswith(("relax.", "$JS.ACK", "$JS.API.D"))
+    )
 
 
 def filled(pattern: str) -> str:
@@ -164,13 +208,17 @@ def filled(pattern: str) -> str:
 
 
 @pytest.mark.parametrize("given", ["own permissions", "every permission"])
-@pytest.mark.parametrize("user", USERS)
+@on_servers(USERS)
 def test_exactly_the_documented_subjects_reach_the_streams(guarded: Guarded, user: str, given: str) -> None:
     """Permissions and imports hold each alone: a user whose account has every permission gets no further."""
     granted, mark = permissions(CONFIG, user), b"{" + secrets.token_hex(8).encode()
     keys, subjects = keys_of(guarded), tried()
-    account = keys.account_of(user)
-    with spy(guarded, keys.account) as heard, spy(guarded, keys.system) as heard_by_server:
+    account = keys.account_of(RUN, user)
+    with (
+        spy(guarded, keys.account_of(RUN)) as heard,
+        spy(guarded, keys.account_of(OTHER)) as heard_by_other,
+        spy(guarded, keys.system) as heard_by_server,
+    ):
         connection = (
             Connection(guarded.address(user), user)
             if given == "own permissions"
@@ -190,37 +238,56 @@ def test_exactly_the_documented_subjects_reach_the_streams(guarded: Guarded, use
         own = {f"$SYS.REQ.ACCOUNT.{account.public}.CONNZ"} if given == "every permission" else set()
         assert {m.subject for m in heard_by_server if m.data == mark} <= expected | own
     assert reached - {f"view.{subject}" for subject in expected} == expected
+    assert not any(mark in m.data for m in heard_by_other)
 
 
-@pytest.mark.parametrize("user", USERS)
+@on_servers(USERS)
 def test_user_hears_exactly_what_is_documented(guarded: Guarded, user: str) -> None:
     """Even with every permission in its own account, a user hears what its account imports and nothing else."""
     granted, keys = permissions(CONFIG, user), keys_of(guarded)
     written = [s for s in tried() if s.startswith(("relax.", "$KV"))]
-    with spy(guarded, keys.account_of(user)) as heard:
-        with closing(sign_in(guarded, "writer", keys.account, EVERYTHING)) as writer:
-            for stream in STREAMS[:3]:
-                writer.call(writer.js.purge_stream(stream), 10)  # a cell is stored once
-            publish_all(writer, written, b"written")
+    with spy(guarded, keys.account_of(RUN, user)) as heard:
+        for run, streams in ((OTHER, STREAMS[3:]), (RUN, STREAMS[:3])):
+            with closing(sign_in(guarded, "writer", keys.account_of(run), EVERYTHING)) as writer:
+                for stream in streams:
+                    writer.call(writer.js.purge_stream(stream), 10)  # a cell is stored once
+                publish_all(writer, written, b"written")
         stored = [s for s in written if f".{RUN}." in s or f"_{RUN}_" in s]
         expected = {s for s in stored if granted.allows(s, publish=False) and not s.endswith("strange.9")}
         wait_until(lambda: expected <= {m.subject for m in heard}, "what the user may hear")
     assert {m.subject for m in heard} == expected
 
 
+@pytest.mark.parametrize("guarded", [1], indirect=True)
 def test_spy_hears_what_a_user_of_the_streams_account_sends(guarded: Guarded) -> None:
     """The tests above can fail: within the account of the streams nothing is held back."""
     keys, mark = keys_of(guarded), b"{control"
-    with spy(guarded, keys.account) as heard:
-        with closing(sign_in(guarded, "insider", keys.account, EVERYTHING)) as insider:
+    with spy(guarded, keys.account_of(RUN)) as heard:
+        with closing(sign_in(guarded, "insider", keys.account_of(RUN), EVERYTHING)) as insider:
             publish_all(insider, ["$JS.API.STREAM.INFO.RELAX_other_TABLE", "relax.other.weights.9", "strange"], mark)
         wait_until(lambda: sum(m.data == mark for m in heard) == 3, "the messages")
 
 
+@on_servers([OPERATOR, "trainer"])
+def test_a_run_is_out_of_reach_of_the_operator_of_another(guarded: Guarded, user: str) -> None:
+    """Even with every permission in its own account; what both runs have by the same name stays each run's own."""
+    keys, mark = keys_of(guarded), b"{" + secrets.token_hex(8).encode()
+    own = keys.account_of(OTHER, "" if user == OPERATOR else user)
+    with (
+        spy(guarded, keys.account_of(RUN)) as heard,
+        spy(guarded, keys.account_of(OTHER)) as heard_by_own,
+        closing(sign_in(guarded, "attacker", own, EVERYTHING)) as attacker,
+    ):
+        publish_all(attacker, [*tried(), f"relax.{OTHER}.event.{user}.0.last"], mark)
+        wait_until(lambda: any(m.subject.endswith(".last") for m in heard_by_own), "the last message")
+    assert not any(mark in m.data for m in heard)
+
+
+@pytest.mark.parametrize("guarded", [1, SERVERS], indirect=True)
 def test_stranger_cannot_sign_in(guarded: Guarded) -> None:
     """Credentials that another operator signed, and an account of this operator that the server does not know."""
-    for account in (OperatorKeys.new().account, keys_of(guarded).account_of("stranger")):
+    for account in (OperatorKeys.new().account_of(RUN), keys_of(guarded).account_of(RUN, "stranger")):
         path = guarded.keys / "stranger.creds"
-        write_private(path, keys_of(guarded).credentials("stranger", EVERYTHING, account=account))
+        write_private(path, keys_of(guarded).credentials("stranger", EVERYTHING, account))
         with pytest.raises(BrokerError, match="refuses these credentials"):
-            Connection(Address(guarded.address(OPERATOR).url, credentials=str(path)), "stranger", deadline=1.0)
+            Connection(Address(guarded.url, credentials=str(path)), "stranger", deadline=1.0)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.address import Address
 from broker.server import find_binary
 from tests.integration.test_monitor import free_port
 from tests.support.guarded import MakeGuarded
@@ -57,6 +56,14 @@ def holders(folder: Path, secrets: list[str]) -> set[str]:
     return found
 
 
+def seeds_in(keys: Path) -> list[str]:
+    """Secret keys in a folder of credentials."""
+    files = [path.read_text() for path in keys.rglob("*") if path.suffix in (".creds", ".json")]
+    found = re.findall(r"\bS[UAO][A-Z2-7]{40,}\b", "".join(files))
+    assert len(set(found)) > 8
+    return found
+
+
 def shown_by_processes(run: Run, secrets: list[str]) -> dict[str, set[str]]:
     """Names of the run's processes whose command line or environment holds each secret."""
     found: dict[str, set[str]] = {secret: set() for secret in secrets}
@@ -88,21 +95,24 @@ def steps(run: Run, count: int) -> None:
 def test_secrets_of_an_embedded_run_are_where_they_belong_only(make_run: MakeRun) -> None:
     run = make_run("secrets", "run.steps=3000", 'reward.secrets=["JUDGE_TOKEN"]').start()
     steps(run, 1)
-    password = Address.load(run.folder.address).password
-    assert password
-    shown = shown_by_processes(run, [SINK, JUDGE, PROXY, password])
-    assert shown == {SINK: {"up"}, JUDGE: {"up", "node", "reward"}, PROXY: {"up"}, password: set()}
+    seeds = seeds_in(run.folder.broker / "keys")
+    shown = shown_by_processes(run, [SINK, JUDGE, PROXY, *seeds])
+    assert shown == {SINK: {"up"}, JUDGE: {"up", "node", "reward"}, PROXY: {"up"}, **{seed: set() for seed in seeds}}
     assert run.process is not None
     run.disconnect()
     run.process.send_signal(signal.SIGTERM)
     code, _, said = run.finish(60)
     assert code == 0, said
-    assert not any(secret in said for secret in (SINK, JUDGE, PROXY, password))
+    assert not any(secret in said for secret in (SINK, JUDGE, PROXY, *seeds))
     assert holders(run.folder.root, [SINK, JUDGE, PROXY]) == set()
-    holding = holders(run.folder.root, [password])
-    assert holding == {"broker.json", "broker/address.json", "broker/nats-server.conf"}
+    holding = holders(run.folder.root, seeds)
+    users = {path.name for path in (run.folder.broker / "keys").iterdir()} - {"private", "server"}
+    assert users == {"prompts", "rollout", "reward", "advantages", "trainer", "node", "operator", "observer"}
+    named = {f"{user}/nats.creds" for user in users} | {"private/keys.json"}
+    assert holding == {f"broker/keys/{name}" for name in named}
     assert {(run.folder.root / name).stat().st_mode & 0o777 for name in holding} == {0o600}
-    assert run.folder.root.stat().st_mode & 0o777 == 0o700
+    folders = (run.folder.root, run.folder.broker, *(run.folder.broker / "keys").rglob("*"))
+    assert {path.stat().st_mode & 0o777 for path in folders if path.is_dir()} == {0o700}
 
 
 @pytest.mark.slow
@@ -115,11 +125,7 @@ def test_secrets_of_a_keyed_run_stay_in_the_folder_of_its_credentials(
     broker = [f"broker.url=nats://127.0.0.1:{guarded.port}", f"broker.credentials={guarded.keys}"]
     run = make_run("keyed", "run.steps=3000", *broker).start()
     steps(run, 1)
-    secrets = re.findall(
-        r"\bS[UAO][A-Z2-7]{40,}\b",
-        "".join(path.read_text() for path in guarded.keys.rglob("*") if path.suffix in (".creds", ".json")),
-    )
-    assert len(set(secrets)) > 8
+    secrets = seeds_in(guarded.keys)
     assert not any(shown_by_processes(run, secrets).values())
     assert run.process is not None
     run.process.send_signal(signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 from collections.abc import Callable
@@ -16,6 +17,13 @@ from relax_actors.cli.listeners import Settings
 from tests.support.running import TINY, wait_until
 
 
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @dataclass
 class Guarded:
     """A server that `relax keys` configured."""
@@ -27,11 +35,23 @@ class Guarded:
     scheme: str = "nats"
     websocket: int = 0
 
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def listen(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
     def make(self, settings: Settings | None = None) -> None:
         chosen = settings or Settings()
-        listen = f"127.0.0.1:{self.port}"
-        make_keys(str(TINY), self.keys, self.settings, replace(chosen, listen=listen))
+        make_keys(str(TINY), self.keys, self.settings, replace(chosen, listen=self.listen))
         self.scheme = "tls" if chosen.tls else "nats"
+
+    def admit(self, folder: Path, settings: list[str], chosen: Settings | None = None) -> None:
+        """Admit another run, whose credentials go to `folder`, and have the server reload its configuration."""
+        make_keys(str(TINY), folder, settings, replace(chosen or Settings(), server=self.keys))
+        self.reload()
 
     def start(self) -> None:
         command = [str(find_binary()), "-c", str(self.keys / "server" / "nats-server.conf")]
@@ -39,13 +59,19 @@ class Guarded:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(self.greets, "greeting of the server")
 
-    def greets(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+    def greets(self, host: str = "127.0.0.1") -> bool:
+        with suppress(OSError), socket.create_connection((host, self.port), 1) as connection:
             return connection.recv(5) == b"INFO "
         return False
 
-    def address(self, user: str) -> Address:
-        return Address(f"{self.scheme}://127.0.0.1:{self.port}", credentials=str(self.keys)).for_user(user)
+    def address(self, user: str, keys: Path | None = None) -> Address:
+        """Address for a user of the run, or of one whose credentials are in another folder."""
+        return Address(self.url, credentials=str(keys or self.keys)).for_user(user)
+
+    def reload(self) -> None:
+        """Have the server read its configuration again."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGHUP)
 
     def stop(self) -> None:
         if self.process is not None:

@@ -61,6 +61,12 @@ def relax(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
 
 
+def settings_of(address: Address) -> list[str]:
+    """Settings with which a run uses a broker that it does not start; its roles share one user."""
+    assert address.credentials is not None
+    return [f"broker.url={address.url}", f"broker.credentials={Path(address.credentials).parent}"]
+
+
 @dataclass
 class Run:
     """A run of `relax up`; start it again to resume."""

@@ -231,6 +231,9 @@ def test_a_run_that_cannot_be_read_is_reported_in_one_line(command: list[str], r
     assert refused(*command, "damaged").startswith(f"relax: {at}/config.json cannot be read: Expecting ':' delimiter")
     folder.save_config(load_config(TINY), "")
     assert refused(*command, "damaged").startswith(f"relax: no broker address in {at}/broker.json: ")
+    Address("nats://127.0.0.1:9", credentials=str(folder.broker / "keys")).save(folder.address)
+    lost = f"relax: run tiny has lost {at}/broker/keys, the credentials of its broker; restore the folder\n"
+    assert refused(*command, "damaged") == lost
 
 
 def test_monitor_of_a_run_that_is_not_up_says_so(refused: Callable[..., str]) -> None:

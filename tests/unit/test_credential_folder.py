@@ -48,8 +48,8 @@ def test_credentials_of_another_run_are_replaced_on_request_only(tmp_path: Path)
     make_keys(str(TINY), tmp_path, first, Settings())
     before = (tmp_path / "rollout" / "nats.creds").read_text()
     assert error_of(tmp_path, "run.name=second") == (
-        f"{tmp_path} holds the credentials of run 'first', which would lose them; give another folder, or --replace if "
-        "that run is over"
+        f"{tmp_path} holds the credentials of run 'first', which would lose them; give another folder, with "
+        f"--server {tmp_path} for a second run on its server, or --replace if that run is over"
     )
     assert (tmp_path / "rollout" / "nats.creds").read_text() == before
     make_keys(str(TINY), tmp_path, first, Settings())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from broker.address import Address
 from broker.files import remove_unfinished, write_private
 from relax_actors.runtime.logs import BestEffortFile
 
@@ -46,3 +47,15 @@ def test_closed_log_raises_no_error(tmp_path: Path) -> None:
     assert log.write("two\n") == 0
     log.flush()
     assert (tmp_path / "log").read_text() == "one\n"
+
+
+def test_address_in_a_moved_folder_finds_the_credentials_below_it(tmp_path: Path) -> None:
+    run, keys = tmp_path / "run", "broker/keys/observer/nats.creds"
+    (run / keys).parent.mkdir(parents=True)
+    (run / keys).touch()
+    Address("nats://127.0.0.1:1", credentials=str(run / "broker" / "keys")).save(run / "broker.json")
+    moved = run.rename(tmp_path / "moved")
+    assert Address.load(moved / "broker.json").for_user("observer").credentials == str(moved / keys)
+    elsewhere = Address("nats://127.0.0.1:1", credentials="/keys")
+    elsewhere.save(moved / "broker.json")
+    assert Address.load(moved / "broker.json") == elsewhere

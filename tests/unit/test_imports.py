@@ -15,6 +15,7 @@ import pytest
 
 from broker.connection import Connection
 from broker.server import Server
+from broker.server_keys import Users
 from relax_actors.config import load_config
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import ensure_run_streams
@@ -30,7 +31,7 @@ PICKLING = {
     "broadcast_object_list",
     "scatter_object_list",
 }
-HEAVY = ("torch", "transformers", "reasoning_gym", "pyarrow", "matplotlib")
+HEAVY = ("torch", "transformers", "reasoning_gym", "pyarrow", "matplotlib", "cv2", "av", "torchaudio")
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 RELAX = Path(sysconfig.get_path("scripts")) / "relax"
 
@@ -53,6 +54,7 @@ def heavy_after(script: str, heavy: tuple[str, ...] = HEAVY, cwd: Path | None = 
         "relax_actors.cli.up",
         "relax_actors.cli.simulate",
         "relax_actors.cli.tail",
+        "relax_actors.media",
         "relax_actors.roles",
         "relax_actors.roles.prompts",
         "relax_actors.roles.reward",
@@ -122,7 +124,7 @@ def recorded_run(tmp_path: Path) -> Path:
     folder = RunFolder(config.folder)
     folder.root.mkdir()
     folder.save_config(config, str(TINY.parent))
-    server = Server(folder.broker)
+    server = Server(folder.broker, users=Users("recorded"))
     address = server.start()
     try:
         with closing(Connection(address, "test")) as connection:

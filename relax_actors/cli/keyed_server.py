@@ -1,0 +1,166 @@
+"""Folder of a server that `relax keys` configured: its configuration, its signing keys and the runs that it admits."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.credentials import OperatorKeys
+from broker.files import make_private_folder, write_private
+from broker.run_users import RunUsers
+from broker.server import MAX_PAYLOAD
+from relax_actors.cli.listeners import Settings, tls_block
+from relax_actors.config import Config
+from relax_actors.errors import ConfigError
+
+CA_DAYS, SERVER_DAYS = 3650.0, 825.0
+HOSTS = ("localhost", "127.0.0.1", "nats")
+UNBOUNDED_BYTES = 1 << 50
+"""Size of a server's store: the accounts of the runs bound it, and no reload could raise it for another run."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedServer:
+    """A server, by the folder that holds its files.
+
+        DIR/server/          nats-server.conf, auth.conf, certificate; <name>.conf for each server of a cluster
+        DIR/private/         keys of the issuing authority, and the users of each run
+
+    Attributes:
+        folder: DIR.
+    """
+
+    folder: Path
+
+    @property
+    def files(self) -> Path:
+        """Folder of the files that the server reads."""
+        return self.folder / "server"
+
+    @property
+    def private(self) -> Path:
+        """Folder that no machine of the run needs."""
+        return self.folder / "private"
+
+    @property
+    def runs(self) -> dict[str, RunUsers]:
+        """The runs that the server admits, by name."""
+        return RunUsers.load_all(self.private / "runs")
+
+    def require(self) -> None:
+        """Check that `relax keys` wrote this folder.
+
+        Raises:
+            ConfigError: it did not.
+        """
+        if not (self.private / "keys.json").is_file():
+            msg = f"{self.folder} is no folder of a server: {self.private}/keys.json is missing; name the folder that "
+            raise ConfigError(msg + "`relax keys` wrote for the first run of the server")
+
+    def authority(self) -> OperatorKeys:
+        """Return the signing keys; they are created once.
+
+        Raises:
+            BrokerError: the file of the keys cannot be read.
+        """
+        path = self.private / "keys.json"
+        if path.exists():
+            return OperatorKeys.load(path)
+        keys = OperatorKeys.new()
+        keys.save(path)
+        return keys
+
+    def admit(self, run: RunUsers) -> None:
+        """Admit the users of a run, in place of those with the same run's name."""
+        make_private_folder(self.private / "runs")
+        run.save(self.private / "runs")
+        self._write_accounts()
+
+    def remove(self, run: RunUsers) -> None:
+        """Remove the accounts of a run."""
+        run.remove(self.private / "runs")
+        self._write_accounts()
+
+    def _write_accounts(self) -> None:
+        # Atomically: a server may read it at any time.
+        write_private(self.files / "auth.conf", self.authority().server_config(self.runs.values()))
+
+    def configure(self, config: Config, settings: Settings) -> None:
+        """Write the configuration of the servers, which holds no secret but the password of a cluster's routes."""
+        if settings.tls:
+            self._write_certificate(settings)
+        text = server_config(config, self.files, settings)
+        (self.files / "nats-server.conf").write_text(text)
+        for name in settings.cluster:
+            write_private(
+                self.files / f"{name}.conf", text + settings.cluster_block(name, self.files, self._password())
+            )
+        security = {"tls": settings.tls, "mutual": settings.mutual, "listen": settings.listen}
+        write_private(self.private / "server.json", json.dumps(security))
+
+    def security(self) -> Settings:
+        """Return the options of the server that its clients must know: TLS and address.
+
+        Raises:
+            ConfigError: the file that records them cannot be read.
+        """
+        path = self.private / "server.json"
+        try:
+            return Settings(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            msg = f"{path} cannot be read: {error}; run `relax keys` for the first run of the server again"
+            raise ConfigError(msg) from error
+
+    def _password(self) -> str:
+        """Return the password of the routes between the servers of a cluster; created once."""
+        path = self.private / "route.json"
+        if not path.exists():
+            write_private(path, json.dumps(secrets.token_urlsafe(24)))
+        return str(json.loads(path.read_text()))
+
+    def _write_certificate(self, settings: Settings) -> None:
+        """Write the authority if missing, and the certificate of the server."""
+        from broker import certificates
+
+        ca_files = self.private / "ca.pem", self.private / "ca-key.pem"
+        if not all(path.exists() for path in ca_files):
+            certificates.new_authority(CA_DAYS).save(*ca_files)
+        ca = certificates.CertificatePair.load(*ca_files)
+        hosts = tuple(dict.fromkeys((*settings.hosts, *settings.cluster, *HOSTS, socket.gethostname())))
+        own = certificates.issue(ca, "nats", SERVER_DAYS, hosts)
+        own.save(self.files / "cert.pem", self.files / "key.pem")
+        (self.files / "ca.pem").write_text(ca.pem)
+
+    def write_user_certificates(self, folder: Path, users: list[str], settings: Settings) -> None:
+        """Write the authority's certificate beside the credentials of users, and with mutual TLS one for each."""
+        from broker import certificates
+
+        ca = certificates.CertificatePair.load(self.private / "ca.pem", self.private / "ca-key.pem")
+        for name in users:
+            (folder / name / "ca.pem").write_text(ca.pem)
+            if settings.mutual:
+                own = certificates.issue(ca, name, settings.days or SERVER_DAYS)
+                own.save(folder / name / "cert.pem", folder / name / "key.pem")
+
+
+def server_config(config: Config, folder: Path, settings: Settings) -> str:
+    """Return the configuration of one server; it holds no secret."""
+    quote = json.dumps
+    lines = [
+        f"listen: {quote(settings.listen)}",
+        f"max_payload: {MAX_PAYLOAD}",
+        "write_deadline: 10s",
+        'include "auth.conf"',
+        "jetstream {",
+        f"  store_dir: {quote(str((settings.store or folder / 'store').resolve()))}",
+        f"  max_memory_store: {256 << 20}",
+        f"  max_file_store: {UNBOUNDED_BYTES}",
+        f"  sync_interval: {quote(config.broker.sync_interval)}",
+        "}",
+    ]
+    if settings.tls:
+        lines += ["tls {", tls_block(folder, mutual=settings.mutual), "}"]
+    return "\n".join([*lines, *settings.lines(folder)]) + "\n"

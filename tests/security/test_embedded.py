@@ -1,0 +1,76 @@
+"""The server of `relax up` lets each user of a run reach exactly what a server of `relax keys` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from nats.aio.msg import Msg
+
+from broker.address import Address
+from broker.connection import Connection
+from broker.credentials import OperatorKeys
+from broker.errors import BrokerError
+from broker.files import write_private
+from broker.permissions import OPERATOR
+from relax_actors.roles.permissions import permissions
+from tests.security.test_allow_list import (
+    CONFIG,
+    EVERYTHING,
+    RUN,
+    USERS,
+    last_subject,
+    publish_all,
+    tried,
+)
+from tests.support.embedded import Embedded
+from tests.support.running import wait_until
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Embedded]:
+    found = Embedded(tmp_path / "broker", CONFIG)
+    found.start()
+    yield found
+    found.stop()
+
+
+def keys_of(embedded: Embedded) -> OperatorKeys:
+    return OperatorKeys.load(embedded.keys / "private" / "keys.json")
+
+
+def test_exactly_the_documented_subjects_of_each_user_reach_the_streams(embedded: Embedded) -> None:
+    heard: list[Msg] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message)
+
+    path = embedded.folder / "spy.creds"
+    write_private(path, keys_of(embedded).credentials("spy", EVERYTHING, keys_of(embedded).account_of(RUN)))
+    with closing(Connection(Address(embedded.address(OPERATOR).url, credentials=str(path)), "spy")) as spy:
+
+        async def listen() -> None:
+            await spy.nc.subscribe(">", cb=hear)
+            await spy.nc.flush(5)
+
+        spy.call(listen(), 20)
+        for user in USERS:
+            granted, mark = permissions(CONFIG, user), b"{" + user.encode()
+            with closing(Connection(embedded.address(user), user)) as connection:
+                publish_all(connection, tried(), mark)
+                publish_all(connection, [last_subject(user)], mark + b"last")
+                wait_until(lambda mark=mark: any(m.data == mark + b"last" for m in heard), "the last message")
+            reached = {m.subject for m in heard if m.data == mark}
+            assert reached == {subject for subject in tried() if granted.allows(subject, publish=True)}, user
+
+
+def test_stranger_cannot_sign_in(embedded: Embedded) -> None:
+    """Without credentials, and with those that another operator signed for an account of the same name."""
+    path = embedded.folder / "stranger.creds"
+    write_private(path, OperatorKeys.new().credentials("stranger", EVERYTHING, OperatorKeys.new().account_of(RUN)))
+    url = embedded.address(OPERATOR).url
+    for address in (Address(url), Address(url, credentials=str(path))):
+        with pytest.raises(BrokerError, match="refuses these credentials"):
+            Connection(address, "stranger", deadline=1.0)

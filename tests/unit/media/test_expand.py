@@ -1,0 +1,95 @@
+"""Placeholders that do not fit, prompts without media, and timestamps of byte-pair tokenizers.
+
+Expanded tokens and positions are compared with transformers in tests/parity/test_media_expansion.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from relax_actors.errors import RowError
+from relax_actors.media import Features, expand
+from relax_actors.media.timestamps import Timestamps
+from tests.support.media_models import OMNI, VISION, encode, family, tokenizer
+
+IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
+
+
+def image() -> Features:
+    return Features("image", np.zeros((4, 192), np.uint8), np.array([1, 2, 2], np.int32))
+
+
+def video() -> Features:
+    return Features("video", np.zeros((8, 384), np.uint8), np.array([2, 2, 2], np.int32), 1.0, (0.25, 1.25))
+
+
+def sound(*, inside: bool) -> Features:
+    return Features("audio", np.zeros((64, 100), np.float32), np.array([100], np.int32), inside=inside)
+
+
+def message(text: str, media: list[Features], model: str = "qwen3_vl") -> str:
+    with pytest.raises(RowError) as caught:
+        expand(encode(text), media, family(model), tokenizer().backend_tokenizer)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("model", [*VISION, *OMNI])
+def test_text_alone_keeps_its_tokens_and_counts_its_positions(model: str) -> None:
+    found = expand(encode("what?"), [], family(model), tokenizer().backend_tokenizer)
+    assert found.tokens.tolist() == encode("what?").tolist()
+    assert found.tokens.dtype == np.int32
+    assert found.positions.tolist() == [list(range(5))] * 3
+    assert found.delta == 0
+
+
+def test_placeholders_that_do_not_fit_the_media_are_refused() -> None:
+    number = "the prompt has {} placeholders for media and {} media; it needs one for each"
+    assert message("a", [image()]) == number.format(0, 1)
+    assert message(IMAGE * 2, [image()]) == number.format(2, 1)
+    kinds = "placeholder 1 of the prompt is for video, and medium 1 is image"
+    assert message(IMAGE + VIDEO, [image(), image()]) == kinds
+    bare = "the placeholder of a video with its sound must stand between <|vision_start|> and <|vision_end|>"
+    for text in ("<|video_pad|>", "a<|video_pad|>b", "<|vision_start|><|video_pad|>"):
+        assert message(text, [video(), sound(inside=True)], "qwen2_5_omni_thinker") == bare
+
+
+def test_sound_without_room_for_timestamps_is_refused() -> None:
+    bare = Tokenizer(models.WordLevel({"<|endoftext|>": 0}, unk_token="<|endoftext|>"))  # noqa: S106 a token of text
+    with pytest.raises(RowError) as caught:
+        Timestamps(bare).after([], 1.0)
+    expected = "the model's tokenizer cannot write the timestamp '<1.0 seconds>' of a video; add its characters"
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("model", OMNI)
+def test_sound_lies_in_time_between_the_frames(model: str) -> None:
+    of = family(model)
+    found = expand(encode(f"x{VIDEO}y"), [video(), sound(inside=True)], of, tokenizer().backend_tokenizer)
+    assert found.counts == (2, 13 if "3" in model else 25)
+    heard = found.positions[:, found.tokens == of.audio_id]
+    assert (np.diff(heard, axis=1) == 1).all()
+    seen = found.positions[0, found.tokens == of.video_id]
+    # The second temporal patch comes one second later.
+    assert seen[1] - seen[0] == of.seconds_scale
+
+
+def byte_pairs() -> Tokenizer:
+    """Return a byte-pair tokenizer that has merged a full stop and the bracket of a timestamp."""
+    tokens = Tokenizer(models.BPE())
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokens.train_from_iterator(["see this.<0.5 seconds>", "see this.<1.5 seconds>"] * 20, trainer)
+    tokens.add_special_tokens([AddedToken("<|vision_end|>", special=True)])
+    return tokens
+
+
+@pytest.mark.parametrize("text", ["see this.", "see this", "", "a<|vision_end|>", "<|vision_end|>see this."])
+def test_timestamp_is_written_as_if_with_the_text_before_it(text: str) -> None:
+    tokens = byte_pairs()
+    before = tokens.encode(text).ids
+    written = Timestamps(tokens).after(before, 0.5)
+    assert before[: len(before) - written.removed] + written.ids == tokens.encode(f"{text}<0.5 seconds>").ids
+    assert bool(written.removed) == text.endswith(".")
