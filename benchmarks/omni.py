@@ -9,8 +9,9 @@ frequent one for what the other medium says. A run takes 2 to 6 minutes on two c
 is added to a file, and runs that the file holds are not repeated.
 
 Bytes: what the cells and the store hold for a held-out row, and float32 pixel values as transformers' processors make
-them (for a sound its spectrogram). Exit code 1 if a median is below 0.9 after training, or more than 0.1 above chance
-with blank media.
+them (for a sound its spectrogram). Counts: media that were decoded for a row, or shared with another row that has the
+same file; the sum is the number of media of a row, because no other role decodes. Exit code 1 if a median is below 0.9
+after training, or more than 0.1 above chance with blank media.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rich.table import Table
 
 from relax_actors.messages import PreparedPrompt
 from relax_actors.monitoring.connection import connected
+from relax_actors.monitoring.recorded import read_metrics
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "omni"
 DATA = EXAMPLES / "data"
@@ -56,6 +58,8 @@ class Result:
         cells: bytes of prompt and media in the cells of a held-out row.
         features: bytes in the store for a held-out row, where rows with the same file share them.
         floats: bytes of float32 pixel values of a held-out row.
+        decoded: media that the role `media` decoded, for each row of the run.
+        shared: media whose features another row had left, for each row of the run.
     """
 
     task: str
@@ -68,6 +72,8 @@ class Result:
     cells: float
     features: float
     floats: float
+    decoded: float
+    shared: float
 
 
 def up(folder: Path, config: Path, *settings: str) -> dict[str, Any]:
@@ -110,9 +116,12 @@ def measure(folder: Path, task: str, seed: int, held_out: int) -> Result:
         )["eval_first"]
         for path in sorted((DATA / task).glob("blank*.jsonl"))
     }
+    decoded, shared = media_of_rows(str(run))
     training = summary["seconds"] - summary["seconds_to_ready"]
     before, after = summary["eval_first"], summary["eval_last"]
-    return Result(task, seed, before, after, blank, summary["seconds"], training, cells, features, floats)
+    return Result(
+        task, seed, before, after, blank, summary["seconds"], training, cells, features, floats, decoded, shared
+    )
 
 
 def without_model(text: str) -> str:
@@ -138,6 +147,13 @@ def bytes_of_rows(run: str) -> tuple[float, float, float]:
     return sum(cells.values()) / len(cells), sum(stored.values()) / len(cells), floats / len(cells)
 
 
+def media_of_rows(run: str) -> tuple[float, float]:
+    """Return how many media the role `media` decoded and shared, for each row; both are counted once a row."""
+    with connected(run) as at:
+        last = read_metrics(at.table, "media")[-1]
+    return last["media_processed"] / last["rows"], last["media_shared"] / last["rows"]
+
+
 def chance(task: str, blank: str, held_out: int) -> float:
     """Return the accuracy of the best answer that looks at no blank medium."""
     rows = [json.loads(line) for line in (DATA / task / "test.jsonl").read_text().splitlines()][:held_out]
@@ -157,6 +173,7 @@ def tables(results: list[Result], held_out: int) -> tuple[list[Table], list[str]
     accuracy = Table("task", "seeds", "before", "after", "training, s", title="held-out accuracy: median (range)")
     blanks = Table("task", "blank", "accuracy", "chance", title="held-out accuracy with media left out")
     sizes = Table("task", "cells", "store", "float32 values", title="bytes of a held-out row")
+    counts = Table("task", "decoded", "shared", title="media of a row, in all roles together")
     missed = []
     for task in dict.fromkeys(each.task for each in results):
         own = [each for each in results if each.task == task]
@@ -172,7 +189,10 @@ def tables(results: list[Result], held_out: int) -> tuple[list[Table], list[str]
                 missed.append(f"{task} with {name} has {statistics.median(values):.2f}, chance {by_chance:.2f}")
         means = (statistics.mean(getattr(each, name) for each in own) for name in ("cells", "features", "floats"))
         sizes.add_row(task, *(f"{mean:,.0f}" for mean in means))
-    return [accuracy, blanks, sizes], missed
+        counts.add_row(
+            task, *(f"{statistics.mean(getattr(e, name) for e in own):.3f}" for name in ("decoded", "shared"))
+        )
+    return [accuracy, blanks, sizes, counts], missed
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
 `python -m tests.chaos.equivalence --kills 100` prints what was killed, what it cost, and both fingerprints, and exits
 with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
 run that is killed, so that each kill meets it in the middle of something. `--algorithm updates` makes several optimizer
-updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well,
-`--algorithm images` trains a model that looks at pictures. `--cluster` gives the killed run three servers with accounts,
-which are killed in turn.
+updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well, and
+`--algorithm images` trains a model that looks at pictures. `--cluster` gives the killed run three servers with
+accounts, which are killed in turn.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ class Tally:
 
 def points_of(algorithm: str, *, cluster: bool = False) -> dict[str, tuple[int, tuple[str, ...]]]:
     """Victims and moments of the runs of an algorithm."""
-    own = {"ppo": {"critic.0": (6, CRITIC_POINTS)}, "images": {"media.0": (8, MEDIA_POINTS)}}
-    found = POINTS | own.get(algorithm, {})
+    found = dict(POINTS) | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
+    if algorithm == "images":
+        found["media.0"] = (8, MEDIA_POINTS)
     if cluster:
         del found["broker"]
         found[SERVER] = SERVER_POINTS
@@ -286,7 +287,8 @@ def compare(
     calm = Run(folder, "calm", settings, config)
     alone = calm.complete(900)
     say(f"done in {alone['seconds']:.0f} s; the same with {kills} kills")
-    run = Run(folder, "killed", [*settings, *(cluster.run_settings if cluster is not None else ())], config)
+    more = cluster.run_settings if cluster is not None else ()
+    run = Run(folder, "killed", [*settings, *more], config)
     began = time.monotonic()
     try:
         tally = killed_run(run, plans, say, cluster)

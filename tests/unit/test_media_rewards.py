@@ -33,7 +33,7 @@ ANSWERS: dict[RewardFunction, str] = {
     word_error_rate: "three cats",
 }
 FEW = settings(max_examples=40, deadline=None)
-BIG = 100_000
+BIG = 30_000
 HOSTILE = [
     *("", " " * BIG, "[" * BIG, "1" * BIG, "1" + " " * BIG, "1 " * BIG, "1," * BIG, "1." * BIG, "1:" * BIG),
     *("[1,2]" + " " * BIG, "[1,2]" * BIG, "<answer>" * BIG, "<answer>" + "x" * BIG, "\\boxed{" * BIG, "(" * BIG),
@@ -280,7 +280,7 @@ def test_hostile_text_gains_nothing_and_is_scored_in_linear_time(reward: RewardF
     started = time.process_time()
     for completion in HOSTILE:
         assert 0 <= reward(completion, prompt(ANSWERS[reward])) < 0.35, completion[:40]
-    # 27 texts of up to 1 MB; a quadratic pattern takes hours for one of them.
+    # 27 texts of up to 300 kB; a quadratic pattern takes minutes for one of them.
     assert time.process_time() - started < 20
 
 
