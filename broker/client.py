@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from email.message import Message
 from email.parser import BytesParser
@@ -18,6 +20,7 @@ MAX_HEADER_BYTES = 4 << 10
 """Longest headers that are read; those of the server and of this project are shorter. nats-py takes seconds to parse
 the longest that a server accepts."""
 _REVOKED = ("authorization violation", "authentication revoked")
+CONNECTION_POLL_SECONDS = 0.02
 ASKS_FOR_NONE = "asks for no credentials, so it is not the broker"
 
 
@@ -36,6 +39,9 @@ class Client(nats.aio.client.Client):
     A connected client whose credentials are revoked signs in again, as soon as the file has newer credentials;
     nats-py would close the connection.
 
+    A request waits while the client is disconnected: nats-py would buffer it with those that repeat it, send them all
+    at the next connection, and keep the future of each that does not fit into the buffer.
+
     With TLS configured it refuses a server without TLS, and with credentials a server that asks for none, because that
     is another server at the same address.
     """
@@ -43,6 +49,32 @@ class Client(nats.aio.client.Client):
     def __init__(self) -> None:
         super().__init__()
         self._direct: dict[int, Callable[[Msg], None]] = {}
+
+    async def _connect_to_server(self, server: Any) -> None:
+        earlier: Any = self._transport  # of an attempt that the server refused
+        if earlier is not None:
+            earlier.close()
+        await super()._connect_to_server(server)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,  # noqa: ASYNC109 signature of nats-py
+        old_style: bool = False,  # noqa: FBT001, FBT002 signature of nats-py
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """Send a request and return its answer.
+
+        Raises:
+            nats.errors.TimeoutError: no answer, or no connection, within `timeout` seconds.
+        """
+        end = time.monotonic() + timeout
+        while not (self.is_connected or self.is_closed):
+            if time.monotonic() > end:
+                raise nats.errors.TimeoutError
+            await asyncio.sleep(CONNECTION_POLL_SECONDS)
+        return await super().request(subject, payload, timeout, old_style, headers)
 
     async def subscribe_direct(self, subject: str, handle: Callable[[Msg], None]) -> Subscription:
         """Subscribe with a function that is called as soon as a message is parsed, without a queue and a task."""

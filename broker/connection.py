@@ -34,6 +34,10 @@ log = structlog.get_logger()
 DEADLINE_SLACK = 10.0
 """Seconds after a deadline within which a loaded machine must report that it has passed."""
 RETRY_SECONDS = 0.05
+RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.1, 5.0
+"""Pause between attempts to connect; it doubles with each attempt that the broker refuses."""
+SIGN_IN_SECONDS = 600.0
+"""How long requests wait for newer credentials while the broker refuses the present ones."""
 _NOT_READY = 503
 TRANSIENT = (
     nats.errors.TimeoutError,
@@ -81,6 +85,7 @@ class Connection:
         self._options = address.connect_options()
         self._closing = False
         self._refused_at, self._refusal = float("-inf"), ""
+        self._signing_in_since: float | None = None
         self._thread = threading.Thread(target=self._run_loop, name="broker-connection", daemon=True)
         self._thread.start()
         self.nc: Client
@@ -106,6 +111,8 @@ class Connection:
             nonlocal last_error
             # Errors after a refusal only report the closed socket; keep the refusal.
             last_error = last_error if _is_refusal(last_error) else _describe(error)
+            if _is_refusal(str(error)):
+                self._wait_longer()
             if "permissions violation" in str(error).lower():
                 self._refused_at, self._refusal = time.monotonic(), str(error)
                 log.error("broker_permission_denied", error=str(error))
@@ -118,6 +125,8 @@ class Connection:
 
         async def on_reconnect() -> None:
             log.info("broker_reconnected", url=self.address.url)
+            self._signing_in_since = None
+            self.nc.options["reconnect_time_wait"] = RECONNECT_SECONDS
             for hook in list(self.on_reconnect):
                 await hook()
 
@@ -150,6 +159,32 @@ class Connection:
         self.js = self.nc.jetstream(timeout=ACK_TIMEOUT)
         self.js._hdr_parser = HeaderParser()  # noqa: SLF001 nats-py has no public name for it
         self.publisher = Publisher(self.nc)
+
+    def _wait_longer(self) -> None:
+        """Double the pause before the next attempt to connect: the broker refused the credentials."""
+        if self._signing_in_since is None:
+            self._signing_in_since = time.monotonic()
+        wait = 2 * self.nc.options["reconnect_time_wait"]
+        self.nc.options["reconnect_time_wait"] = min(wait, MAX_RECONNECT_SECONDS)
+
+    @property
+    def refusal(self) -> str:
+        """Why the broker has refused to sign this process in again, and the remedy; empty if it has not."""
+        since = self._signing_in_since
+        if since is None or self.nc.is_connected:
+            return ""
+        return (
+            f"broker {self.address.url} has refused the credentials {self.address.credentials} for "
+            f"{time.monotonic() - since:.0f} s: they were revoked or have expired; copy the newer ones that `relax "
+            "keys` wrote there"
+        )
+
+    def _check_sign_in(self) -> None:
+        """Raise BrokerError if the broker has refused the credentials for too long."""
+        since = self._signing_in_since
+        if since is not None and time.monotonic() - since > SIGN_IN_SECONDS and (text := self.refusal):
+            msg = f"{text} and start this process again"
+            raise BrokerError(msg)
 
     def _connect_error(self, text: str, deadline: float) -> BrokerError:
         url = self.address.url
@@ -213,7 +248,7 @@ class Connection:
 
         Raises:
             BrokerUnreachableError: no answer before the deadline.
-            BrokerError: the credentials do not permit the request.
+            BrokerError: the credentials do not permit the request, or were refused for `SIGN_IN_SECONDS`.
         """
         start = time.monotonic()
         warned = 0.0
@@ -226,6 +261,7 @@ class Connection:
                     raise
                 if self._refused_at > start:
                     raise BrokerError(self._permission_error(request)) from error
+                self._check_sign_in()
                 waited = time.monotonic() - start
                 if deadline is not None and waited > deadline:
                     msg = f"broker {self.address.url} did not answer to {request} within {deadline:g} s"

@@ -30,6 +30,7 @@ COMMANDS: Registry[Any] = Registry(
         "algorithms": "relax_actors.cli.algorithms:algorithms",
         "simulate": "relax_actors.cli.simulate:simulate",
         "status": "relax_actors.cli.status:status",
+        "doctor": "relax_actors.cli.doctor:doctor",
         "tree": "relax_actors.cli.tree:tree",
         "ledger": "relax_actors.cli.ledger:ledger",
         "monitor": "relax_actors.cli.monitor:monitor",

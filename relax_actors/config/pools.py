@@ -75,7 +75,7 @@ class RewardSection(PoolSection):
     readable: tuple[Path, ...] | None = None
     """Further files and folders that a sandbox shows, read-only."""
     max_processes: Positive | None = None
-    """Limit of processes and threads in a sandbox; unlimited if not set. Does not bind root."""
+    """Limit of processes and threads in a sandbox; unlimited if not set. For root it needs a control group."""
     components: tuple[str, ...] | None = None
     """Names of the reward components that every row has, for a reward role of your own. By default the keys of
     `function` if it is a table, else none."""
@@ -124,7 +124,7 @@ class RoleSection(BaseModel):
     readable: tuple[Path, ...] | None = None
     """Further files and folders that a sandbox shows, read-only."""
     max_processes: Positive | None = None
-    """Limit of processes and threads in a sandbox; unlimited if not set. Does not bind root."""
+    """Limit of processes and threads in a sandbox; unlimited if not set. For root it needs a control group."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from relax_actors.media.resample import resample
 from relax_actors.media.settings import AudioSettings
 from relax_actors.media.source import Source
 
+SILENCE = 16
+"""Frames of silence after a sound; a frame sees the samples of 2.5."""
 SHORTEST = 3
 """Frames that give at least one token in every model."""
 
@@ -54,13 +56,17 @@ def _longest(spec: AudioSpec, settings: AudioSettings) -> float:
 def features_of_sound(samples: np.ndarray, spec: AudioSpec) -> tuple[np.ndarray, int]:
     """Return the spectrogram of samples at the model's rate, and its number of valid frames.
 
-    Its last frames see the silence with which the model's processor fills up a sound, if it does.
+    Its last frames see the silence with which the model's processor fills up a sound, if it does. A little silence
+    gives the same bits as all of it: its other frames are equal.
     """
-    whole = int(spec.padded_seconds * spec.rate)
+    whole = int(spec.padded_seconds * spec.rate) // spec.hop
     if not whole:
         return log_mel(samples, spec), len(samples) // spec.hop
     valid = -(-len(samples) // spec.hop)
-    filled = np.zeros(whole, np.float32)
+    filled = np.zeros(min(valid + SILENCE, whole) * spec.hop, np.float32)
     filled[: len(samples)] = samples
     array = log_mel(filled, spec)
-    return (array, valid) if spec.fixed else (np.ascontiguousarray(array[:, :valid]), valid)
+    if not spec.fixed:
+        return np.ascontiguousarray(array[:, :valid]), valid
+    rest = np.repeat(array[:, -1:], whole - array.shape[1], axis=1)
+    return np.concatenate([array, rest], axis=1), valid

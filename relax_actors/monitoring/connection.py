@@ -89,7 +89,7 @@ def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
     with _reached(folder, config, OPERATOR, access) as at:
         subjects = Subjects(config.run.name)
         if _is_external(config, access):
-            at.connection.call(_require_run(at.connection, subjects), 2 * REACH_SECONDS)
+            at.connection.call(require_run(at.connection, subjects), 2 * REACH_SECONDS)
         table = Table(at.connection, subjects, store, "reader", direct=config.broker.replicas == 1)
         bucket = at.connection.call(open_bucket(at.connection, subjects, REACH_SECONDS), 30)
         yield Connected(folder, config, table, RunState(at.connection, bucket), at.live)
@@ -142,7 +142,7 @@ def _is_external(config: Config, access: Access) -> bool:
     return config.broker.url is not None or access.broker is not None
 
 
-async def _require_run(connection: Connection, subjects: Subjects) -> None:
+async def require_run(connection: Connection, subjects: Subjects) -> None:
     """Raise ConfigError if the broker has no table of the run, so that none is created on a wrong server."""
 
     async def look() -> bool:

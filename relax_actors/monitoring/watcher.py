@@ -163,8 +163,8 @@ class Watcher(threading.Thread):
         if connection.nc.is_connected:
             self._connected = now
         away = now - self._connected
-        broker = f"broker {connection.address.url} has not answered for {away:.0f} s" if away > AWAY_SECONDS else ""
-        self.progress.notice = self._root.notice or broker or self._absence.notice
+        silent = f"broker {connection.address.url} has not answered for {away:.0f} s" if away > AWAY_SECONDS else ""
+        self.progress.notice = self._root.notice or connection.refusal or silent or self._absence.notice
 
     async def _follow(self, connection: Connection, subjects: Subjects) -> None:
         follower = OrderedConsumer(connection, subjects.log_stream, subjects.log_subjects())

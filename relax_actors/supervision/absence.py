@@ -14,6 +14,8 @@ GRACE_SECONDS = 10.0
 MAX_GAP_SECONDS = 15.0
 """Most that one observation may add: without an answer from the broker nobody can know who is there."""
 
+START = "Start one with `relax node --role {role}=1`, or include {role} in `relax up --roles`"
+
 
 def needed_roles(config: Config) -> dict[str, str]:
     """Return the roles without which a run cannot end, with what each writes for whom.
@@ -82,6 +84,6 @@ class RoleAbsence:
     def _describe(self, role: str) -> str:
         seconds = self._absent[role]
         return (
-            f"role {role} has had no actor on any node for {seconds:.0f} s: {self._needed[role]}. Start one with "
-            f"`relax node --role {role}=1`, or include {role} in `relax up --roles`"
+            f"role {role} has had no actor on any node for {seconds:.0f} s: {self._needed[role]}. "
+            f"{START.format(role=role)}"
         )

@@ -22,6 +22,7 @@ from relax_actors.config.pools import RoleSection
 from relax_actors.errors import ConfigError
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision import process_limit
 
 SANDBOX = "sandbox"
 KEEPER_MODULE = "relax_actors.supervision.sandbox_keeper"
@@ -39,6 +40,12 @@ def is_sandboxed(config: Config, role: str) -> bool:
     return getattr(section_of(config, role), "isolation", "none") == SANDBOX
 
 
+def max_processes(config: Config, role: str) -> int | None:
+    """Limit of processes and threads in the sandbox of an actor of a role; None for no limit."""
+    found: int | None = getattr(section_of(config, role), "max_processes", None)
+    return found
+
+
 def check_sandbox(config: Config, roles: Iterable[str]) -> None:
     """Check that this machine can run the roles that need a sandbox.
 
@@ -52,8 +59,8 @@ def check_sandbox(config: Config, roles: Iterable[str]) -> None:
         problem = _problem()
         if config.simulate is not None:
             problem = "simulated actors share files of the run folder"
-        elif getattr(section_of(config, role), "max_processes", None) and os.geteuid() == 0:
-            msg = f"{key}.max_processes does not bind root; run as another user, or leave it out"
+        elif max_processes(config, role) is not None and (unbound := process_limit.problem()):
+            msg = f"{key}.max_processes does not bind root here: {unbound}; run as another user, or leave it out"
             raise ConfigError(msg)
         if problem:
             msg = f'{key}.isolation = "sandbox": {problem}; or set {key}.isolation = "none" if you trust its code'

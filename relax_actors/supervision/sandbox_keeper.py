@@ -24,7 +24,8 @@ from relax_actors.runtime.exit_codes import EXIT_CONFIG, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.actor_process import OUTER_PID
 from relax_actors.supervision.outcome import STATUS_FD, StatusPipe
-from relax_actors.supervision.sandbox import SandboxFiles, check_sandbox, command
+from relax_actors.supervision.process_limit import process_limit
+from relax_actors.supervision.sandbox import SandboxFiles, check_sandbox, command, max_processes
 
 INNER = "relax_actors.supervision.sandboxed_actor"
 CHUNK = 1 << 16
@@ -42,12 +43,19 @@ class SandboxKeeper:
 
     async def run(self) -> int:
         """Run the actor until it ends; return its exit code, negative for a signal."""
+        most = max_processes(self._files.folder.load_config(), self._files.role)
+        if most is None or os.geteuid() != 0:  # another user's limit is set in the sandbox
+            return await self._run([])
+        with process_limit(" ".join(self._arguments), most) as enter:
+            return await self._run(enter)
+
+    async def _run(self, enter: list[str]) -> int:
         own, remote = socket.socketpair()
         info_read, info_write = os.pipe()
         status = [int(fd)] if (fd := os.environ.get(STATUS_FD)) else []
         inner = [sys.executable, "-P", "-m", INNER, str(remote.fileno()), *self._arguments]
         process = subprocess.Popen(  # noqa: ASYNC220, S603 the loop has nothing else to do yet
-            command(self._files, info_write, inner),
+            [*enter, *command(self._files, info_write, inner)],
             stdin=subprocess.DEVNULL,
             env=os.environ | {OUTER_PID: str(os.getpid())},
             pass_fds=[remote.fileno(), info_write, *status],

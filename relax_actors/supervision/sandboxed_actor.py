@@ -10,10 +10,9 @@ import socket
 import sys
 from pathlib import Path
 
-from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision import actor_process
-from relax_actors.supervision.sandbox import PORT
+from relax_actors.supervision.sandbox import PORT, max_processes
 
 
 def main() -> None:
@@ -24,8 +23,7 @@ def main() -> None:
     ):
         socket.send_fds(keeper, [b"\0"], [listener.fileno()])
     folder, role = RunFolder(Path(sys.argv[2])), sys.argv[3]
-    processes = getattr(section_of(folder.load_config(), role), "max_processes", None)
-    if processes is not None:
+    if (processes := max_processes(folder.load_config(), role)) is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     actor_process.main(sys.argv[2:])
 

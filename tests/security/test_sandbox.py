@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from relax_actors.cli.listeners import Settings
 from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
+from relax_actors.supervision import process_limit
 from relax_actors.supervision.sandbox import check_sandbox
 from tests.support import hostile_rewards
 from tests.support.guarded import MakeGuarded
@@ -92,6 +95,42 @@ def hit_keeper(run: Run, number: signal.Signals) -> None:
         return None
 
     os.kill(wait_until(keeper, "keeper of the sandbox"), number)
+
+
+@needs_sandbox
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_fork_bomb_is_bounded_and_its_rows_are_trained(make_run: MakeRun) -> None:
+    limits = ["reward.isolation=sandbox", "reward.max_processes=40"]
+    run = make_run("bomb", "reward.function=hostile_rewards.fork_bomb", *limits, "run.steps=3")
+    assert run.complete()["trained"] == 12
+    forked = [int(line.split()[1]) for line in log_of(run).splitlines() if line.startswith("FORKED")]
+    assert forked
+    assert all(0 < n < 40 for n in forked)
+
+
+@needs_sandbox
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sandboxed_reward_reaches_a_broker_with_mutual_tls(make_run: MakeRun, make_guarded: MakeGuarded) -> None:
+    guarded = make_guarded(["run.name=secure"])
+    guarded.make(Settings(tls=True, mutual=True))
+    guarded.start()
+    broker = [f"broker.url={guarded.url}", f"broker.credentials={guarded.keys}"]
+    run = make_run("secure", "reward.isolation=sandbox", "run.steps=3", *broker)
+    assert run.complete()["trained"] == 12
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root needs a control group")
+def test_limit_that_would_not_bind_root_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_limit, "parents", lambda: [tmp_path / "none"])
+    config = load_config(TINY, ["reward.isolation=sandbox", "reward.max_processes=40"])
+    with pytest.raises(ConfigError) as refused:
+        check_sandbox(config, ["reward"])
+    assert re.sub("relax-[0-9a-f]+", "GROUP", str(refused.value)) == (
+        "reward.max_processes does not bind root here: no control group with the controller pids can be created "
+        f"({tmp_path}/none/GROUP: No such file or directory); run as another user, or leave it out"
+    )
 
 
 @needs_sandbox

@@ -80,7 +80,7 @@ def test_a_run_cannot_reserve_the_disk_of_another(guarded: Guarded) -> None:
     subjects = Subjects(FIRST)
     with closing(Connection(guarded.address(OPERATOR), OPERATOR)) as operator:
         operator.call(ensure_run_streams(operator, config), 30)
-        greedy = table_spec(subjects, 4 * config.broker.max_bytes, views=True)
+        greedy = table_spec(subjects, 4 * config.broker.max_bytes)
         with pytest.raises(BrokerError) as refused:
             operator.call(ensure_streams(operator, [greedy]), 30)
     assert str(refused.value) == (

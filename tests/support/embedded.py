@@ -28,6 +28,10 @@ class Embedded:
     def keys(self) -> Path:
         return self.server.keys
 
+    @property
+    def url(self) -> str:
+        return Address.load(self.folder / "address.json").url
+
     def start(self) -> None:
         self.server.start()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -134,15 +133,14 @@ def test_models_without_ears_take_no_sound() -> None:
     assert str(caught.value) == "a.wav: a qwen3_vl model takes no audio; it takes image, video"
 
 
-@pytest.mark.parametrize("hook", [True, False])
-def test_torchaudio_is_imported_beside_any_torch(*, hook: bool) -> None:
-    """With and without the import hook of `make sglang`, which helps other programs."""
-    keep = "" if hook else "sys.meta_path = [f for f in sys.meta_path if not type(f).__module__.startswith('relax_')]\n"
-    code = f"""import sys, json
-{keep}from relax_actors.media.resample import resample
+def test_torchaudio_is_imported_without_a_hook() -> None:
+    """The import hook of `make sglang`, where it is installed, helps other programs."""
+    code = """import sys
+sys.meta_path = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("relax_")]
+from relax_actors.media.resample import resample
 import numpy as np
-print(json.dumps(len(resample(np.zeros(44100, np.float32), 44100, 16000))))
+print(len(resample(np.zeros(44100, np.float32), 44100, 16000)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == 16_000
+    assert done.stdout == "16000\n"

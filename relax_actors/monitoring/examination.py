@@ -1,0 +1,200 @@
+"""Examination of a run: reads its broker, table, leases and log, and says in plain words what is wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+from nats.js.api import ConsumerInfo, StreamInfo
+from nats.js.errors import NotFoundError
+
+from broker.address import Address, address_of
+from broker.connection import Connection
+from broker.leases import RunState
+from broker.ordered_consumer import OrderedConsumer
+from broker.permissions import OPERATOR
+from broker.schema import SCHEMA
+from broker.store import Store
+from broker.streams import open_bucket
+from broker.subjects import Subjects
+from broker.table import CALL_DEADLINE, Table
+from relax_actors.config import Config, validate
+from relax_actors.errors import ConfigError
+from relax_actors.monitoring import health
+from relax_actors.monitoring.connection import REACH_SECONDS, Connected, require_run, run_of_credentials
+from relax_actors.monitoring.health import Finding
+from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.monitoring.progress import Progress
+from relax_actors.monitoring.quarantine import quarantined_rows
+from relax_actors.monitoring.summary import read_ledger
+from relax_actors.roles import make_role, role_names
+from relax_actors.runtime import StatefulRole, logs
+from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.streams import consumers_of, fetch_run_record
+from relax_actors.training.ledger import Ledger
+
+RECENT_SECONDS = 300.0
+"""Age of the events that count."""
+READ_EVENTS = 20_000
+"""Messages at the end of the log that are read."""
+
+
+def operator_of(run: str | None, url: str, credentials: Path | None, ca: Path | None) -> tuple[str, Address]:
+    """Return name and broker address of a run elsewhere, for its operator.
+
+    Args:
+        run: name of the run; that in the credentials if None.
+        url: address of the broker.
+        credentials: folder written by `relax keys`, or a .creds file.
+        ca: certificate of the broker's certificate authority.
+
+    Raises:
+        ConfigError: the name of the run is unknown.
+        BrokerError: `url` is no address, or the credentials are not those of an operator.
+    """
+    address = address_of(url, credentials, ca).for_user(OPERATOR)
+    return run_of_credentials(address, run), address
+
+
+@contextmanager
+def connected_by_address(run: str, address: Address) -> Iterator[Connected]:
+    """Connect as the operator to a run whose folder this machine may lack; its settings come from the broker.
+
+    Raises:
+        ConfigError: the broker has no such run.
+        BrokerError: the broker does not answer, or refuses the credentials.
+    """
+    logs.configure(logging.WARNING)
+    with closing(Connection(address, "doctor", REACH_SECONDS)) as connection:
+        subjects = Subjects(run)
+        connection.call(require_run(connection, subjects), 2 * REACH_SECONDS)
+        state = RunState(connection, connection.call(open_bucket(connection, subjects, REACH_SECONDS), 30))
+        record = connection.call(fetch_run_record(state), 30)
+        if record is None:
+            msg = f"run {run} has published no settings to {address.url}; start it with `relax up`"
+            raise ConfigError(msg)
+        broker = {**record.config.get("broker", {}), "url": address.url.partition(",")[0]}
+        config = validate({**record.config, "broker": broker}, f"the settings of run {run}")
+        table = Table(connection, subjects, Store(config.store_path), "doctor", direct=config.broker.replicas == 1)
+        yield Connected(RunFolder(config.folder), config, table, state, live=True)
+
+
+def examine(at: Connected) -> list[Finding]:
+    """Return what is wrong with a run, the most important first; empty if nothing is."""
+    config, table, call = at.config, at.table, at.table.connection.call
+    record = call(fetch_run_record(at.state), 30)
+    ledger = read_ledger(table, config)
+    found: list[Finding] = []
+    if not (record is not None and record.finished):
+        found += _running(at, ledger)
+    found += health.accounts(ledger)
+    found += health.quarantine(config.run.name, quarantined_rows(table), ledger)
+    found += health.disks([at.folder.root, config.store_path])
+    found += _streams(at)
+    return sorted(found, key=lambda finding: not finding.is_problem)
+
+
+def _running(at: Connected, ledger: Ledger) -> Iterator[Finding]:
+    """Examine a run that is not finished."""
+    config, call = at.config, at.table.connection.call
+    if not at.live:
+        yield Finding(_why_down(at, ledger))
+        return
+    leases = call(at.state.leases(), CALL_DEADLINE)
+    log = _recent(at.table, config)
+    yield from health.table(at.table.fill(), log.stall[1])
+    yield from health.supervision(config, leases)
+    yield from health.forged(call(at.state.forged_leases(), CALL_DEADLINE))
+    yield from health.progress(config, ledger, leases, time.time())
+    yield from _consumers(at, {name.rpartition(".")[0] for name in leases})
+    for line in log.failures.lines()[: health.MAX_SHOWN]:
+        yield Finding(f"in the last {RECENT_SECONDS / 60:.0f} minutes: {line}", is_problem=False)
+
+
+def _why_down(at: Connected, ledger: Ledger) -> str:
+    text = f"run {at.config.run.name} is not up, at step {ledger.version or 0} of {at.config.run.steps}"
+    if at.folder.report.exists():
+        body = json.loads(at.folder.report.read_text())
+        text += f"; it ended since {body['child']} failed: {body['reason']}"
+    return f"{text}. Start it again with the same `relax up`, which resumes it"
+
+
+def _recent(table: Table, config: Config) -> Progress:
+    """Follow the newest events of the log as the progress line does."""
+    found, oldest = Progress(config.run.name, config.run.steps), time.time() - RECENT_SECONDS
+
+    async def read() -> None:
+        last = (await table.connection.js.stream_info(table.subjects.log_stream)).state.last_seq
+        filters = [table.subjects.event("*", "*", "*")]
+        follower = OrderedConsumer(
+            table.connection, table.subjects.log_stream, filters, start=max(1, last - READ_EVENTS)
+        )
+        try:
+            async for messages in follower.batches(tick=0.5):
+                for message in messages:
+                    parsed = LogMessage.parse(message.subject, message.data)
+                    if parsed is not None and message.metadata.timestamp.timestamp() >= oldest:
+                        found.take(parsed)
+                if follower.drained or (messages and messages[-1].metadata.num_pending == 0) or not follower.backlog:
+                    break
+        finally:
+            await follower.close()
+
+    table.connection.call(read(), CALL_DEADLINE)
+    return found
+
+
+def _consumers(at: Connected, present: set[str]) -> Iterator[Finding]:
+    """Find consumers that are missing, and rows that wait for a role although nobody fetches them."""
+    config, connection, stream = at.config, at.table.connection, at.table.subjects.table_stream
+
+    async def look(name: str) -> ConsumerInfo | None:
+        try:
+            found: ConsumerInfo = await connection.js.consumer_info(stream, name)
+        except NotFoundError:
+            return None
+        return found
+
+    for role in role_names(config):
+        made = make_role(config, role)
+        for spec in consumers_of(config, role, made):
+            name = str(spec.durable_name)
+            found = connection.call(connection.retry(partial(look, name), f"look for {name}", 10), 20)
+            if found is None:
+                yield Finding(
+                    f"consumer {name} of stream {stream} is missing, so {role} gets no rows; stop the run and start it "
+                    "again, which creates it"
+                )
+            elif isinstance(made, StatefulRole) or role not in present:
+                continue
+            elif found.num_pending and not found.num_waiting and not found.num_ack_pending:
+                yield Finding(f"{found.num_pending} rows wait for {role}, and none of its actors fetches any")
+
+
+def _streams(at: Connected) -> Iterator[Finding]:
+    """Find a table of another version, and servers of a cluster that are away."""
+    connection, name = at.table.connection, at.table.subjects.table_stream
+
+    async def ask() -> StreamInfo:
+        found: StreamInfo = await connection.js.stream_info(name)
+        return found
+
+    info = connection.call(connection.retry(ask, f"look at {name}", 10), 20)
+    expected = f"cell schema {SCHEMA}"
+    if not str(info.config.description).endswith(expected):
+        yield Finding(
+            f"stream {name} is a {info.config.description or 'table of an earlier version'}; this version of relax has "
+            f"{expected}. Use the version that began the run"
+        )
+    replicas = (info.cluster.replicas if info.cluster else None) or []
+    for peer in replicas:
+        if peer.offline or not peer.current:
+            state = "is away" if peer.offline else f"is {peer.lag or 0} messages behind"
+            yield Finding(
+                f"server {peer.name} of the cluster {state}; the run needs most of {len(replicas) + 1} servers"
+            )

@@ -1,0 +1,150 @@
+"""What is wrong with a run, decided from what was read of it (see `relax_actors.monitoring.examination`)."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from broker.subjects import RowId
+from broker.table import Fill
+from relax_actors.config import Config
+from relax_actors.messages import Quarantined
+from relax_actors.monitoring.leases import activity, age, children_of, number
+from relax_actors.supervision.absence import START, needed_roles, present_roles
+from relax_actors.training.collector import FULL
+from relax_actors.training.ledger import Ledger
+
+START_SECONDS = 60.0
+"""How long a process may take to start."""
+STALL_SECONDS, STALL_STEPS = 60.0, 10
+"""A run is stalled if its last step is older than this, and than this many steps."""
+QUARANTINED_SHARE = 0.01
+"""Share of quarantined rows from which they are a problem."""
+MIN_FREE = 1 << 30
+MAX_SHOWN = 20
+LEASE_KINDS = ("node", "root", "owner")
+Leases = Mapping[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with a run, in a sentence, with its remedy.
+
+    Attributes:
+        text: what is wrong.
+        is_problem: whether the run is not healthy with it; otherwise it is worth a look.
+    """
+
+    text: str
+    is_problem: bool = True
+
+
+def supervision(config: Config, leases: Leases) -> Iterator[Finding]:
+    """Find dead supervisors and nodes, processes that do not come up, and roles without an actor."""
+    if "root.0" not in leases:
+        yield Finding(
+            f"no `relax up` supervises run {config.run.name}: it ended, or is cut off from the broker; start the same "
+            "command again, which resumes the run"
+        )
+    nodes = {name: lease for name, lease in leases.items() if name.startswith("node.")}
+    for name, lease in leases.items():
+        n = name.partition(".")[2]
+        if name.startswith("root.") and f"node.{n}" not in nodes:
+            yield Finding(
+                f"node {n} has no lease: its supervisor is down or cut off from the broker; its rows go to other nodes "
+                f"after {config.supervision.ack_wait:g} s (supervision.ack_wait)"
+            )
+        if name.startswith(("root.", "node.")):
+            of_node = "" if n == "0" else f" of node {n}"
+            yield from _processes(children_of(lease), of_node)
+    if nodes:
+        present = present_roles(nodes.values())
+        for role, what in needed_roles(config).items():
+            if role not in present:
+                yield Finding(f"role {role} has no actor on any node: {what}. {START.format(role=role)}")
+
+
+def _processes(children: Mapping[str, Any], of_node: str) -> Iterator[Finding]:
+    for name, state in children.items():
+        if not isinstance(state, dict):
+            continue
+        phase, restarts = str(state.get("phase"))[:20], int(number(state.get("restarts"), 0))
+        seconds = time.time() - number(state.get("since"), 0.0)
+        if phase in ("down", "backing_off") or (phase == "starting" and seconds > START_SECONDS):
+            yield Finding(
+                f"{name[:90]}{of_node} is {phase.replace('_', ' ')} for {age(state)} after {restarts} restarts; "
+                f"its log is logs/{name[:90]}.log in the folder of the run or of the node"
+            )
+
+
+def forged(entries: Mapping[str, str]) -> Iterator[Finding]:
+    """Find entries of the bucket that are under a lease's key and are none."""
+    for name, why in sorted(entries.items())[:MAX_SHOWN]:
+        yield Finding(f"entry lease.{name[:80]} is no lease and is ignored: {why}; find out who writes it")
+
+
+def progress(config: Config, ledger: Ledger, leases: Leases, now: float) -> Iterator[Finding]:
+    """Find a run that makes no step, with what its actors wait for."""
+    times = [batch.unix_time for _, batch in sorted(ledger.batches.items())]
+    steps = [b - a for a, b in pairwise(times[-20:])]
+    usual = statistics.median(steps) if steps else 0.0
+    since = times[-1] if times else number(leases.get("root.0", {}).get("since"), now)
+    limit = max(STALL_SECONDS, STALL_STEPS * usual) if times else START_SECONDS + STALL_SECONDS
+    if now - since <= limit:
+        return
+    took = f"; a step took {usual:.1f} s" if steps else ""
+    yield Finding(f"no step for {now - since:.0f} s, at step {ledger.version or 0} of {config.run.steps}{took}")
+    for name, lease in sorted(leases.items())[:MAX_SHOWN]:
+        if not name.startswith(LEASE_KINDS):
+            yield Finding(f"{name}: {activity(lease)}", is_problem=False)
+
+
+def table(fill: Fill, stall: str) -> Iterator[Finding]:
+    """Find a table without room.
+
+    Args:
+        fill: how full it is.
+        stall: what the trainer reported last about a full table; empty if nothing.
+    """
+    if fill.max_size and fill.size > FULL * fill.max_size:
+        share = round(100 * fill.size / fill.max_size)
+        yield Finding(f"stalled: {stall}" if stall else f"the table is {share} % full; raise broker.max_bytes")
+
+
+def quarantine(run: str, rows: Iterable[tuple[RowId, Quarantined]], ledger: Ledger) -> Iterator[Finding]:
+    """Count quarantined rows by role, with the last error of each; a problem from one row in a hundred on."""
+    counts: Counter[str] = Counter()
+    errors: dict[str, str] = {}
+    for _, cell in rows:
+        counts[cell.role] += 1
+        errors[cell.role] = cell.error.strip().partition("\n")[0][:200]
+    many = counts.total() > QUARANTINED_SHARE * max(1, ledger.account().admitted)
+    for role, n in counts.most_common(MAX_SHOWN):
+        rows_ = "1 row is" if n == 1 else f"{n} rows are"
+        text = f"{rows_} quarantined in {role[:80]}: {errors[role]}; `relax quarantine list {run}` shows them"
+        yield Finding(text, is_problem=many)
+
+
+def accounts(ledger: Ledger) -> Iterator[Finding]:
+    """Find rows that are lost or trained twice."""
+    for violation in ledger.violations()[:MAX_SHOWN]:
+        yield Finding(f"the ledger does not add up: {violation}; keep the run's folder and report this")
+
+
+def disks(folders: Iterable[Path]) -> Iterator[Finding]:
+    """Find disks that are nearly full."""
+    seen: set[int] = set()
+    for folder in folders:
+        if folder.exists() and (device := folder.stat().st_dev) not in seen:
+            seen.add(device)
+            if (free := shutil.disk_usage(folder).free) < MIN_FREE:
+                yield Finding(
+                    f"the disk of {folder} has {free >> 20} MiB free; free space, or the run will wait for it"
+                )

@@ -1,0 +1,100 @@
+"""A process whose broker is gone, or refuses it, waits with little memory and few attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import time
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from broker.connection import Connection
+from broker.errors import BrokerError
+from broker.permissions import OPERATOR
+from broker.server import Server
+from relax_actors.cli.listeners import Settings
+from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.running import wait_until
+
+REQUESTS, LARGE = 100, bytes(64 << 10)
+
+
+def futures() -> int:
+    """Number of futures in this process."""
+    gc.collect()
+    return sum(isinstance(found, asyncio.Future) for found in gc.get_objects())
+
+
+def test_requests_that_are_repeated_while_the_broker_is_gone_keep_nothing(tmp_path: Path) -> None:
+    """nats-py keeps the future of each request that it can neither send nor buffer."""
+    server = Server(tmp_path / "broker")
+    address = server.start().for_user(OPERATOR)
+    with closing(Connection(address, "test")) as connection:
+        server.stop()
+        wait_until(lambda: not connection.nc.is_connected, "loss of the connection")
+        attempts = 0
+
+        async def publish() -> None:
+            nonlocal attempts
+            attempts += 1
+            await connection.js.publish("relax.t.metric.trainer.0", LARGE)
+
+        before = futures()
+        waiting = [connection.submit(connection.retry(publish, "publish")) for _ in range(REQUESTS)]
+        end = time.monotonic() + 2.5
+        wait_until(lambda: attempts >= 30 * REQUESTS or time.monotonic() > end, "attempts")
+        assert futures() - before < 10 * REQUESTS
+        for request in waiting:
+            request.cancel()
+
+
+def refusals(guarded: Guarded) -> int:
+    return (guarded.keys / "server.log").read_text().count("authentication error")
+
+
+def test_revoked_process_pauses_between_sign_ins_and_takes_up_newer_credentials(
+    make_guarded: MakeGuarded, tmp_path: Path
+) -> None:
+    guarded = make_guarded(["run.name=revoked"])
+    guarded.make()
+    guarded.start()
+    old = copytree(guarded.keys / "rollout", tmp_path / "old")
+    address = replace(guarded.address("rollout"), credentials=str(old / "nats.creds"))
+    with closing(Connection(address, "rollout")) as connection:
+        guarded.make(Settings(rotate=True))
+        guarded.reload()
+        wait_until(lambda: connection.refusal, "refusal")
+        end = time.monotonic() + 2.0
+        wait_until(lambda: time.monotonic() > end, "two seconds of refusals")
+        assert refusals(guarded) < 8
+        (old / "nats.creds").write_text((guarded.keys / "rollout" / "nats.creds").read_text())
+        wait_until(lambda: connection.nc.is_connected, "sign-in with the newer credentials", 20)
+        assert connection.refusal == ""
+
+
+def test_request_of_a_revoked_process_ends_with_the_remedy(
+    make_guarded: MakeGuarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.connection.SIGN_IN_SECONDS", 1.0)
+    guarded = make_guarded(["run.name=revoked"])
+    guarded.make()
+    guarded.start()
+    old = copytree(guarded.keys / "rollout", tmp_path / "old")
+    address = replace(guarded.address("rollout"), credentials=str(old / "nats.creds"))
+    with closing(Connection(address, "rollout")) as connection:
+        guarded.make(Settings(rotate=True))
+        guarded.reload()
+        wait_until(lambda: not connection.nc.is_connected, "loss of the connection")
+        publish = partial(connection.js.publish, "relax.revoked.metric.rollout.0", b"{}")
+        with pytest.raises(BrokerError) as ended:
+            connection.call(connection.retry(publish, "publish"), 60)
+    assert re.sub(r"for \d+ s", "for N s", str(ended.value)) == (
+        f"broker {guarded.url} has refused the credentials {old}/nats.creds for N s: they were revoked or have "
+        "expired; copy the newer ones that `relax keys` wrote there and start this process again"
+    )

@@ -1,0 +1,206 @@
+"""`relax doctor` says what is wrong with a run, read from a real broker, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.codec import MAX_CELL_BYTES, encode
+from broker.connection import Connection
+from broker.leases import RunState
+from broker.permissions import NODE, OPERATOR
+from broker.streams import open_bucket
+from broker.subjects import RowId, Subjects
+from broker.table import Table
+from relax_actors.config import load_config
+from relax_actors.messages import Batch, Quarantined, Weights
+from relax_actors.monitoring.examination import connected_by_address, examine, operator_of
+from relax_actors.runtime.journal import Journal
+from relax_actors.supervision.streams import ensure_run_streams, publish_run
+from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.running import TINY, Run, relax, wait_until
+
+RUN = "patient"
+SUBJECTS = Subjects(RUN)
+ROLES = ("prompts", "rollout", "reward", "advantages", "trainer")
+TTL = 120.0
+
+
+class Patient:
+    """A run on a keyed server, without processes: what they would write is written by hand."""
+
+    def __init__(self, guarded: Guarded, folder: Path) -> None:
+        self.guarded = guarded
+        self.config = load_config(TINY, [f"run.name={RUN}", f"run.folder={folder}", "broker.max_bytes=67108864"])
+        self.connection = Connection(guarded.address(OPERATOR), "test")
+        self.call = self.connection.call
+        self.call(ensure_run_streams(self.connection, self.config), 60)
+        self.state = RunState(self.connection, self.call(open_bucket(self.connection, SUBJECTS), 30))
+        self.call(publish_run(self.state, self.config, str(TINY.parent)), 30)
+        self.table = Table(self.connection, SUBJECTS, store_of(folder), "test.0#1")
+        self.beat()
+
+    def beat(self, **of_node: Any) -> None:
+        """Write the leases of a root and its node, whose actors are ready."""
+        now = time.time()
+        child = {"phase": "ready", "since": now, "restarts": 0, "pid": 1}
+        self.lease("node", 0, name="host", where="1", children={f"{role}.0": child for role in ROLES} | of_node)
+        self.lease("root", 0, children={"broker": child, "node": child})
+
+    def lease(self, role: str, n: int, **fields: Any) -> None:
+        """Write a lease."""
+        self.call(self.state.renew_lease(role, n, {"pid": 1, "since": time.time(), **fields}, TTL), 10)
+
+    def step(self, age: float) -> None:
+        """Train step 0 `age` seconds ago."""
+        self.table.put(SUBJECTS.numbered("batch", 0), Batch([0], 0, 1, 0.5, 0, 1, time.time() - age))
+
+    def findings(self) -> list[str]:
+        name, address = operator_of(None, self.guarded.url, self.guarded.keys, None)
+        with connected_by_address(name, address) as at:
+            return [f"{'problem' if finding.is_problem else 'note'}: {finding.text}" for finding in examine(at)]
+
+
+def store_of(folder: Path) -> Any:
+    from broker.store import Store
+
+    return Store(folder / "store")
+
+
+@pytest.fixture
+def patient(make_guarded: MakeGuarded, tmp_path: Path) -> Iterator[Patient]:
+    guarded = make_guarded([f"run.name={RUN}", "broker.max_bytes=67108864"])
+    guarded.make()
+    guarded.start()
+    found = Patient(guarded, tmp_path)
+    yield found
+    found.connection.close()
+
+
+def test_healthy_run_has_no_findings(patient: Patient) -> None:
+    assert patient.findings() == []
+
+
+def test_dead_supervisors_and_absent_roles_are_named(patient: Patient) -> None:
+    down = {"phase": "backing_off", "since": time.time(), "restarts": 4, "pid": None}
+    patient.beat(**{"rollout.0": down})
+    patient.lease("root", 1, children={})
+    backing_off, no_lease = patient.findings()
+    assert re.sub(r"\d+ s after", "N s after", backing_off) == (
+        "problem: rollout.0 is backing off for N s after 4 restarts; its log is logs/rollout.0.log in the folder of "
+        "the run or of the node"
+    )
+    assert no_lease == (
+        "problem: node 1 has no lease: its supervisor is down or cut off from the broker; its rows go to other nodes "
+        "after 4 s (supervision.ack_wait)"
+    )
+    patient.call(patient.state.release_lease("root", 0), 10)
+    patient.call(patient.state.release_lease("root", 1), 10)
+    patient.lease("node", 0, name="host", where="1", children={"trainer.0": {"phase": "ready"}})
+    first, second, *_ = patient.findings()
+    assert first == (
+        "problem: no `relax up` supervises run patient: it ended, or is cut off from the broker; start the same "
+        "command again, which resumes the run"
+    )
+    assert second == (
+        "problem: role reward has no actor on any node: nobody writes column reward, needed by advantages. Start one "
+        "with `relax node --role reward=1`, or include reward in `relax up --roles`"
+    )
+
+
+def test_missing_consumer_is_named(patient: Patient) -> None:
+    patient.call(patient.connection.js.delete_consumer(SUBJECTS.table_stream, "reward"), 10)
+    (found,) = patient.findings()
+    assert found == (
+        f"problem: consumer reward of stream {SUBJECTS.table_stream} is missing, so reward gets no rows; stop the run "
+        "and start it again, which creates it"
+    )
+
+
+def test_stalled_run_tells_what_its_actors_wait_for(patient: Patient) -> None:
+    patient.step(age=500)
+    patient.lease("trainer", 0, incarnation=1, rows=[], waits_for="column advantage", doing_since=None)
+    stalled, *_, waits = patient.findings()
+    assert stalled in (f"problem: no step for {n} s, at step 0 of 8" for n in range(500, 560))
+    assert waits == "note: trainer.0: waits for column advantage"
+
+
+def test_table_full_of_strays_is_named_with_the_role(patient: Patient) -> None:
+    with closing(Connection(patient.guarded.address("rollout"), "rollout")) as rollout:
+        table = Table(rollout, SUBJECTS, store_of(Path(patient.config.folder)), "rollout.0#1")
+        large = encode({"x": b"x" * (MAX_CELL_BYTES - 1024)}, "rollout.0#1")
+        table.put_encoded([(f"{SUBJECTS.prefix}.group.50.{n}.trajectory", large) for n in range(15)])
+    full = round(100 * patient.table.fill().size / (1 << 26))
+    assert patient.findings() == [f"problem: the table is {full} % full; raise broker.max_bytes"]
+    with closing(Connection(patient.guarded.address("trainer"), "trainer")) as trainer:
+        Journal(trainer, SUBJECTS, "trainer", 0).event("table_full", percent=full, max_bytes=1 << 26, by="rollout.0")
+        wait_until(lambda: "strays" in str(patient.findings()), "the trainer's report")
+    assert patient.findings()[0] == (
+        f"problem: stalled: the table is {full} % full of strays by rollout.0; stop it, or rotate its keys"
+    )
+
+
+def test_quarantined_rows_and_a_broken_ledger_are_counted(patient: Patient) -> None:
+    patient.table.put(SUBJECTS.numbered("weights", 0), Weights(0, "f" * 32, [], 1))
+    for n in range(2):
+        cell = Quarantined("reward", 3, f"ValueError: no number {n}", "Traceback")
+        patient.table.put(SUBJECTS.cell(RowId(0, n), "quarantined"), cell)
+    assert (
+        "problem: 2 rows are quarantined in reward: ValueError: no number 1; `relax quarantine list patient` shows them"
+        in patient.findings()
+    )
+
+
+def test_entry_that_is_no_lease_is_named(patient: Patient) -> None:
+    with closing(Connection(patient.guarded.address(NODE), NODE)) as node:
+        node.call(node.js.publish(f"$KV.{SUBJECTS.state_bucket}.lease.owner.trainer", b"{}"), 10)
+    (found,) = patient.findings()
+    assert found.startswith("problem: entry lease.owner.trainer is no lease and is ignored: ")
+
+
+def test_finished_run_is_healthy_without_processes(patient: Patient) -> None:
+    patient.call(patient.state.release_lease("root", 0), 10)
+    patient.call(publish_run(patient.state, patient.config, str(TINY.parent), finished=True), 30)
+    assert patient.findings() == []
+
+
+def test_exit_code_and_json_tell_the_same(patient: Patient, tmp_path: Path) -> None:
+    access = ["--broker", patient.guarded.url, "--credentials", str(patient.guarded.keys)]
+    done = relax("doctor", *access, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "run patient is healthy\n", "")
+    patient.guarded.stop()
+    done = relax("doctor", *access, "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert problem.startswith(f"broker {patient.guarded.url} does not answer within 5 s (")
+    assert problem.endswith("; start it, or give its right address")
+    done = relax("doctor", "nothing", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "relax: no run 'nothing': neither nothing/config.json nor runs/nothing/config.json exists; give the run's "
+        "folder\n"
+    )
+
+
+@pytest.mark.slow
+def test_run_that_stopped_is_told_from_one_that_is_up(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    run = make_run("visited", "run.steps=2000").start()
+    wait_until(lambda: run.table.get("relax.visited.batch.2"), "batch.2")
+    done = relax("doctor", "visited", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "run visited is healthy\n")
+    run.disconnect()
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish(60)[0] == 0
+    done = relax("doctor", "visited", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.startswith("problem: run visited is not up, at step ")
+    assert done.stdout.endswith(" of 2000. Start it again with the same `relax up`, which resumes it\n")
