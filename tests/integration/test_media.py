@@ -274,7 +274,7 @@ def test_redirections_are_checked_like_the_url_itself(make_media: MakeMedia) -> 
             name = self.path.removeprefix("/")
             self.send_response(200 if name == "picture" else 302)
             if name != "picture":
-                port = self.server.server_address[1]
+                port = self.headers["Host"].rpartition(":")[2]
                 targets = {"relative": "/picture", "other": f"http://localhost:{port}/picture", "ever": "/ever"}
                 self.send_header("Location", targets.get(name, "file:///etc/passwd"))
             self.end_headers()
