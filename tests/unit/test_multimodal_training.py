@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForMultimodalLM
 
+from broker.store import Store
 from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols import TrainSample, train
@@ -22,6 +25,7 @@ from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.torch.stored_weights import fingerprint_of
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import family_of
+from relax_actors.training.warm_start import warm_start
 from relax_actors.weights import files as weights
 from tests.support.models import config_of
 from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
@@ -171,3 +175,17 @@ def test_media_count_once_for_the_samples_of_a_row_in_a_micro_batch(tmp_path: Pa
     assert len(parts) == 2
     without = [replace(sample, media=None) for sample in samples]
     assert len(micro_batches_of(without, tokens)) == 1
+
+
+def test_a_warm_start_skips_answers_that_the_model_can_never_give(tmp_path: Path) -> None:
+    rows = [{"prompt": "1>", "answer": "<|image_pad|>"}, {"prompt": "2>", "answer": "2"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = config_of(
+        tmp_path / "run",
+        architecture_of("qwen3_vl"),
+        data={"kind": "jsonl", "path": str(tmp_path / "rows.jsonl"), "function": None},
+        trainer={"warm_start": {"steps": 2, "rows": 4, "learning_rate": 1e-3}},
+    )
+    engine = TorchEngine(config)
+    engine.initialise(5)
+    assert math.isfinite(warm_start(config, engine, silent, Store(tmp_path / "store")))
