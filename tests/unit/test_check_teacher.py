@@ -139,6 +139,21 @@ def test_impossible_teachers_are_refused(errors: Errors, settings: list[str], me
     assert message in " ".join(errors(*settings))
 
 
+def test_a_teacher_cannot_score_more_tokens_than_can_be_sampled(tmp_path: Path) -> None:
+    distil = ["algorithm.distil.place=loss", "algorithm.distil.kind=jsd", f"roles.teacher.model={tmp_path / 'teacher'}"]
+    vocabulary = len("0123456789>#. second") + 1 + 4
+    for count, refused in ((vocabulary - 3, True), (vocabulary - 4, False)):
+        config = load_config(
+            TINY.with_name("tiny_images.toml"),
+            [f"run.folder={tmp_path / 'run'}", *distil, f"algorithm.distil.top_k={count}"],
+        )
+        said = (
+            f"algorithm.distil.top_k = {count} is more than the vocabulary of {vocabulary - 4} without the tokens of "
+            "media; lower it"
+        )
+        assert (said in examine(config).errors) is refused
+
+
 def test_folder_without_a_model_or_with_another_vocabulary_is_refused(errors: Errors, teacher: Path) -> None:
     option = f"roles.teacher.model={teacher}"
     assert errors(ON, option, "roles.teacher.server=http://127.0.0.1:1") == (
