@@ -15,7 +15,7 @@ from relax_actors.cli.check import examine
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import ConfigError
-from tests.support.running import TINY
+from tests.support.running import IMAGES, TINY
 
 Errors = Callable[..., tuple[str, ...]]
 ON = "algorithm.distil.place=advantage"
@@ -144,7 +144,7 @@ def test_a_teacher_cannot_score_more_tokens_than_can_be_sampled(tmp_path: Path) 
     vocabulary = len("0123456789>#. second") + 1 + 4
     for count, refused in ((vocabulary - 3, True), (vocabulary - 4, False)):
         config = load_config(
-            TINY.with_name("tiny_images.toml"),
+            IMAGES,
             [f"run.folder={tmp_path / 'run'}", *distil, f"algorithm.distil.top_k={count}"],
         )
         said = (
