@@ -127,6 +127,12 @@ def test_too_long_sound_is_refused_before_decoding() -> None:
     assert str(caught.value) == "a.wav: 5.0 s exceed the limit of 3 s; shorten it or raise the limit"
 
 
+def test_the_end_of_a_part_does_not_raise_the_limit() -> None:
+    data = sound_file(tone(5.0), 16_000, "adts", "aac")
+    with pytest.raises(RowError, match=r"^a\.wav: .* s exceed the limit of 3 s; shorten it or raise the limit$"):
+        decode_audio(Source(data, "a.wav", Limits(max_seconds=3)), AudioSettings(), (0.0, 1e9))
+
+
 def test_models_without_ears_take_no_sound() -> None:
     with pytest.raises(RowError) as caught:
         process(wav_file(tone()), "audio", family("qwen3_vl"), MediaSettings(), Limits(), name="a.wav")
