@@ -163,15 +163,15 @@ def test_copies_of_the_data_are_shared_by_the_rows_of_a_step(source: Source) -> 
         (
             {"prompt": "<image>7>", "images": ["/etc/passwd"]},
             (
-                "image '/etc/passwd' lies outside the folder of the data, {folder}; move it there, or add its folder to "
-                "media.folders"
+                "image '/etc/passwd' lies outside the folder of the data, {folder}; move it there, or add its folder "
+                "to media.folders"
             ),
         ),
         (
             {"prompt": "<image>7>", "images": ["../../../../../../etc/passwd"]},
             (
-                "image '/etc/passwd' lies outside the folder of the data, {folder}; move it there, or add its folder to "
-                "media.folders"
+                "image '/etc/passwd' lies outside the folder of the data, {folder}; move it there, or add its folder "
+                "to media.folders"
             ),
         ),
         (
@@ -194,8 +194,8 @@ def test_copies_of_the_data_are_shared_by_the_rows_of_a_step(source: Source) -> 
         (
             {"prompt": "<image>7>", "images": [{"path": "a.png", "speed": 1}]},
             (
-                ", field 'images', item 1: image has an unknown field 'speed'; known: path, url, data, bytes, hash, digest, "
-                "xxh3, sha256, min_pixels, max_pixels, multiple"
+                ", field 'images', item 1: image has an unknown field 'speed'; known: path, url, data, bytes, hash, "
+                "digest, xxh3, sha256, min_pixels, max_pixels, multiple"
             ),
         ),
         (
