@@ -9,7 +9,8 @@ import pytest
 
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.discard import discard
+from relax_actors.supervision.discard import discard, finish_discarding
+from relax_actors.supervision.sandbox import SandboxFiles
 
 WITHOUT_STORE = '{"config": {"run": {"name": "tiny"}, "broker": {"url": null}}}'
 
@@ -34,3 +35,15 @@ def test_run_with_unreadable_settings_is_not_removed(tmp_path: Path, name: str, 
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         discard(RunFolder(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "model"])
+
+
+def test_views_of_sandboxes_are_removed_with_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    view = SandboxFiles(folder, "reward", 0).view
+    view.mkdir(parents=True)
+    (view / "broker.json").write_text("{}")
+    folder.discarded.write_text(
+        '{"config": {"run": {"name": "tiny"}, "broker": {"url": null}, "store": {"path": null}}}'
+    )
+    finish_discarding(folder)
+    assert list(tmp_path.iterdir()) == []
