@@ -120,7 +120,7 @@ class KeyedServer:
                 self.files / f"{name}.conf", text + settings.cluster_block(name, self.files, self._password())
             )
         options = {name: getattr(settings, name) for name in OF_SERVER}
-        write_private(self.private / "server.json", json.dumps(options, default=str))
+        write_private(self.private / "server.json", json.dumps(options, default=lambda path: str(path.resolve())))
 
     @property
     def is_configured(self) -> bool:

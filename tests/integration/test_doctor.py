@@ -125,6 +125,14 @@ def test_missing_consumer_is_named(patient: Patient) -> None:
     )
 
 
+def test_rows_that_nobody_fetches_are_counted(patient: Patient) -> None:
+    patient.lease("rollout", 0, incarnation=1, rows=[], waits_for="its first row", doing_since=None)
+    for n in range(2):
+        patient.table.put_encoded([(SUBJECTS.cell(RowId(0, n), "prompt"), encode({}, "prompts.0#1"))])
+    wait_until(patient.findings, "pending rows")
+    assert patient.findings() == ["problem: 2 rows wait for rollout, and none of its actors fetches any"]
+
+
 def test_stalled_run_tells_what_its_actors_wait_for(patient: Patient) -> None:
     patient.step(age=500)
     patient.lease("root", 0, children={}, since=time.time() - 600)

@@ -74,10 +74,14 @@ def test_credentials_whose_signing_keys_are_elsewhere_are_not_replaced(tmp_path:
     make_keys(str(TINY), other, second, Settings(replace=True))
 
 
-def test_server_keeps_its_options_when_its_keys_are_rotated_without_them(tmp_path: Path) -> None:
-    options = Settings(tls=True, mutual=True, hosts=("a",), listen="0.0.0.0:4333", store=tmp_path / "store", http=8222)
+def test_server_keeps_its_options_when_its_keys_are_rotated_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = Settings(tls=True, mutual=True, hosts=("a",), listen="0.0.0.0:4333", store=Path("store"), http=8222)
     made = make_keys(str(TINY), tmp_path / "keys", [], options)
     config = (tmp_path / "keys" / "server" / "nats-server.conf").read_text()
+    monkeypatch.chdir(tmp_path / "keys")
     rotated = make_keys(str(TINY), tmp_path / "keys", [], Settings(rotate=True))
     assert (tmp_path / "keys" / "server" / "nats-server.conf").read_text() == config
     assert {name: (tmp_path / "keys" / "rollout" / name).exists() for name in ("ca.pem", "key.pem")} == {
