@@ -74,7 +74,8 @@ def task_of(row: object, where: str, fields: RowFields) -> Task:
     Raises:
         RowError: the row is not an object, or its prompt is missing, empty or of the wrong type.
     """
-    prompt_field, answer_field, media = fields.prompt, fields.answer, ()
+    prompt_field, answer_field = fields.prompt, fields.answer
+    media: tuple[Medium, ...] = ()
     if not isinstance(row, dict):
         msg = f"{where}: {_kind(row)}, not an object; write {{{json.dumps(prompt_field)}: ...}}"
         raise RowError(msg)
@@ -138,9 +139,9 @@ def _message(message: object, folder: Path | None, media: list[Medium], where: s
     if isinstance(message, dict):
         present = {key: value for key, value in message.items() if value is not None}
         content = present.get("content")
-        parts_only = isinstance(content, list) and content and all(isinstance(part, dict) for part in content)
-        if parts_only and isinstance(present.get("role"), str):
-            parts, found = content_parts(content, folder, where)
+        parts = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else []
+        if parts and isinstance(present.get("role"), str):
+            parts, found = content_parts(parts, folder, where)
             media += found
             only_text = all(part["type"] == "text" for part in parts)
             return present | {"content": "".join(_texts(parts)) if only_text else parts}

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import xxhash
 from pydantic import ValidationError
@@ -168,14 +168,16 @@ class MediaAdmission:
             )
             raise RowError(msg)
 
-    def _check_digest(self, medium: Medium, what: str, digest: str, read: Callable[[], BinaryIO], where: str) -> None:
+    def _check_digest(
+        self, medium: Medium, what: str, digest: str, read: Callable[[], io.BufferedIOBase], where: str
+    ) -> None:
         """Compare a file with the hash that the data gives for it, if it does."""
         if not medium.digest:
             return
         found = f"xxh3:{digest}"
         if medium.digest.startswith("sha256:"):
             with read() as file:
-                found = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+                found = f"sha256:{hashlib.sha256(file.read()).hexdigest()}"
         if found != medium.digest:
             msg = f"{where}: {what} has hash {found}, not {medium.digest}; restore the file, or correct the row"
             raise RowError(msg)

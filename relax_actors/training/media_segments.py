@@ -76,7 +76,8 @@ class MediaSegments:
 def _parts(features: Sequence[Features]) -> list[Any]:
     """Return the content of a segment as buffers."""
     header: dict[str, Any] = {}
-    facts, parts, size = [], [], 0
+    facts, size = list[dict[str, Any]](), 0
+    parts: list[Any] = []
     for number, one in enumerate(features):
         data = np.ascontiguousarray(one.array)
         kind, end = str(data.dtype), size + data.nbytes

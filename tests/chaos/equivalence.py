@@ -3,8 +3,9 @@
 `python -m tests.chaos.equivalence --kills 100` prints what was killed, what it cost, and both fingerprints, and exits
 with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
 run that is killed, so that each kill meets it in the middle of something. `--algorithm updates` makes several optimizer
-updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well. `--cluster` gives
-the killed run three servers with accounts, which are killed in turn.
+updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well, and
+`--algorithm images` trains a model that looks at pictures. `--cluster` gives the killed run three servers with
+accounts, which are killed in turn.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from relax_actors.runtime import logs
 from relax_actors.weights import files as weights
 from tests.support.clusters import Cluster
 from tests.support.faults import Story, aimed, box, hit, is_over, process, story_of, wait_for_path
-from tests.support.running import Run, wait_until
+from tests.support.running import IMAGES, TINY, Run, wait_until
 
 STRIDE = 1
 FIRST = 2
@@ -57,10 +58,12 @@ SERVER = "server"
 SERVER_POINTS = (4, ("batch.{k}", "group.{k}.0.prompt", "group.{k}.1.trajectory", "weights.{k}"))
 """Weight and moments of the servers of a cluster, which takes the place of the embedded broker."""
 CRITIC_POINTS = ("group.{k}.1.trajectory", "batch.{k}", "batch.{k}", "critic.{k}", "critic checkpoint")
+MEDIA_POINTS = ("weights.{k}", "group.{k}.0.prompt", "group.{k}.2.prompt", "group.{k}.0.media")
 UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "updates": UPDATES,
+    "images": ("trainer.max_tokens_per_microbatch=128",),
     "ppo": (*UPDATES, "algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3"),
 }
 """Settings by name of the algorithm."""
@@ -95,6 +98,8 @@ class Tally:
 def points_of(algorithm: str, *, cluster: bool = False) -> dict[str, tuple[int, tuple[str, ...]]]:
     """Victims and moments of the runs of an algorithm."""
     found = dict(POINTS) | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
+    if algorithm == "images":
+        found["media.0"] = (8, MEDIA_POINTS)
     if cluster:
         del found["broker"]
         found[SERVER] = SERVER_POINTS
@@ -195,7 +200,7 @@ def _at(run: Run, kill: Kill) -> str | None:
         kind = "critic" if kill.victim == "critic.0" else "weights"
         done = run.table.get(f"relax.{run.name}.{kind}.{step + 1}") is not None
         return None if step < 0 or done else "a step"
-    if kill.victim in ("rollout.0", "reward.0", "advantages.0") and box(run, kill.victim).rows:
+    if kill.victim in ("media.0", "rollout.0", "reward.0", "advantages.0") and box(run, kill.victim).rows:
         return {"rollout.0": "a generation"}.get(kill.victim, "a row")
     return None
 
@@ -278,10 +283,12 @@ def compare(
     plans = plan(kills, seed, algorithm, cluster=cluster is not None)
     settings = [*SETTINGS, *ALGORITHMS[algorithm], *settings, f"run.steps={steps_for(plans)}"]
     say(f"an undisturbed run of {steps_for(plans)} steps")
-    calm = Run(folder, "calm", settings)
+    config = IMAGES if algorithm == "images" else TINY
+    calm = Run(folder, "calm", settings, config)
     alone = calm.complete(900)
     say(f"done in {alone['seconds']:.0f} s; the same with {kills} kills")
-    run = Run(folder, "killed", [*settings, *(cluster.run_settings if cluster is not None else ())])
+    more = cluster.run_settings if cluster is not None else ()
+    run = Run(folder, "killed", [*settings, *more], config)
     began = time.monotonic()
     try:
         tally = killed_run(run, plans, say, cluster)

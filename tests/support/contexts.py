@@ -33,10 +33,12 @@ def create_consumer(context: Context, role: Role) -> None:
         table.connection.call(ensure_consumer(table.connection, table.subjects.table_stream, consumer), 20)
 
 
-def context_of(table: Table, folder: Path, role: str, settings: tuple[str, ...], incarnation: int) -> Context:
+def context_of(
+    table: Table, folder: Path, role: str, settings: tuple[str, ...], incarnation: int, config_file: Path = TINY
+) -> Context:
     """Build the context of one incarnation of an actor, from the tiny configuration and some settings."""
     own = [f"run.name={table.subjects.run}", f"run.folder={folder / 'run'}"]
-    config = load_config(TINY, [*own, "trainer.checkpoint_every=100", *settings])
+    config = load_config(config_file, [*own, "trainer.checkpoint_every=100", *settings])
     prepare(config, config.model_path)
     return Context(
         config=config,

@@ -25,6 +25,7 @@ from relax_actors.training.ledger import Ledger
 
 SUPPORT = Path(__file__).parent
 TINY = SUPPORT / "tiny.toml"
+IMAGES = SUPPORT / "tiny_images.toml"
 DEADLINE = 240.0
 ON_POLICY = ("staleness.max=0", "run.deterministic=true", "supervision.intensity=50", "supervision.ack_wait=1")
 """Settings with which the weights at the end depend on nothing but the configuration."""

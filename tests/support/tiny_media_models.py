@@ -143,10 +143,10 @@ class MediaPrompts:
         """Return the rotary positions of a prompt by the model's own rule, `[3, len]`."""
         if self._family.rope == "none" or not items:
             return np.broadcast_to(np.arange(len(tokens), dtype=np.int32), (3, len(tokens)))
-        owner = self._model if hasattr(self._model, "get_rope_index") else self._model.model
+        owner: Any = self._model if hasattr(self._model, "get_rope_index") else self._model.model
         inputs = model_inputs(self._family, tokens, items)
         wanted = ("input_ids", "attention_mask", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
-        settings = {name: inputs[name] for name in wanted if name in inputs}
+        settings: dict[str, Any] = {name: inputs[name] for name in wanted if name in inputs}
         if self._family.rope.endswith("omni"):
             settings |= {"audio_seqlens": inputs.get("frames"), "second_per_grids": inputs.get("video_second_per_grid")}
         elif self._family.model_type == "qwen2_5_vl" and "second_per_grid_ts" in inputs:

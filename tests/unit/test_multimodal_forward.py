@@ -31,7 +31,7 @@ class Tiny:
         assert family is not None
         self.family: Family = family
         self.alone, self.packed = (_large(build(path, seed=3)) for _ in range(2))
-        self.alone.eval()
+        self.alone.train(mode=False)
         self.forward = Forward(torch.device("cpu"), torch.float32, TEMPERATURE, family)
         self.forward.prepare(self.packed)
         random = np.random.default_rng(1)
@@ -75,7 +75,7 @@ def test_packed_log_probs_and_gradients_equal_those_of_each_row_alone(tiny: Tiny
     weights = torch.linspace(-1, 1, len(plain))
     for model, found in ((tiny.alone, plain), (tiny.packed, packed)):
         model.zero_grad()
-        (found * weights).sum().backward()
+        torch.autograd.backward((found * weights).sum())
     gradients = {name: p.grad for name, p in tiny.packed.named_parameters() if p.grad is not None}
     largest = max(float(gradient.abs().max()) for gradient in gradients.values())
     for name, parameter in tiny.alone.named_parameters():

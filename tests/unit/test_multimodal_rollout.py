@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from relax_actors.engines.protocols import Generation, GenerationRequest, TrainS
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.media.family import Family, family_of
+from relax_actors.messages import Sample, TokenSequence, Trajectory
+from relax_actors.training.validation import RowValidator
 from tests.support.models import config_of, publish, random_weights
 from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
 
@@ -108,5 +111,39 @@ def test_newer_weights_encode_the_media_of_running_samples_again(run: Run) -> No
     assert {int(v) for s in samples for v in s.masked("versions")} == {1, 2}
     for version, scale in ((1, 1.0), (2, 0.7)):
         for sample, scored in zip(samples, run.scored(scale, samples), strict=True):
+            assert sample.versions is not None
+            assert sample.logprobs is not None
             wrote = sample.loss_mask & (sample.versions == version)
             np.testing.assert_allclose(sample.logprobs[wrote], scored[wrote], atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl_moe", "qwen3_omni_moe_thinker"])
+def test_recorded_experts_of_media_are_replayed(tmp_path: Path, model_type: str) -> None:
+    run = Run(tmp_path, model_type)
+    engine = TransformersEngine(run.config.model_path, records_experts=True)
+    engine.load(1, *run.publish(1.0))
+    request = run.requests[0]
+    (group,) = engine.generate([request], silent)
+    replaying = run.config.trainer.model_copy(update={"router_replay": True})
+    rollout = run.config.rollout.model_copy(update={"temperature": request.temperature})
+    scorer = TorchScorer(run.config.model_copy(update={"trainer": replaying, "rollout": rollout}))
+    scorer.load(1, *run.publish(1.0))
+    for generation in group:
+        assert generation.routed_experts is not None
+        sample = TrainSample.of_completion(
+            request.tokens, generation.tokens, routed_experts=generation.routed_experts, media=request.media
+        )
+        (scored,) = scorer.score([sample], silent)
+        np.testing.assert_allclose(scored[sample.loss_mask], generation.logprobs, atol=1e-5)
+        (other,) = scorer.score([replace(sample, routed_experts=(generation.routed_experts + 1) % 4)], silent)
+        assert np.abs(other - scored).max() > 1e-3
+
+
+def test_a_sample_with_a_barred_token_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, "qwen3_vl")
+    barred, prompt = run.family.barred[0], run.requests[0].tokens
+    tokens = np.array([1, barred], np.int32)
+    sequence = TokenSequence.of_completion(prompt, tokens, np.zeros(2, np.float32), np.zeros(2, np.int32))
+    trajectory = Trajectory.of(prompt, [Sample((sequence,))], {})
+    why = RowValidator(run.config).of_trajectory(trajectory, 0)
+    assert why == f"a sample has the token {barred}, which stands for media and is never sampled"

@@ -115,9 +115,9 @@ def read_folder(model: PreTrainedModel, path: Path) -> dict[str, Tensor]:
     if tensors.keys() <= model.state_dict().keys():
         return tensors
     read: Any = type(model).from_pretrained
-    converted, report = read(
-        path, config=model.config, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
-    )
+    settings = {"dtype": "auto", "output_loading_info": True, "ignore_mismatched_sizes": True}
+    # A config of its own: that of `model` has the dtype of `model`, not that of the files.
+    converted, report = read(path, config=_config(path), **settings)
     unexpected = [name for name in report["unexpected_keys"] if not name.startswith(VOICE)]
     if report["missing_keys"] or report["mismatched_keys"] or unexpected:
         return tensors

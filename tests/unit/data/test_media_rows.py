@@ -23,9 +23,9 @@ from relax_actors.data.task import Medium, Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
+from tests.support.running import IMAGES, TINY
 from tests.support.tiny_images import png
 
-CONFIG = Path(__file__).parents[2] / "support" / "tiny_images.toml"
 ROW = RowId(7, 0)
 PICTURE = png(1)
 URI = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
@@ -40,7 +40,7 @@ class Source:
         (folder / "data").mkdir()
         (folder / "data" / "a.png").write_bytes(PICTURE)
         own = [f"run.folder={folder / 'run'}", "data.kind=jsonl", f"data.path={folder / 'data' / 'rows.jsonl'}"]
-        self.config: Config = load_config(CONFIG, [*own, *settings])
+        self.config: Config = load_config(IMAGES, [*own, *settings])
         prepare(self.config, self.config.model_path)
         self.store = Store(folder / "store")
         admission = admission_of(self.config, self.store)
@@ -241,14 +241,14 @@ def test_folders_and_urls_are_used_where_the_settings_allow_them(tmp_path: Path)
 def test_rows_of_a_text_model_keep_their_fields(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "<image>7>", "images": ["a.png"]}))
-    tiny = load_config(CONFIG.with_name("tiny.toml"), ["data.kind=jsonl", f"data.path={path}"])
+    tiny = load_config(TINY, ["data.kind=jsonl", f"data.path={path}"])
     task = open_data(tiny.data, tiny.media)[0]
     assert tiny.media is None
     assert (task.prompt, task.media, task.metadata) == ("<image>7>", (), {"images": ["a.png"]})
 
 
 def test_a_text_model_refuses_media(tmp_path: Path) -> None:
-    tiny = load_config(CONFIG.with_name("tiny.toml"), [f"run.folder={tmp_path}"])
+    tiny = load_config(TINY, [f"run.folder={tmp_path}"])
     prepare(tiny, tiny.model_path)
     maker = PromptMaker(tiny.data, Tokenizer(tiny.model_path), 64, 6)
     with pytest.raises(RowError, match=r"^o: the prompt has image, but the model takes text alone; remove the row$"):
