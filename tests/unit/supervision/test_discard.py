@@ -10,7 +10,8 @@ import pytest
 
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.discard import discard
+from relax_actors.supervision.discard import discard, finish_discarding
+from relax_actors.supervision.sandbox import SandboxFiles
 from relax_actors.supervision.streams import MARK
 
 WITHOUT_STORE = '{"config": {"run": {"name": "tiny"}, "broker": {"url": null}}}'
@@ -49,3 +50,15 @@ def test_the_files_of_a_run_in_a_store_of_its_own_are_removed(tmp_path: Path) ->
     folder.config.write_text(json.dumps({"config": saved}))
     discard(folder)
     assert [path.name for path in store.iterdir()] == ["notes"]
+
+
+def test_views_of_sandboxes_are_removed_with_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    view = SandboxFiles(folder, "reward", 0).view
+    view.mkdir(parents=True)
+    (view / "broker.json").write_text("{}")
+    folder.discarded.write_text(
+        '{"config": {"run": {"name": "tiny"}, "broker": {"url": null}, "store": {"path": null}}}'
+    )
+    finish_discarding(folder)
+    assert list(tmp_path.iterdir()) == []
