@@ -24,6 +24,7 @@ from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import scoring_backend
 from relax_actors.errors import ConfigError, RowError, SlowRowError
+from relax_actors.media.timestamps import missing_characters
 from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL, ROLES
 from relax_actors.rewards import load_reward, load_rewards
@@ -279,6 +280,8 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
     maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens, admission)
     sampled = min(SAMPLED_ROWS, len(source))
     good, longest, bad = _sample(source, maker, sampled, where)
+    if admission is not None and admission.family.timestamps:
+        _check_timestamps(tokenizer, good, where)
     warm_start = config.trainer.warm_start is not None and data is config.data
     bad_answers = [problem for task in good if warm_start and (problem := _answer_problem(tokenizer, task))]
     if len(bad) == sampled:
@@ -298,6 +301,22 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
     yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {sampled}"
     if config.eval is not None and data is config.eval.data and config.eval.rows > len(source):
         yield f"eval.rows = {config.eval.rows}, but eval.data has {len(source)} rows: {len(source)} are evaluated"
+
+
+def _check_timestamps(tokenizer: Tokenizer, tasks: Collection[Task], where: str) -> None:
+    """Check that the tokenizer can write the times of videos, which the model reads as text.
+
+    Raises:
+        ConfigError: it lacks characters, and a row has a video.
+    """
+    timed = next((task for task in tasks if any(medium.kind == "video" for medium in task.media)), None)
+    if timed is not None and (missing := missing_characters(tokenizer.inner)):
+        msg = (
+            f"{where}: {timed.origin or 'a task'} has a video, and the model reads its times as text such as "
+            f"'<0.1 seconds>', but the tokenizer has no token for the characters {missing!r}; add them to "
+            "model.tokenizer.alphabet, or use the model's own tokenizer"
+        )
+        raise ConfigError(msg)
 
 
 def _sample(source: DataSource, maker: PromptMaker, count: int, where: str) -> tuple[list[Task], int, list[str]]:

@@ -49,9 +49,17 @@ def decode_image(source: Source) -> np.ndarray:
 
 
 def _decode(source: Source, flags: int) -> np.ndarray:
+    """Decode an image.
+
+    Raises:
+        RowError: it is damaged.
+        MemoryError: its pixels need more memory than the process may use.
+    """
     try:
         image = cv2.imdecode(np.frombuffer(source.data, np.uint8), flags)
     except cv2.error as error:
+        if error.code == cv2.Error.StsNoMem:
+            raise MemoryError from error
         source.refuse(f"the image cannot be decoded: {error}", error)
     if image is None:
         source.refuse("the image cannot be decoded; the file is damaged or truncated")

@@ -55,8 +55,10 @@ def process(
         return _process(raw, kind, family, settings, (start, end))
     except SizeError as error:
         raw.refuse(str(error), error)
-    except MemoryError as error:
-        raw.refuse("decoding needs more memory than there is; lower the limits of media", error)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):  # of torch
+            raise
+        raw.refuse("decoding needs more memory than the process may use; shrink the file or raise the limit", error)
 
 
 def _process(

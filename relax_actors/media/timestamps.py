@@ -9,6 +9,8 @@ from tokenizers import Tokenizer
 
 from relax_actors.errors import RowError
 
+_ALL = "<0123456789.0 seconds>"
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -16,6 +18,21 @@ class Written:
 
     ids: list[int]
     removed: int
+
+
+def missing_characters(tokenizer: Tokenizer) -> str:
+    """Return the characters of a timestamp that a tokenizer cannot write; empty if it can write all timestamps."""
+    if _writes(tokenizer, _ALL):
+        return ""
+    return "".join(character for character in dict.fromkeys(_ALL) if not _writes(tokenizer, character))
+
+
+def _writes(tokenizer: Tokenizer, text: str) -> bool:
+    try:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+    except Exception:  # noqa: BLE001 the Rust library raises bare Exception for text outside of the alphabet
+        return False
+    return bool(tokenizer.decode(ids, skip_special_tokens=False) == text)
 
 
 class Timestamps:
@@ -38,10 +55,13 @@ class Timestamps:
             RowError: the tokenizer cannot write the time.
         """
         text = f"<{seconds:.1f} seconds>"
-        ids = self._encode(text)
-        if self._decode(ids) != text:
-            msg = f"the model's tokenizer cannot write the timestamp {text!r} of a video; add its characters"
+        if not _writes(self._tokenizer, text):
+            msg = (
+                f"the model's tokenizer cannot write the timestamp {text!r} of a video; add the characters of "
+                f"{missing_characters(self._tokenizer)!r} to model.tokenizer.alphabet, or use the model's own tokenizer"
+            )
             raise RowError(msg)
+        ids = self._encode(text)
         count = next((n for n, token in enumerate(reversed(prompt)) if token in self._special), len(prompt))
         before = list(prompt[len(prompt) - count :])
         joined = self._decode(before)

@@ -6,8 +6,10 @@ import json
 import random
 import sys
 import time
+import traceback
 from functools import partial
 
+import nats.errors
 import structlog
 
 from broker.address import Address, address_of
@@ -201,15 +203,30 @@ class Root:
         return state
 
     def _prepare_run(self, connection: Connection) -> RunState:
-        """Open the run on the embedded broker, and end it if the broker refuses; called in the publisher's thread."""
+        """Open the run on the embedded broker, and end it if that is impossible; called in the publisher's thread.
+
+        Raises:
+            BrokerError: it could not be opened.
+        """
         try:
             return self._open_run(connection)
-        except BrokerUnreachableError:
-            raise
+        except (BrokerUnreachableError, nats.errors.Error):
+            raise  # the publisher tries again
         except BrokerError as error:
-            self._refused = Failure("broker", str(error), "")
-            self.tree.stop()
+            self._refuse(Failure("broker", str(error), ""))
             raise
+        except Exception as error:  # of the store, or of a user's role
+            plain = isinstance(error, ConfigError)
+            reason = str(error) if plain else f"{type(error).__name__}: {error}"
+            self._refuse(Failure("root", reason, "" if plain else traceback.format_exc()))
+            msg = f"the run could not be opened: {reason}"
+            raise BrokerError(msg) from error
+
+    def _refuse(self, failure: Failure) -> None:
+        """End the run with its first failure; called in the publisher's thread."""
+        self._refused = self._refused or failure
+        log.error("refused", child=failure.role, reason=failure.reason)
+        self.tree.stop()
 
     def _supervisor(self) -> Supervisor:
         settings = self.config.supervision

@@ -206,6 +206,21 @@ def test_invalid_setting_is_refused_before_anything_starts(settings: list[str], 
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("*.log"))
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("unfit", "roles.unready does not fit run unfit; remove it"),
+        pytest.param("bug", "ZeroDivisionError: integer division or modulo by zero", marks=pytest.mark.slow),
+    ],
+)
+def test_run_whose_streams_cannot_be_created_ends_with_the_reason(make_run: MakeRun, name: str, reason: str) -> None:
+    run = make_run(name, "roles.unready.actor=tiny_stateful.Unready")
+    code, _, said = run.start().finish(60)
+    assert code == 1, said
+    assert said.startswith(f"supervision gave up: root\n{reason}\n"), said
+    assert f"its log: {run.folder.log('root')}; fix the cause; then `" in said
+
+
 def test_missing_model_folder_is_refused_by_name(tmp_path: Path) -> None:
     text = TINY.read_text()
     start, end = text.index("[model.architecture]"), text.index("[data]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import xxhash
 from broker.shared_files import SharedFiles
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.data.download import DownloadError, Downloads
+from relax_actors.data.download import DownloadError, Downloads, download
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.task import Medium, Task
 from relax_actors.data.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ from relax_actors.roles.reward import with_files
 from relax_actors.runtime import Context, Row
 from relax_actors.training.prompt_media import MediaReader
 from tests.support.contexts import context_of
-from tests.support.http_servers import served
+from tests.support.http_servers import served, serving
 from tests.support.running import IMAGES
 from tests.support.tiny_images import png, write_sound, write_video
 
@@ -194,7 +195,7 @@ def test_settings_of_a_row_replace_those_of_the_run(make_media: MakeMedia) -> No
 
 
 def test_a_video_is_prepared_and_views_say_what_it_is(make_media: MakeMedia, tmp_path: Path) -> None:
-    media = make_media("model.tokenizer.alphabet=0123456789>#<. second")  # Qwen3-VL writes times as text
+    media = make_media()
     file = write_video(tmp_path / "a.mp4")
     media.put(Task("<video>7>", media=(Medium("video", path=str(file), end=0.75),)))
     prepared = media.prepare()
@@ -259,3 +260,38 @@ def test_urls_are_downloaded_once_within_limits_and_with_their_hash(make_media: 
             Downloads(own, store, lambda: None).fetch(source_of(f"{url}/b.png", b"b"))
     with pytest.raises(DownloadError, match=r"^row 1: image .*/c\.png: ConnectError: "):
         downloads.fetch(source_of(f"{url}/c.png", b"c"))
+
+
+def test_redirections_are_checked_like_the_url_itself(make_media: MakeMedia) -> None:
+    """The first host is allowed; the server then sends on to others, and to itself for ever."""
+    media = make_media("media.urls.allow=true", "media.urls.private=true", "media.urls.hosts=['127.0.0.1']")
+    assert media.context.config.media is not None
+    picture, asked = png(1), list[str]()
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            name = self.path.removeprefix("/")
+            self.send_response(200 if name == "picture" else 302)
+            if name != "picture":
+                port = self.headers["Host"].rpartition(":")[2]
+                targets = {"relative": "/picture", "other": f"http://localhost:{port}/picture", "ever": "/ever"}
+                self.send_header("Location", targets.get(name, "file:///etc/passwd"))
+            self.end_headers()
+            self.wfile.write(picture if name == "picture" else b"")
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    urls = media.context.config.media.urls
+    with serving(Server) as url:
+        assert download(f"{url}/relative", urls) == picture
+        for name, expected in (
+            ("other", "host localhost is not in media.urls.hosts; add it, or download the file"),
+            ("file", "file:///etc/passwd is neither http nor https; download the file"),
+            ("ever", f"more than 5 redirections, the last to {url}/ever"),
+        ):
+            with pytest.raises(RowError) as caught:
+                download(f"{url}/{name}", urls)
+            assert str(caught.value) == expected
+    assert asked == ["/relative", "/picture", "/other", "/file", *["/ever"] * 5]

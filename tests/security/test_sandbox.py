@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from relax_actors.supervision import process_limit
 from relax_actors.supervision.sandbox import SandboxFiles, check_sandbox, command
 from tests.support import hostile_rewards
 from tests.support.guarded import MakeGuarded
+from tests.support.media_rows import write_config
 from tests.support.running import TINY, Run, processes_of, wait_until
 
 MakeRun = Callable[..., Run]
@@ -178,6 +180,45 @@ def test_the_same_attacks_succeed_without_a_sandbox(
     assert f"'write {tmp_path}'" in line
     assert f"'read {victim}'" in line
     assert "'processes'" in line
+
+
+PROBE = """
+import os, pathlib, sys
+for folder in map(pathlib.Path, sys.argv[1:]):
+    path = folder / "a.png"
+    try:
+        read = path.read_text() if path.exists() else "hidden"
+        (folder / "planted").touch()
+        written = "written"
+    except OSError as error:
+        written = os.strerror(error.errno)
+    print(read, written)
+"""
+
+
+@needs_sandbox
+def test_sandbox_of_a_reward_shows_the_folders_of_media_read_only(tmp_path: Path) -> None:
+    """A reward opens the files of a prompt, and neither changes them nor sees others beside them."""
+    data, more, private = (tmp_path / name for name in ("data", "more", "private"))
+    for place in (data, more, private):
+        place.mkdir()
+        (place / "a.png").write_text(f"of {place.name}")
+    path = write_config(data, [{"prompt": "<image>7>", "images": ["a.png"]}])
+    settings = ["reward.isolation=sandbox", f"media.folders=['{more}']", f"run.folder={tmp_path}/run"]
+    config = load_config(path, settings)
+    folder = RunFolder(config.folder)
+    folder.root.mkdir()
+    folder.save_config(config, str(data))
+    Address("nats://127.0.0.1:4222").save(folder.address)
+    box = folder.black_box("reward.0")
+    box.parent.mkdir(parents=True, exist_ok=True)
+    box.touch()
+    with (tmp_path / "info").open("w") as info:
+        inner = [sys.executable, "-c", PROBE, str(data), str(more), str(private)]
+        line = command(SandboxFiles(folder, "reward", 0), info.fileno(), inner)
+        done = subprocess.run(line, capture_output=True, text=True, check=False, pass_fds=[info.fileno()])
+    refused = "Read-only file system"
+    assert done.stdout.splitlines() == [f"of data {refused}", f"of more {refused}", "hidden No such file or directory"]
 
 
 def test_sandbox_that_cannot_be_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from broker.subjects import CellId, Subjects
 from broker.table import Cell
 from relax_actors import RoleSpec, StatefulRole
 from relax_actors.config import Config
+from relax_actors.errors import ConfigError
 from relax_actors.messages import Evaluation
 
 
@@ -34,3 +35,15 @@ class Auditor(StatefulRole):
             if cell_id.field == "reward":
                 table.put(table.subject(cell_id.row, self.column), {"by": self.context.author})
                 table.put(table.subjects.numbered("evaluation", cell_id.step), Evaluation(cell_id.step, 0.5, 1))
+
+
+class Unready(Auditor):
+    """Refuse to say what it reads, as a role does whose settings contradict the run's."""
+
+    @classmethod
+    def follows(cls, config: Config) -> list[str]:
+        """Raise ConfigError, or the error of a bug where the run's name says so."""
+        if config.run.name == "bug":
+            return [str(1 // 0)]
+        msg = f"roles.unready does not fit run {config.run.name}; remove it"
+        raise ConfigError(msg)

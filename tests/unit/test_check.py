@@ -18,6 +18,8 @@ from relax_actors.cli.machine import GPU_FILES, gpu_problem
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.runtime.run_folder import RunFolder
+from tests.support.media_rows import write_config
+from tests.support.tiny_images import png, write_video
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 ARCHITECTURE = "model.architecture"
@@ -252,6 +254,25 @@ def test_a_letter_outside_of_the_alphabet_is_named_with_its_row(tmp_path: Path) 
         f"trainer.warm_start skips 1 of the first 3 rows; the first: {tasks} line 1: answer: character 'x' at position "
         f"2 of '1x' {remedy}"
     ) in found
+
+
+def test_letters_of_timestamps_are_needed_only_where_a_row_has_a_video(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4")
+    (tmp_path / "b.png").write_bytes(png(1))
+    rows = [{"prompt": "<image>7>", "images": ["b.png"]}, {"prompt": "<video>7>", "videos": ["a.mp4"]}]
+
+    def found(count: int, alphabet: str) -> tuple[str, ...]:
+        config = write_config(tmp_path, rows[:count])
+        return errors(f"model.tokenizer.alphabet={alphabet}", "model.tokenizer.end=#", config=config)
+
+    assert found(1, "0123456789>#") == ()
+    assert found(2, "0123456789>#.< second") == ()
+    (error,) = found(2, "0123456789>#.secn")
+    assert error == (
+        f"data: {tmp_path}/rows.jsonl line 2 has a video, and the model reads its times as text such as '<0.1 "
+        "seconds>', but the tokenizer has no token for the characters '< od'; add them to model.tokenizer.alphabet, "
+        "or use the model's own tokenizer"
+    )
 
 
 def test_more_evaluated_rows_than_there_are_is_noted() -> None:

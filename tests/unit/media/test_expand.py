@@ -5,13 +5,16 @@ Expanded tokens and positions are compared with transformers in tests/parity/tes
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from relax_actors.data.tokenizer import make_character_tokenizer
 from relax_actors.errors import RowError
 from relax_actors.media import Features, expand
-from relax_actors.media.timestamps import Timestamps
+from relax_actors.media.timestamps import Timestamps, missing_characters
 from tests.support.media_models import OMNI, VISION, encode, family, tokenizer
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
@@ -55,12 +58,20 @@ def test_placeholders_that_do_not_fit_the_media_are_refused() -> None:
         assert message(text, [video(), sound(inside=True)], "qwen2_5_omni_thinker") == bare
 
 
-def test_sound_without_room_for_timestamps_is_refused() -> None:
+def test_tokenizer_that_cannot_write_timestamps_is_refused(tmp_path: Path) -> None:
     bare = Tokenizer(models.WordLevel({"<|endoftext|>": 0}, unk_token="<|endoftext|>"))  # noqa: S106 a token of text
-    with pytest.raises(RowError) as caught:
-        Timestamps(bare).after([], 1.0)
-    expected = "the model's tokenizer cannot write the timestamp '<1.0 seconds>' of a video; add its characters"
-    assert str(caught.value) == expected
+    make_character_tokenizer("0123456789. secon#", "#", tmp_path)
+    lacking = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for tokens, missing in ((bare, "<0123456789. second>"), (lacking, "<d>")):
+        assert missing_characters(tokens) == missing
+        with pytest.raises(RowError) as caught:
+            Timestamps(tokens).after([], 1.0)
+        assert str(caught.value) == (
+            "the model's tokenizer cannot write the timestamp '<1.0 seconds>' of a video; add the characters of "
+            f"{missing!r} to model.tokenizer.alphabet, or use the model's own tokenizer"
+        )
+    make_character_tokenizer("0123456789. second<>#", "#", tmp_path)
+    assert missing_characters(Tokenizer.from_file(str(tmp_path / "tokenizer.json"))) == ""
 
 
 @pytest.mark.parametrize("model", OMNI)

@@ -1,0 +1,184 @@
+"""Runs with media: a long one with videos, one with all roles that read them, and a file that needs too much memory."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_actors.messages import Quarantined
+from relax_actors.training.collector import KEEP_SECONDS, MAX_SWEEP_SECONDS
+from tests.support.faults import is_over, story_of, wait_for_cell
+from tests.support.media_rows import write_config
+from tests.support.running import IMAGES, ON_POLICY, Run, wait_until
+from tests.support.tiny_images import png, write_video
+
+MakeRun = Callable[..., Run]
+STEPS, EARLY, LATE = 200, range(45, 61), range(185, 201)
+ACTORS = ("media.0", "rollout.0", "trainer.0")
+SLACK = (8, 400)
+"""MiB of memory and KiB of the store that are noise."""
+SIDE = 20_000
+
+
+def chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def huge_png() -> bytes:
+    """Return a PNG of few bytes whose pixels need 1.2 GB."""
+    rows = zlib.compress(bytes((SIDE // 8 + 1) * SIDE), 1)
+    header = struct.pack(">IIBBBBB", SIDE, SIDE, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_image_beyond_the_memory_limit_is_quarantined_by_name_and_the_run_continues(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    names = [f"{index}.png" for index in range(30)]
+    for index, name in enumerate(names):
+        (tmp_path / name).write_bytes(huge_png() if index == 5 else png(index))
+    rows = [{"prompt": "<image>7>", "images": [name]} for name in names]
+    limits = ("media.memory_limit_mib=1000", f"media.limits.max_pixels={SIDE * SIDE}", "trainer.checkpoint_every=4")
+    run = make_run("greedy", *limits, "run.steps=4", config=write_config(tmp_path, rows)).start()
+    found: dict[str, Quarantined] = {}
+
+    def seen() -> bool:
+        cells = run.table.snapshot([run.table.subjects.column("quarantined")])
+        found.update({str(at.row): run.table.read(cell.data, Quarantined) for at, cell in cells})
+        return bool(found)
+
+    wait_for_cell(run, "weights.0")
+    wait_until(seen, "quarantined row", 120)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["trained"], result["quarantined"]) == (16, 1)
+    (one,) = found.values()
+    assert one.role == "media"
+    assert one.error == (
+        f"RowError: {tmp_path}/rows.jsonl line 6: image {tmp_path}/5.png: decoding needs more memory than the process "
+        "may use; shrink the file or raise the limit"
+    )
+    assert story_of(run).of("down") == []  # the decoder fails by itself, before the process must be killed
+
+
+def resident(run: Run, actor: str) -> float:
+    """Resident memory of an actor in MiB; 0 if it has ended."""
+    pid = run.pid_of(actor)
+    try:
+        return 0 if pid is None else int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+    except OSError:
+        return 0
+
+
+def store_of(run: Run) -> tuple[float, float]:
+    """Size of the store in KiB without media that no step uses any more, and the age of the oldest of these."""
+    sizes, oldest, now = dict[int, int](), 0.0, time.time()
+    for head, _, names in os.walk(run.folder.root / "store"):  # ignores folders that are removed meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):
+                status = (Path(head) / name).stat()
+                if head.endswith("store/media") and status.st_nlink == 1:
+                    oldest = max(oldest, now - status.st_ctime)
+                else:
+                    sizes[status.st_ino] = status.st_size
+    return sum(sizes.values()) / 1024, oldest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_memory_and_store_of_a_long_run_with_videos_stay_flat(make_run: MakeRun, tmp_path: Path) -> None:
+    for index in range(4):
+        write_video(tmp_path / f"{index}.mp4", frames=16 + index)
+    # The part differs from row to row, so that each row has features of its own.
+    rows = [
+        {
+            "prompt": "<video>7>",
+            "videos": [{"path": f"{index % 4}.mp4", "start": index / 2000, "end": 1 + index / 2000}],
+        }
+        for index in range(4 * STEPS)
+    ]
+    settings = ("trainer.checkpoint_every=5", "rollout.group_size=2", f"run.steps={STEPS}")
+    run = make_run("long", *settings, config=write_config(tmp_path, rows)).start()
+    figures: dict[str, dict[range, list[float]]] = {}
+
+    def over() -> bool:
+        step = run.folder.last_checkpoint or 0
+        for window in (EARLY, LATE):
+            if step in window:
+                values = {actor: resident(run, actor) for actor in ACTORS}
+                values["store"], values["oldest"] = store_of(run)
+                for name, value in values.items():
+                    figures.setdefault(name, {EARLY: [], LATE: []})[window].append(value)
+        return is_over(run)
+
+    wait_until(over, "end of the run", 800)
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["trained"], result["quarantined"]) == (4 * STEPS, 0)
+    peaks = {name: [max(found[window]) for window in (EARLY, LATE)] for name, found in figures.items()}
+    for name in (*ACTORS, "store"):
+        early, late = peaks[name]
+        assert late <= 1.1 * early + SLACK[name == "store"], peaks
+    assert peaks["oldest"][1] < KEEP_SECONDS + 2 * MAX_SWEEP_SECONDS, peaks
+
+
+ROLES = (
+    "roles.reference.replicas=1",
+    "algorithm.kl.place=loss",
+    "algorithm.kl.kind=k2",
+    "algorithm.kl.coefficient=0.2",
+    "roles.actor_fwd.replicas=1",
+    "algorithm.proximal=actor_fwd",
+    "algorithm.correction.kind=tis",
+    "algorithm.name=ppo",
+    "critic.learning_rate=1e-3",
+    "algorithm.distil.place=loss",
+)
+SCORED = ("actor_fwd", "reference", "teacher")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_role_that_scores_reads_the_media_of_its_row(make_run: MakeRun) -> None:
+    """At step 0 all of them have the weights that sampled, so they find the same log-probs if they see the same."""
+    shared = ("trainer.learning_rate=1e-12", "trainer.checkpoint_every=100", *ON_POLICY)
+    first = make_run("first", *shared, "run.steps=1", config=IMAGES)
+    first.complete()
+    teacher = f"roles.teacher.model={first.folder.model}"
+    run = make_run("all", *shared, *ROLES, teacher, "run.steps=3", config=IMAGES).start()
+    rows = [f"relax.all.group.0.{index}" for index in range(4)]
+    cells: dict[str, Any] = {}
+    wanted = [f"{row}.{column}" for row in rows for column in ("media", "trajectory", "values", *SCORED)]
+
+    def all_written() -> bool:
+        for subject in wanted:
+            if subject not in cells and (cell := run.table.get(subject)) is not None:
+                cells[subject] = run.table.read_envelope(cell.data).fields
+        return len(cells) == len(wanted) or is_over(run)
+
+    wait_for_cell(run, "weights.0")
+    wait_until(all_written, "all columns of step 0", 240)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["trained"], result["quarantined"]) == (12, 0)
+    assert sorted(cells) == sorted(wanted)
+    assert sum(len(cells[f"{row}.media"]["media"]) for row in rows) >= 3
+    for row in rows:
+        sampled = cells[f"{row}.trajectory"]["logprobs"]
+        for column in SCORED:
+            scored = cells[f"{row}.{column}"]["logprobs" if column == "teacher" else "value"]
+            np.testing.assert_allclose(scored, sampled, atol=1e-5)
+        assert len(cells[f"{row}.values"]["value"]) == len(sampled)
