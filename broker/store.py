@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import secrets
 import shutil
 import sys
 import threading
@@ -79,7 +80,7 @@ class Store:
         self.root = root.resolve()
         self.on_full = on_full or raise_error
         self._folders: set[str] = set()
-        self._serials = count()
+        self._serials, self._nonce = count(), secrets.token_hex(4)
         self.is_read_only = False
         """Whether the store is on a read-only file system, as in a sandbox: arrays are then written into the cells."""
         with suppress(OSError):
@@ -174,7 +175,9 @@ class Store:
             StoreFullError: no space is left, and `on_full` gave up.
         """
         folder, _, name = uri.rpartition("/")
-        temporary = f"{self.root}/{folder}/.{name}.{os.getpid()}.tmp"
+        # Two containers or threads may write the same shared file at once, so pids alone are not unique.
+        author = f"{self._nonce}.{os.getpid()}.{threading.get_ident():x}"
+        temporary = f"{self.root}/{folder}/.{name}.{author}.tmp"
 
         def attempt() -> None:
             if folder not in self._folders:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from relax_actors.torchaudio_extension import permit_import
+
 if TYPE_CHECKING:
     from relax_actors.errors import RelaxError, RowError
     from relax_actors.registry import RoleSpec
@@ -22,6 +24,8 @@ _MODULES = {
     "RowError": "errors",
     "StatefulRole": "runtime",
 }
+
+permit_import()
 
 
 def __getattr__(name: str) -> Any:

@@ -41,8 +41,12 @@ def check_teacher(config: Config, folder: Path) -> Iterator[str]:
         raise ConfigError(msg)
     if role.hint:
         _check_hint(role.hint, folder)
-    if distil.top_k is not None and distil.top_k > (vocabulary := measure(folder).vocabulary):
-        msg = f"algorithm.distil.top_k = {distil.top_k} is more than the vocabulary of {vocabulary}; lower it"
+    family = family_of(folder)
+    # Barred tokens have no probability, so they are among the most likely ones of no distribution.
+    barred = 0 if family is None else len(family.barred)
+    if distil.top_k is not None and distil.top_k > (vocabulary := measure(folder).vocabulary - barred):
+        of_text = " without the tokens of media" if barred else ""
+        msg = f"algorithm.distil.top_k = {distil.top_k} is more than the vocabulary of {vocabulary}{of_text}; lower it"
         raise ConfigError(msg)
     if role.server and config.rollout.temperature != 1:
         msg = (

@@ -9,6 +9,7 @@ from relax_actors.config import Config
 from relax_actors.data.model_folder import ModelFacts, measure, stored_shapes
 from relax_actors.engines.torch.architectures import check_value_head
 from relax_actors.errors import ConfigError
+from relax_actors.media.family import Family, family_of
 from relax_actors.registry.catalog import ADVANTAGES
 
 
@@ -49,10 +50,11 @@ def check_critic(config: Config, folder: Path, policy: ModelFacts) -> Iterator[s
         return
     facts = measure(path, setting="critic.path")
     check_value_head(path)
-    shapes = stored_shapes(path)
-    if shapes.get("score.weight", [])[:1] != [1]:
+    _check_family(path, folder)
+    shapes, head = stored_shapes(path), "score.weight" if family_of(path) is None else "lm_head.weight"
+    if shapes.get(head, [])[:1] != [1]:
         msg = (
-            f"critic.path {path} holds no value head: its *.safetensors have no tensor score.weight of one row; give "
+            f"critic.path {path} holds no value head: its *.safetensors have no tensor {head} of one row; give "
             "a folder `critic` that a run has written, or leave critic.path out to start from version 0 of the policy"
         )
         raise ConfigError(msg)
@@ -69,3 +71,31 @@ def check_critic(config: Config, folder: Path, policy: ModelFacts) -> Iterator[s
         )
         raise ConfigError(msg)
     yield f"the critic starts from {path}, {facts.parameters / 1e6:.2f} M parameters"
+
+
+def _check_family(path: Path, folder: Path) -> None:
+    """Check that a critic reads the media that are prepared for the policy.
+
+    Raises:
+        ConfigError: it reads other ones, or none.
+    """
+    critic, policy = family_of(path), family_of(folder)
+    if _inputs(critic) != _inputs(policy):
+        kinds = [f"type {family.model_type}" if family else "text alone" for family in (critic, policy)]
+        msg = (
+            f"critic.path {path} holds a model of {kinds[0]}, and the policy is one of {kinds[1]}; a critic reads the "
+            "features that are prepared for the policy, so give one with the same towers"
+        )
+        raise ConfigError(msg)
+
+
+def _inputs(family: Family | None) -> tuple[object, ...]:
+    """Return what the features of a family depend on; how they are normalised is the policy's."""
+    if family is None:
+        return ()
+    vision, audio = family.vision, family.audio
+    return (
+        family.model_type,
+        None if vision is None else (vision.patch, vision.merge, vision.temporal),
+        None if audio is None else (audio.mels, audio.chunk),
+    )

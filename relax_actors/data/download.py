@@ -20,7 +20,6 @@ from relax_actors.errors import RowError
 from relax_actors.messages import MediaSource
 
 _REDIRECTS = 5
-_CHUNK = 1 << 16
 _OK, _TOO_MANY, _SERVER_ERROR = 200, 429, 500
 
 
@@ -65,6 +64,9 @@ class Downloads:
         except (httpx.HTTPError, OSError) as error:
             msg = f"{where}: {type(error).__name__}: {error}"
             raise DownloadError(msg) from error
+        except (httpx.InvalidURL, ValueError) as error:  # of the row, or of a redirection
+            msg = f"{where}: no address that can be asked ({error}); correct the URL, or remove the row"
+            raise RowError(msg) from error
         found = xxhash.xxh3_128_hexdigest(data) if source.xxh3_128 else hashlib.sha256(data).hexdigest()
         if found != source.digest:
             msg = f"{where} has hash {found}, not {source.digest}; correct the row, or restore the file on its server"
@@ -123,8 +125,9 @@ def _ask(url: str, settings: UrlSection, end: float, progress: Callable[[], None
 
 def _body(answer: httpx.Response, settings: UrlSection, end: float, progress: Callable[[], None]) -> bytes:
     data = bytearray()
-    # Raw: a compressed answer could unpack to any size.
-    for chunk in answer.iter_raw(_CHUNK):
+    # Raw: a compressed answer could unpack to any size. In pieces as they arrive: a server that sends a byte now and
+    # then would never fill a piece of a fixed size, and the time would not be looked at.
+    for chunk in answer.iter_raw():
         data += chunk
         if len(data) > settings.max_bytes:
             msg = f"the file has more than media.urls.max_bytes = {settings.max_bytes}; raise it, or remove the row"

@@ -82,13 +82,13 @@ class MediaAdmission:
                 raise RowError(msg)
 
     def _source(self, medium: Medium, row: RowId | None, where: str) -> MediaSource:
-        self._check_options(medium, where)
+        options = self._options(medium, where)
         if medium.digest and not _DIGEST.fullmatch(medium.digest):
             msg = (
                 f"{where}: {medium.digest[:80]!r} is no hash; write xxh3:<32 digits> or sha256:<64 digits>, hexadecimal"
             )
             raise RowError(msg)
-        fields: dict[str, Any] = {"start": medium.start, "end": medium.end, "options": medium.options, "origin": where}
+        fields: dict[str, Any] = {"start": medium.start, "end": medium.end, "options": options, "origin": where}
         try:
             if medium.url:
                 return MediaSource(medium.kind, **self._download(medium, row, where), **fields)
@@ -99,12 +99,13 @@ class MediaAdmission:
             msg = f"{where}: {error}"
             raise RowError(msg) from error
 
-    def _check_options(self, medium: Medium, where: str) -> None:
+    def _options(self, medium: Medium, where: str) -> dict[str, Any]:
+        """Return the settings of a medium, of the types that those in [media] have."""
         if not medium.options:
-            return
+            return {}
         section = getattr(self._media, medium.kind)
         try:
-            type(section).model_validate(section.model_dump() | medium.options)
+            found = type(section).model_validate(section.model_dump() | medium.options)
         except ValidationError as error:
             first = error.errors()[0]
             msg = f"{where}: {'.'.join(map(str, first['loc']))} of {medium.kind}: {first['msg']}; correct the row"
@@ -112,6 +113,7 @@ class MediaAdmission:
         if medium.options.get("audio") and self.family.audio is None:
             msg = f"{where}: a {self.family.model_type} model does not hear; remove `audio` from the video"
             raise RowError(msg)
+        return {name: getattr(found, name) for name in medium.options}
 
     def _download(self, medium: Medium, row: RowId | None, where: str) -> dict[str, Any]:
         if not self._media.urls.allow:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from relax_actors.data.plain import plain
 from relax_actors.data.task import Medium
 from relax_actors.errors import RowError
 from relax_actors.messages import KINDS_OF_MEDIA
@@ -129,6 +131,9 @@ def _place(kind: str, value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, str):
         msg = f"{where}: a {type(value).__name__} is no {kind}; give a path, a URL, a data URI or bytes"
         raise RowError(msg)
+    if not value.isascii() and value != plain(value):
+        msg = f"{where}: half a surrogate pair in {value[:60]!r}; write the whole character"
+        raise RowError(msg)
     if value.startswith("data:"):
         return {"data": _decoded(value.partition(",")[2], kind, where)}
     if value.startswith(("http://", "https://")):
@@ -153,6 +158,7 @@ def _decoded(text: str, kind: str, where: str) -> bytes:
 
 def _number(value: Any, where: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     msg = f"{where}: {value!r:.40} is no number of seconds"
     raise RowError(msg)

@@ -38,7 +38,8 @@ def decode_audio(
         known = None if stream.duration is None else float(stream.duration * stream.time_base)
         if end is None and known is not None:
             _check_longest(source, known - start, longest)
-        samples = _decode(source, container, stream, settings, source.limits.max_seconds if end is None else end)
+        last = min(math.inf if end is None else end, source.limits.max_seconds)
+        samples = _decode(source, container, stream, settings, last)
         if end is None and known is not None:
             check_end(source, len(samples) / rate, known)
         taken = samples[int(start * rate) : None if end is None else int(end * rate)]

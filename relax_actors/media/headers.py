@@ -123,7 +123,8 @@ def _tiff(data: bytes) -> ImageHeader | None:
     found: dict[int, int] = {}
     for at in range(start + 2, start + 2 + 12 * entries, 12):
         tag, kind = struct.unpack_from(order + "HH", data, at)
-        found[tag] = struct.unpack_from(order + ("H" if kind == 3 else "I"), data, at + 8)[0]  # noqa: PLR2004 SHORT
+        value = struct.unpack_from(order + ("H" if kind == 3 else "I"), data, at + 8)[0]  # noqa: PLR2004 SHORT
+        found.setdefault(tag, value)  # libtiff ignores a tag that is repeated
     width, height, extra = found.get(256), found.get(257), found.get(338)
     return None if width is None or height is None else ImageHeader("tiff", width, height, extra is not None)
 

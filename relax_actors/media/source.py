@@ -57,6 +57,18 @@ class Source:
         if width * height > (most := self.limits.max_pixels):
             self.refuse(f"{width} x {height} pixels exceed the limit of {most} pixels; reduce it or raise the limit")
 
+    def check_resized(self, height: int, width: int) -> None:
+        """Check the size to which an image or frame is resized; settings of its row can ask for any.
+
+        Raises:
+            RowError: it has too many pixels.
+        """
+        if width * height > (most := self.limits.max_pixels):
+            self.refuse(
+                f"its settings enlarge it to {width} x {height} pixels, more than the limit of {most} pixels; lower "
+                "min_pixels and multiple, or raise the limit"
+            )
+
     def check_seconds(self, seconds: float) -> None:
         """Check the duration of a video or sound.
 

@@ -21,17 +21,26 @@ def image_features(source: Source, spec: VisionSpec, settings: ImageSettings) ->
         RowError: it cannot be decoded or is too large.
         SizeError: the model takes no image of this shape.
     """
-    return features_of_image(decode_image(source), spec, settings)
+    image = decode_image(source)
+    source.check_resized(*image_size(image, spec, settings))
+    return features_of_image(image, spec, settings)
 
 
 def features_of_image(image: np.ndarray, spec: VisionSpec, settings: ImageSettings) -> Features:
     """Return the features of a decoded image, [height, width, 3] uint8."""
-    height, width = image.shape[:2]
+    patches, grid = to_patches(resize(image, image_size(image, spec, settings))[None], spec, temporal=1)
+    return Features("image", patches, grid, width=image.shape[1], height=image.shape[0])
+
+
+def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSettings) -> tuple[int, int]:
+    """Return the height and width to which an image is resized.
+
+    Raises:
+        SizeError: the model takes no image of this shape.
+    """
     low = spec.image_pixels[0] if settings.min_pixels is None else settings.min_pixels
     high = spec.image_pixels[1] if settings.max_pixels is None else settings.max_pixels
-    size = resized(height, width, settings.multiple or spec.factor, (low, high))
-    patches, grid = to_patches(resize(image, size)[None], spec, temporal=1)
-    return Features("image", patches, grid, width=width, height=height)
+    return resized(image.shape[0], image.shape[1], settings.multiple or spec.factor, (low, high))
 
 
 def video_features(
@@ -49,7 +58,9 @@ def video_features(
     chosen = timeline.at(indices)
 
     def scaled(frame: np.ndarray) -> np.ndarray:
-        return resize(frame, frame_size(frame.shape[0], frame.shape[1], len(indices), spec, settings))
+        size = frame_size(frame.shape[0], frame.shape[1], len(indices), spec, settings)
+        source.check_resized(*size)
+        return resize(frame, size)
 
     clip = decode_frames(source, timeline, chosen, scaled)
     patches, grid = to_patches(clip.frames, spec, spec.temporal)

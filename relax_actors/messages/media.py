@@ -99,7 +99,7 @@ class Media:
         version: version of the preprocessing.
 
     Raises:
-        ValueError: unknown kind, a grid that does not fit the kind or the features, or a negative number.
+        ValueError: unknown kind, a grid that does not fit the kind, or a negative number.
     """
 
     kind: str

@@ -23,6 +23,7 @@ from broker.leases import RunState
 from broker.permissions import OPERATOR, bucket_stream
 from broker.server import Server, ServerSettings
 from broker.server_keys import Users
+from broker.shared_files import FOLDER
 from broker.streams import ensure_bucket
 from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
@@ -173,7 +174,7 @@ def _remove_streams(connection: Connection, subjects: Subjects) -> None:
 def _remove_store(store: Path) -> None:
     """Remove the run's files from a store of its own; the mark, by which it is known as a store, comes last."""
     if (store / MARK).exists():
-        for name in (*ROW_KINDS, "weights", MARK):
+        for name in (*ROW_KINDS, FOLDER, "weights", MARK):
             _remove(store / name)
 
 

@@ -6,6 +6,7 @@ them get the same bits.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -216,13 +217,18 @@ class MediaPreparer:
                 "data's files at the same path"
             )
             raise RowError(msg) from error
-        if source.xxh3_128 and xxhash.xxh3_128_hexdigest(data) != source.xxh3_128:
+        name = "xxh3" if source.xxh3_128 else "sha256"
+        if (xxhash.xxh3_128_hexdigest if source.xxh3_128 else _sha256)(data) != source.digest:
             msg = (
                 f"{source.origin}: {source.kind} {str(path)!r} has changed since its row was admitted: its hash is not "
-                f"xxh3:{source.xxh3_128}; restore the file, or requeue the row"
+                f"{name}:{source.digest}; restore the file, or requeue the row"
             )
             raise StoreError(msg) if source.stored else RowError(msg)
         return data
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _seconds_per_grid(features: Features) -> float:

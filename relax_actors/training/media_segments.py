@@ -62,15 +62,26 @@ class MediaSegments:
 
     def _read(self, uri: str) -> tuple[list[Features], list[TensorRef]]:
         header, start = _header(self._store.path(uri), uri)
-        read, found, references = self._store.reader(), [], []
-        for number, facts in enumerate(json.loads(header["__metadata__"]["features"])):
-            entry, digest = header[str(number)], facts.pop("xxh3_128")
-            (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
-            reference = TensorRef(uri, start + begin, end - begin, facts.pop("dtype"), shape, digest)
-            facts |= {"grid": np.array(facts["grid"], np.int32), "timestamps": tuple(facts["timestamps"])}
-            found.append(Features(array=read(reference), **facts))
-            references.append(reference)
-        return found, references
+        try:
+            entries = [
+                (facts, header[str(number)])
+                for number, facts in enumerate(json.loads(header["__metadata__"]["features"]))
+            ]
+            found = [_entry(uri, start, *entry) for entry in entries]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            msg = f"the header of segment {uri} is damaged: {type(error).__name__} {error}"
+            raise StoreError(msg) from error
+        read = self._store.reader()
+        features = [Features(array=read(reference), **facts) for reference, facts in found]
+        return features, [reference for reference, _ in found]
+
+
+def _entry(uri: str, start: int, facts: dict[str, Any], entry: dict[str, Any]) -> tuple[TensorRef, dict[str, Any]]:
+    """Return the reference to an array of a segment, and the other fields of its `Features`."""
+    digest, dtype, (begin, end) = facts.pop("xxh3_128"), facts.pop("dtype"), entry["data_offsets"]
+    reference = TensorRef(uri, start + begin, end - begin, dtype, tuple(entry["shape"]), digest)
+    facts |= {"grid": np.array(facts["grid"], np.int32), "timestamps": tuple(facts["timestamps"])}
+    return reference, facts
 
 
 def _parts(features: Sequence[Features]) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from broker.codec import Array
@@ -9,7 +11,8 @@ from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import RelaxError, RowError
-from relax_actors.messages import PreparedPrompt
+from relax_actors.media.family import Family, family_of
+from relax_actors.messages import KINDS_OF_MEDIA, Media, PreparedPrompt
 from relax_actors.runtime import Context
 from relax_actors.runtime.cells import read_column
 from relax_actors.training.prompt_media import MediaReader
@@ -32,7 +35,7 @@ class RowMedia:
 
     def __init__(self, context: Context) -> None:
         self._table = context.table
-        self._reader = MediaReader(context)
+        self._reader, self._family = MediaReader(context), family_of(context.config.model_path)
 
     def of(self, prepared: PreparedPrompt, row: RowId, prompt_tokens: Array | None = None) -> PromptMedia:
         """Return the media of a row; one object for all of its samples.
@@ -44,8 +47,10 @@ class RowMedia:
 
         Raises:
             StoreError: a segment is lost, and cannot be made again.
-            RowError: the trajectory was sampled from another prompt.
+            RowError: the trajectory was sampled from another prompt, or the column does not fit the model.
         """
+        if self._family is not None and (why := misfit(prepared, self._family)):
+            raise RowError(why)
         if prompt_tokens is not None and not np.array_equal(prompt_tokens, prepared.tokens):
             msg = "the trajectory's prompt is not the one in the column media; the rollout must sample from it"
             raise RowError(msg)
@@ -65,3 +70,39 @@ class RowMedia:
             except RelaxError as error:
                 found.append(error)
         return found
+
+
+def misfit(prepared: PreparedPrompt, family: Family) -> str:
+    """Return why a model cannot compute with a prepared prompt; empty if it can.
+
+    Engines would fail with such a row, and with it all rows of its micro-batch.
+    """
+    for kind in KINDS_OF_MEDIA:
+        media = [medium for medium in prepared.media if medium.kind == kind]
+        if media and kind not in family.kinds:
+            return f"column media holds {kind} features, and a {family.model_type} model takes none"
+        places = int(np.count_nonzero(prepared.tokens == family.ids[kind])) if kind in family.kinds else 0
+        if places != (tokens := sum(medium.tokens for medium in media)):
+            return f"column media has {places} placeholders of kind {kind} for {tokens} tokens of its features"
+    return next((why for medium in prepared.media if (why := _misfit_of_features(medium, family))), "")
+
+
+def _misfit_of_features(medium: Media, family: Family) -> str:
+    shape, dtype, grid = tuple(medium.features.shape), medium.features.dtype, medium.grid.tolist()
+    if medium.kind == "audio" and family.audio is not None:
+        mels, (frames,) = family.audio.mels, grid
+        tokens, wanted = family.audio.tokens(frames), f"float32[{mels}, {frames} or more]"
+        fits = dtype == "float32" and len(shape) == 2 and shape[0] == mels and shape[1] >= frames  # noqa: PLR2004
+    elif (vision := family.vision) is not None:
+        patches, frames = math.prod(grid), 1 if medium.kind == "image" else vision.temporal
+        rows = patches, 3 * frames * vision.patch**2
+        tokens, wanted = patches // vision.merge**2, f"uint8{list(rows)}"
+        fits = dtype == "uint8" and shape == rows and not any(side % vision.merge for side in grid[1:])
+    else:
+        return ""
+    if fits and medium.tokens == tokens:
+        return ""
+    return (
+        f"{medium.kind} features {dtype}{list(shape)} with {medium.tokens} tokens do not fit their grid {grid}, which "
+        f"needs {wanted} and {tokens} tokens"
+    )

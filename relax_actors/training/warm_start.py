@@ -72,7 +72,9 @@ class _Examples:
         self._maker = PromptMaker(config.data, self._tokenizer, self._room, config.rollout.max_tokens, admission)
         self._stop = np.array(sorted(self._tokenizer.stop_ids)[:1], np.int32)
         self._read: Callable[[Prompt], tuple[Array, PromptMedia | None]] = lambda prompt: (prompt.tokens, None)
-        if config.media is not None:
+        self._barred: tuple[int, ...] = ()
+        if config.media is not None and admission is not None:
+            self._barred = admission.family.barred
             self._read = _media_reader(config, store, progress)
 
     def __len__(self) -> int:
@@ -87,7 +89,8 @@ class _Examples:
             tokens, media = self._read(prompt)
         except RowError:
             return None
-        if not 0 < len(answer) < self._room - len(tokens):
+        # A barred token has probability 0 under the model, so the loss of such an answer is infinite.
+        if not 0 < len(answer) < self._room - len(tokens) or np.isin(answer, self._barred).any():
             return None
         return TrainSample.of_completion(tokens, np.concatenate([answer, self._stop]), media=media)
 

@@ -15,7 +15,7 @@ from relax_actors.cli.check import examine
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import ConfigError
-from tests.support.running import TINY
+from tests.support.running import IMAGES, TINY
 
 Errors = Callable[..., tuple[str, ...]]
 ON = "algorithm.distil.place=advantage"
@@ -137,6 +137,21 @@ def test_teacher_in_a_folder_on_a_server_or_with_a_hint_is_accepted(errors: Erro
 )
 def test_impossible_teachers_are_refused(errors: Errors, settings: list[str], message: str) -> None:
     assert message in " ".join(errors(*settings))
+
+
+def test_a_teacher_cannot_score_more_tokens_than_can_be_sampled(tmp_path: Path) -> None:
+    distil = ["algorithm.distil.place=loss", "algorithm.distil.kind=jsd", f"roles.teacher.model={tmp_path / 'teacher'}"]
+    vocabulary = len("0123456789>#. second") + 1 + 4
+    for count, refused in ((vocabulary - 3, True), (vocabulary - 4, False)):
+        config = load_config(
+            IMAGES,
+            [f"run.folder={tmp_path / 'run'}", *distil, f"algorithm.distil.top_k={count}"],
+        )
+        said = (
+            f"algorithm.distil.top_k = {count} is more than the vocabulary of {vocabulary - 4} without the tokens of "
+            "media; lower it"
+        )
+        assert (said in examine(config).errors) is refused
 
 
 def test_folder_without_a_model_or_with_another_vocabulary_is_refused(errors: Errors, teacher: Path) -> None:

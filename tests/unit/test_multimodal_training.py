@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,22 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForMultimodalLM
 
+from broker.store import Store
+from relax_actors.cli.critic import check_critic
 from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
+from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.protocols.samples import micro_batches_of
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.engines.torch.engine import TorchEngine
-from relax_actors.engines.torch.model import tensors_of
+from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.torch.stored_weights import fingerprint_of
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import family_of
+from relax_actors.training.warm_start import warm_start
 from relax_actors.weights import files as weights
-from tests.support.models import config_of
+from tests.support.models import QWEN3, config_of
 from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
 
 DEEP = ["qwen3_vl", "qwen3_omni_moe_thinker"]
@@ -161,6 +167,36 @@ def test_a_critic_reads_media_and_its_folder_starts_another(tmp_path: Path, mode
     assert other.fingerprint() == critic.fingerprint()
 
 
+@pytest.mark.parametrize("model_type", ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"])
+def test_a_critic_starts_with_all_weights_of_the_policy_but_the_head(tmp_path: Path, model_type: str) -> None:
+    config = config_of(tmp_path, architecture_of(model_type))
+    policy, critic = tensors_of(build(config.model_path, seed=3)), TorchCritic(config, CriticSection())
+    critic.initialise(policy)
+    critic.export(tmp_path / "critic")
+    own = weights.load([tmp_path / "critic" / "model.safetensors"])
+    assert [name for name in own if name not in policy or not torch.equal(own[name], policy[name])] == [
+        "lm_head.weight"
+    ]
+
+
+def test_a_critic_of_another_family_is_refused(tmp_path: Path) -> None:
+    config, text = config_of(tmp_path / "run", architecture_of("qwen3_vl")), config_of(tmp_path / "text", QWEN3)
+    section = CriticSection(path=tmp_path / "critic")
+    for other, said in ((config, ""), (text, "holds a model of text alone, and the policy is one of type qwen3_vl")):
+        critic = TorchCritic(other, CriticSection())
+        critic.initialise(tensors_of(build(other.model_path, seed=3)))
+        critic.export(tmp_path / "critic")
+        checked = config.model_copy(update={"critic": section})
+        facts = measure(other.model_path)
+        if not said:
+            assert list(check_critic(checked, config.model_path, facts))
+            continue
+        with pytest.raises(
+            ConfigError, match=f"^critic.path {tmp_path / 'critic'} {said}; a critic reads the features"
+        ):
+            list(check_critic(checked, config.model_path, facts))
+
+
 def test_media_count_once_for_the_samples_of_a_row_in_a_micro_batch(tmp_path: Path) -> None:
     engine, config = begun(tmp_path, "qwen3_vl")
     samples = samples_of(engine, config)
@@ -171,3 +207,17 @@ def test_media_count_once_for_the_samples_of_a_row_in_a_micro_batch(tmp_path: Pa
     assert len(parts) == 2
     without = [replace(sample, media=None) for sample in samples]
     assert len(micro_batches_of(without, tokens)) == 1
+
+
+def test_a_warm_start_skips_answers_that_the_model_can_never_give(tmp_path: Path) -> None:
+    rows = [{"prompt": "1>", "answer": "<|image_pad|>"}, {"prompt": "2>", "answer": "2"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = config_of(
+        tmp_path / "run",
+        architecture_of("qwen3_vl"),
+        data={"kind": "jsonl", "path": str(tmp_path / "rows.jsonl"), "function": None},
+        trainer={"warm_start": {"steps": 2, "rows": 4, "learning_rate": 1e-3}},
+    )
+    engine = TorchEngine(config)
+    engine.initialise(5)
+    assert math.isfinite(warm_start(config, engine, silent, Store(tmp_path / "store")))

@@ -23,6 +23,9 @@ from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, be
 from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
 
+HEAD = "lm_head."
+"""Beginning of the names of a multimodal critic's value head."""
+
 
 class TorchCritic:
     """Trains a value model in one process on one device; implements `CriticEngine`.
@@ -41,7 +44,8 @@ class TorchCritic:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config, self._settings, self._path = config, settings, settings.path or config.model_path
         device, trainer = device_of(settings.device), config.trainer
-        precision, family = getattr(torch, trainer.precision), family_of(self._path)
+        # Of the policy: its processor files say how the features of media are normalised.
+        precision, family = getattr(torch, trainer.precision), family_of(config.model_path)
         self._forward, self._multimodal = Forward(device, precision, 1.0, family), family is not None
         self._model = self._forward.prepare(build_critic(self._path, seed=config.run.seed, device=device))
         self._max_tokens = trainer.max_tokens_per_microbatch
@@ -54,12 +58,16 @@ class TorchCritic:
             tensors = read_folder(self._model, self._path)
             source = f"critic.path {self._path}"
         else:
-            body = f"{self._model.base_model_prefix}."
-            heads = {name: torch.zeros_like(tensor) for name, tensor in own.items() if not name.startswith(body)}
+            heads = {name: torch.zeros_like(tensor) for name, tensor in own.items() if self._is_head(name)}
             tensors = {name: tensor for name, tensor in policy.items() if name in own} | heads
             source = "version 0 of the policy"
         copy_into(self._model, tensors, source)
         self._trained.reset()
+
+    def _is_head(self, name: str) -> bool:
+        """Whether a weight belongs to the value head, which the policy does not have."""
+        # The towers of multimodal models lie beside the body.
+        return name.startswith(HEAD) if self._multimodal else not name.startswith(f"{self._model.base_model_prefix}.")
 
     def values(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute the value of the state before each trained token; see `CriticEngine`."""

@@ -21,8 +21,9 @@ from relax_actors.data.model_folder import prepare
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.task import Medium, Task
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import RowError
-from relax_actors.messages import Prompt
+from relax_actors.errors import RowError, StoreError
+from relax_actors.messages import MediaSource, Prompt
+from relax_actors.training.media_preparer import MediaPreparer
 from tests.support.running import IMAGES, TINY
 from tests.support.tiny_images import png
 
@@ -260,3 +261,37 @@ def test_a_prompt_is_the_same_at_each_admission(source: Source) -> None:
     first, second = source.make(row), source.make(row)
     assert first.media == second.media
     np.testing.assert_array_equal(first.tokens, second.tokens)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (
+            {"prompt": "<video>7>", "videos": [{"path": "a.mp4", "start": 10**400}]},
+            f", field 'videos', item 1, 'start': {10**400!s:.40} is no number of seconds",
+        ),
+        (
+            {"prompt": "<image>7>", "images": ["http://a/\ud800"]},
+            ", field 'images', item 1: half a surrogate pair in 'http://a/\\ud800'; write the whole character",
+        ),
+    ],
+)
+def test_values_that_no_cell_holds_are_errors_of_their_row(source: Source, row: dict[str, Any], said: str) -> None:
+    assert source.error(row) == f"{source.folder}/data/rows.jsonl line 2{said}"
+
+
+def test_settings_of_a_medium_have_the_types_of_the_configuration(source: Source) -> None:
+    row = {"prompt": "<image>7>", "images": [{"path": "a.png", "min_pixels": "256", "max_pixels": 1024.0}]}
+    options = source.make(row).media[0].options
+    assert options == {"min_pixels": 256, "max_pixels": 1024}
+    assert [type(value) for value in options.values()] == [int, int]
+
+
+def test_a_download_that_was_changed_in_the_store_is_lost(source: Source) -> None:
+    preparer, path = MediaPreparer(source.config, source.store), "group/7/media.own.raw"
+    source.store.write_parts(path, [png(2)])
+    medium = MediaSource(
+        "image", path, sha256=hashlib.sha256(PICTURE).hexdigest(), stored=True, url="u", origin="row 1"
+    )
+    with pytest.raises(StoreError, match=rf"its hash is not sha256:{medium.sha256}; restore the file, or requeue"):
+        preparer.features(medium)

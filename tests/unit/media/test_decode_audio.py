@@ -127,18 +127,24 @@ def test_too_long_sound_is_refused_before_decoding() -> None:
     assert str(caught.value) == "a.wav: 5.0 s exceed the limit of 3 s; shorten it or raise the limit"
 
 
+def test_the_end_of_a_part_does_not_raise_the_limit() -> None:
+    data = sound_file(tone(5.0), 16_000, "adts", "aac")
+    with pytest.raises(RowError, match=r"^a\.wav: .* s exceed the limit of 3 s; shorten it or raise the limit$"):
+        decode_audio(Source(data, "a.wav", Limits(max_seconds=3)), AudioSettings(), (0.0, 1e9))
+
+
 def test_models_without_ears_take_no_sound() -> None:
     with pytest.raises(RowError) as caught:
         process(wav_file(tone()), "audio", family("qwen3_vl"), MediaSettings(), Limits(), name="a.wav")
     assert str(caught.value) == "a.wav: a qwen3_vl model takes no audio; it takes image, video"
 
 
-def test_torchaudio_is_imported_without_a_hook() -> None:
+def test_torchaudio_and_models_are_imported_beside_a_torch_that_its_extension_does_not_fit() -> None:
     """The import hook of `make sglang`, where it is installed, helps other programs."""
     code = """import sys
 sys.meta_path = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("relax_")]
 from relax_actors.media.resample import resample
-import numpy as np
+import numpy as np, transformers.models.llama.modeling_llama
 print(len(resample(np.zeros(44100, np.float32), 44100, 16000)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)

@@ -219,3 +219,26 @@ def test_damaged_bytes_end_with_an_image_or_a_reason() -> None:
             data[place] = random.integers(0, 256)
         with suppress(RowError):
             assert decoded(bytes(data)).dtype == np.uint8
+
+
+@pytest.mark.parametrize("settings", [{"min_pixels": 10**12, "max_pixels": 10**12}, {"multiple": 16 << 20}])
+def test_settings_that_enlarge_an_image_without_bound_are_refused(settings: dict[str, int]) -> None:
+    chosen = MediaSettings(image=ImageSettings(**settings))
+    with pytest.raises(
+        RowError, match=r"^a\.png: its settings enlarge it to \d+ x \d+ pixels, more than the limit of "
+    ):
+        process(image_file(PICTURE), "image", family("qwen3_vl"), chosen, Limits(), name="a.png")
+
+
+def test_a_repeated_tag_of_a_tiff_does_not_hide_its_size() -> None:
+    data = bytearray(image_file(PICTURE, "TIFF"))
+    (start,) = struct.unpack_from("<I", data, 4)
+    (entries,) = struct.unpack_from("<H", data, start)
+    width = next(at for at in range(start + 2, start + 2 + 12 * entries, 12) if data[at : at + 2] == b"\x00\x01")
+    fields = bytes(data[start + 2 : start + 2 + 12 * entries])
+    small = bytes(data[width : width + 8]) + struct.pack("<I", 1)
+    table = struct.pack("<H", entries + 1) + fields + small + bytes(4)
+    data[4:8] = struct.pack("<I", len(data))
+    limits = Limits(max_pixels=PICTURE.shape[0] * PICTURE.shape[1] - 1)
+    said = message(bytes(data) + table, limits)
+    assert said == "a.png: 80 x 60 pixels exceed the limit of 4799 pixels; reduce it or raise the limit"

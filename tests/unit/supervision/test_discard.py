@@ -1,7 +1,8 @@
-"""Removal of a run whose saved settings cannot be read."""
+"""Removal of a run: its files in a store of its own, and settings that cannot be read."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.discard import discard
+from relax_actors.supervision.streams import MARK
 
 WITHOUT_STORE = '{"config": {"run": {"name": "tiny"}, "broker": {"url": null}}}'
 
@@ -34,3 +36,16 @@ def test_run_with_unreadable_settings_is_not_removed(tmp_path: Path, name: str, 
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         discard(RunFolder(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "model"])
+
+
+def test_the_files_of_a_run_in_a_store_of_its_own_are_removed(tmp_path: Path) -> None:
+    folder, store = RunFolder(tmp_path / "run"), tmp_path / "store"
+    for name in ("group/3", "eval/2", "media", "weights", "notes"):
+        (store / name).mkdir(parents=True)
+        (store / name / "file").touch()
+    (store / MARK).touch()
+    folder.root.mkdir()
+    saved = {"run": {"name": "tiny"}, "broker": {"url": None}, "store": {"path": str(store)}}
+    folder.config.write_text(json.dumps({"config": saved}))
+    discard(folder)
+    assert [path.name for path in store.iterdir()] == ["notes"]
