@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from broker.address import CREDENTIALS_FILE
-from broker.credentials import read_claims
+from broker.credentials import OperatorKeys, read_claims
 from broker.files import write_private
 from broker.permissions import OBSERVER, OPERATOR
 from broker.run_users import RunUsers
 from broker.streams import STATE_BYTES
 from relax_actors.cli.credential_folder import prepare_folders
-from relax_actors.cli.keyed_server import KeyedServer
+from relax_actors.cli.keyed_server import KeyedServer, options_given
 from relax_actors.cli.listeners import Settings
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
@@ -24,8 +24,6 @@ BROWSERS = (OBSERVER, OPERATOR)
 """Users that may connect over WebSocket."""
 DAY = 86400.0
 SLACK_BYTES = 64 << 20
-OF_SERVER = ("tls", "mutual", "hosts", "listen", "websocket", "store", "cluster", "http", "origins")
-"""Options that belong to the server, not to one of its runs."""
 TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
@@ -52,17 +50,30 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
     server = KeyedServer(folder if settings.server is None else settings.server.resolve())
     is_own = server.folder == folder
     if not is_own:
-        settings = _joined(server, settings)
-    names, granted = users(config), {user: permissions(config, user) for user in users(config)}
+        _check_joined(server, settings)
+    names = users(config)
     replaced = prepare_folders(folder, names, config.run.name, has_server=is_own, replace_run=settings.replace)
-    authority, known = server.authority(), server.runs
-    if is_own:
-        server.configure(config, settings)
-    if replaced in known:
-        server.remove(known[replaced])
+    with server.lock():
+        # Written again without options, e.g. to rotate keys, a server must not lose its TLS or its address.
+        if server.is_configured and not options_given(settings):
+            settings = replace(settings, **server.options())
+        authority = server.authority()
+        if is_own:
+            server.configure(config, settings)
+        if replaced in server.runs:
+            server.remove(server.runs[replaced])
+        _write_users(config, folder, server, authority, settings)
+        return _report(run, config, folder, server, settings)
+
+
+def _write_users(
+    config: Config, folder: Path, server: KeyedServer, authority: OperatorKeys, settings: Settings
+) -> None:
+    """Write the credentials of the users of a run, and admit them to its server."""
+    names, granted = users(config), {user: permissions(config, user) for user in users(config)}
     now = time.time()
     expires = None if settings.days is None else now + settings.days * DAY
-    revoked = _revoked(known.get(config.run.name), int(now), rotate=settings.rotate)
+    revoked = _revoked(server.runs.get(config.run.name), int(now), rotate=settings.rotate)
     for user in names:
         account = authority.account_of(config.run.name, "" if user == OPERATOR else user)
         name, issued = f"{config.run.name}.{user}", max(int(now), revoked + 1)
@@ -74,7 +85,6 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
         server.write_user_certificates(folder, names, settings)
     others = {user: permitted for user, permitted in granted.items() if user != OPERATOR}
     server.admit(RunUsers(config.run.name, others, revoked, _quota(config)))
-    return _report(run, config, folder, server, settings)
 
 
 def remove_run(run: str, folder: Path, settings: Settings) -> list[str]:
@@ -94,14 +104,15 @@ def remove_run(run: str, folder: Path, settings: Settings) -> list[str]:
     folder = folder.resolve()
     server = KeyedServer(folder if settings.server is None else settings.server.resolve())
     server.require()
-    known = server.runs
     name = load_config(Path(run), []).run.name if run.endswith(".toml") else Path(run).name
-    if name not in known:
-        admitted = f"it has {', '.join(known)}" if known else "it has none"
-        msg = f"the server in {server.folder} has no run {name!r}; {admitted}"
-        raise ConfigError(msg)
-    account = server.authority().account_of(name).public
-    server.remove(known[name])
+    with server.lock():
+        known = server.runs
+        if name not in known:
+            admitted = f"it has {', '.join(known)}" if known else "it has none"
+            msg = f"the server in {server.folder} has no run {name!r}; {admitted}"
+            raise ConfigError(msg)
+        account = server.authority().account_of(name).public
+        server.remove(known[name])
     for path in sorted(folder.glob(f"*/{CREDENTIALS_FILE}")):
         if read_claims(path).name.partition(".")[0] == name:
             _remove(folder, [path.parent.name], (CREDENTIALS_FILE, *TLS_FILES))
@@ -112,20 +123,18 @@ def remove_run(run: str, folder: Path, settings: Settings) -> list[str]:
     ]
 
 
-def _joined(server: KeyedServer, settings: Settings) -> Settings:
-    """Options for a run on the server of another run: TLS and address are those of the server.
+def _check_joined(server: KeyedServer, settings: Settings) -> None:
+    """Check the options of a run on the server of another run: TLS and address are those of the server.
 
     Raises:
-        ConfigError: there is no such server, or an option is given that would change it.
+        ConfigError: there is no such server, its options cannot be read, or an option is given that would change it.
     """
     server.require()
-    defaults = {field.name: field.default for field in fields(Settings)}
-    if given := [name for name in OF_SERVER if getattr(settings, name) != defaults[name]]:
+    server.options()
+    if given := options_given(settings):
         option = given[0].removesuffix("s") if given[0] in ("hosts", "origins") else given[0]
         msg = f"--{option} changes the server, not a run: give it where {server.folder} is written, without --server"
         raise ConfigError(msg)
-    known = server.security()
-    return replace(settings, tls=known.tls, mutual=known.mutual, listen=known.listen)
 
 
 def _revoked(old: RunUsers | None, now: int, *, rotate: bool) -> int:

@@ -34,6 +34,8 @@ def prepare_folders(folder: Path, users: list[str], run: str, *, has_server: boo
     try:
         if folder.exists():
             _check_content(folder, subfolders)
+            if has_server and not replace_run:
+                _check_signing_keys(folder)
             replaced = _other_run(folder, run)
             if replaced and not replace_run:
                 beside = f", with --server {folder} for a second run on its server" if has_server else ""
@@ -71,6 +73,17 @@ def _check_content(folder: Path, subfolders: list[str]) -> None:
     others = (path for path in folder.iterdir() if path.name not in subfolders)
     if other := sorted(path.name for path in others if not (_is_ignored(path) or (path / CREDENTIALS_FILE).exists())):
         msg = f"{folder} was not written by `relax keys`: it holds {', '.join(other[:3])}; give a new or empty folder"
+        raise ConfigError(msg)
+
+
+def _check_signing_keys(folder: Path) -> None:
+    """Refuse to replace credentials that a server knows by ones that it does not know."""
+    keys = folder / "private" / "keys.json"
+    if not keys.exists() and any(folder.glob(f"*/{CREDENTIALS_FILE}")):
+        msg = (
+            f"{folder} holds credentials, but {keys}, which signs them, is missing: name the folder of their server "
+            "with --server, restore that file, or give --replace if their run is over"
+        )
         raise ConfigError(msg)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import secrets
 import socket
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from broker.credentials import OperatorKeys
-from broker.files import make_private_folder, write_private
+from broker.files import make_private_folder, open_lock, write_private
 from broker.run_users import RunUsers
 from broker.server import MAX_PAYLOAD
 from relax_actors.cli.listeners import Settings, tls_block
@@ -18,6 +23,8 @@ from relax_actors.errors import ConfigError
 
 CA_DAYS, SERVER_DAYS = 3650.0, 825.0
 HOSTS = ("localhost", "127.0.0.1", "nats")
+OF_SERVER = ("tls", "mutual", "hosts", "listen", "websocket", "store", "cluster", "http", "origins")
+"""Options that belong to the server, not to one of its runs."""
 UNBOUNDED_BYTES = 1 << 50
 """Size of a server's store: the accounts of the runs bound it, and no reload could raise it for another run."""
 
@@ -60,6 +67,20 @@ class KeyedServer:
             msg = f"{self.folder} is no folder of a server: {self.private}/keys.json is missing; name the folder that "
             raise ConfigError(msg + "`relax keys` wrote for the first run of the server")
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Wait until no other process changes the server: two at once would lose keys, or the run of one of them.
+
+        Raises:
+            UnsafePathError: the lock is not this user's file.
+        """
+        file = open_lock(self.private / "lock")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
     def authority(self) -> OperatorKeys:
         """Return the signing keys; they are created once.
 
@@ -98,19 +119,28 @@ class KeyedServer:
             write_private(
                 self.files / f"{name}.conf", text + settings.cluster_block(name, self.files, self._password())
             )
-        security = {"tls": settings.tls, "mutual": settings.mutual, "listen": settings.listen}
-        write_private(self.private / "server.json", json.dumps(security))
+        options = {name: getattr(settings, name) for name in OF_SERVER}
+        write_private(self.private / "server.json", json.dumps(options, default=lambda path: str(path.resolve())))
 
-    def security(self) -> Settings:
-        """Return the options of the server that its clients must know: TLS and address.
+    @property
+    def is_configured(self) -> bool:
+        """Whether the options of the server are recorded."""
+        return (self.private / "server.json").exists()
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the server, by name.
 
         Raises:
             ConfigError: the file that records them cannot be read.
         """
         path = self.private / "server.json"
         try:
-            return Settings(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            known: dict[str, Any] = json.loads(path.read_text())
+            known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+            found = Settings(**known)
+            found = replace(found, store=None if found.store is None else Path(found.store))
+            return {name: getattr(found, name) for name in OF_SERVER}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             msg = f"{path} cannot be read: {error}; run `relax keys` for the first run of the server again"
             raise ConfigError(msg) from error
 
@@ -144,6 +174,12 @@ class KeyedServer:
             if settings.mutual:
                 own = certificates.issue(ca, name, settings.days or SERVER_DAYS)
                 own.save(folder / name / "cert.pem", folder / name / "key.pem")
+
+
+def options_given(settings: Settings) -> list[str]:
+    """Return the names of the options of the server that differ from their defaults."""
+    defaults = {field.name: field.default for field in fields(Settings)}
+    return [name for name in OF_SERVER if getattr(settings, name) != defaults[name]]
 
 
 def server_config(config: Config, folder: Path, settings: Settings) -> str:

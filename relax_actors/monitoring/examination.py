@@ -40,6 +40,8 @@ from relax_actors.training.ledger import Ledger
 
 RECENT_SECONDS = 300.0
 """Age of the events that count."""
+AGAIN_SECONDS = 1.0
+"""Time after which rows that no actor fetches are looked at again."""
 READ_EVENTS = 20_000
 """Messages at the end of the log that are read."""
 
@@ -160,11 +162,14 @@ def _consumers(at: Connected, present: set[str]) -> Iterator[Finding]:
             return None
         return found
 
+    def find(name: str) -> ConsumerInfo | None:
+        return connection.call(connection.retry(partial(look, name), f"look for {name}", 10), 20)
+
     for role in role_names(config):
         made = make_role(config, role)
         for spec in consumers_of(config, role, made):
             name = str(spec.durable_name)
-            found = connection.call(connection.retry(partial(look, name), f"look for {name}", 10), 20)
+            found = find(name)
             if found is None:
                 yield Finding(
                     f"consumer {name} of stream {stream} is missing, so {role} gets no rows; stop the run and start it "
@@ -172,8 +177,15 @@ def _consumers(at: Connected, present: set[str]) -> Iterator[Finding]:
                 )
             elif isinstance(made, StatefulRole) or role not in present:
                 continue
-            elif found.num_pending and not found.num_waiting and not found.num_ack_pending:
-                yield Finding(f"{found.num_pending} rows wait for {role}, and none of its actors fetches any")
+            elif _is_unfetched(found):
+                time.sleep(AGAIN_SECONDS)  # an actor may just have acknowledged its rows, to fetch the next ones
+                again = find(name)
+                if again is not None and _is_unfetched(again) and again.delivered == found.delivered:
+                    yield Finding(f"{again.num_pending} rows wait for {role}, and none of its actors fetches any")
+
+
+def _is_unfetched(consumer: ConsumerInfo) -> bool:
+    return bool(consumer.num_pending and not consumer.num_waiting and not consumer.num_ack_pending)
 
 
 def _streams(at: Connected) -> Iterator[Finding]:

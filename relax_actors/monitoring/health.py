@@ -95,12 +95,19 @@ def progress(config: Config, ledger: Ledger, leases: Leases, now: float) -> Iter
     times = [batch.unix_time for _, batch in sorted(ledger.batches.items())]
     steps = [b - a for a, b in pairwise(times[-20:])]
     usual = statistics.median(steps) if steps else 0.0
-    since = times[-1] if times else number(leases.get("root.0", {}).get("since"), now)
-    limit = max(STALL_SECONDS, STALL_STEPS * usual) if times else START_SECONDS + STALL_SECONDS
+    began = number(leases.get("root.0", {}).get("since"), 0.0)
+    last = times[-1] if times else 0.0
+    since = max(last, began) or now
+    # A run that was started, or started again, after its last step loads its model first.
+    limit = max(STALL_SECONDS, STALL_STEPS * usual) + (START_SECONDS if began > last else 0.0)
     if now - since <= limit:
         return
-    took = f"; a step took {usual:.1f} s" if steps else ""
-    yield Finding(f"no step for {now - since:.0f} s, at step {ledger.version or 0} of {config.run.steps}{took}")
+    if config.run.steps - 1 in ledger.batches:
+        text = f"the last step was trained {now - since:.0f} s ago, and the run is not over yet"
+        yield Finding(f"{text}: it saves its last checkpoint and its model, and evaluates", is_problem=False)
+    else:
+        took = f"; a step took {usual:.1f} s" if steps else ""
+        yield Finding(f"no step for {now - since:.0f} s, at step {ledger.version or 0} of {config.run.steps}{took}")
     for name, lease in sorted(leases.items())[:MAX_SHOWN]:
         if not name.startswith(LEASE_KINDS):
             yield Finding(f"{name}: {activity(lease)}", is_problem=False)

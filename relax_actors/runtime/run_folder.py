@@ -92,7 +92,7 @@ class RunFolder:
     def contents(self) -> list[Path]:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
         files = [self.address, self.node, self.report, self.summary, self.reward_plot]
-        names = ("actors", "devices", "logs", "model-config", "servers", "simulated", "store")
+        names = ("actors", "devices", "logs", "model-config", "sandboxes", "servers", "simulated", "store")
         models = [self.checkpoints, self.reference, self.model, self.critic_checkpoints, self.critic]
         return [*files, self.broker, *models, *(self.root / n for n in names)]
 

@@ -10,11 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.address import Address
+from broker.address import CREDENTIALS_FILE, Address
 from broker.files import make_private_folder
 from relax_actors.config import Config
 from relax_actors.config.masking import masked
@@ -32,6 +33,10 @@ TMP, TMP_BYTES = "/tmp", 256 << 20  # noqa: S108 the sandbox's own
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
 ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "passwd", "group", "alternatives")
 CERTIFICATES = ("ssl/openssl.cnf", "ssl/certs", "pki/tls/certs", "ca-certificates")
+KEY_LEVELS = 5
+"""Levels of folders below the code that are searched for credentials, as RUNS/RUN/broker/keys/USER of another run."""
+SIGNING_KEYS = ("keys.json", "private")
+"""Name of the file that signs the credentials of all users, and of its folder."""
 BESIDE_CREDENTIALS = ("ca.pem", "cert.pem", "key.pem")
 
 
@@ -169,6 +174,8 @@ class SandboxFiles:
         if self.address.credentials:
             own = Path(self.address.credentials).parent
             secret += [own.parent, own]
+        # bwrap can cover nothing below a link; the folder that the link names is covered if it is shown.
+        secret += [path for code in shown if code == code.resolve() for path in _key_folders(code, tuple(secret))]
         return [
             path for path in dict.fromkeys(secret) if any(path != code and path.is_relative_to(code) for code in shown)
         ]
@@ -183,6 +190,21 @@ class SandboxFiles:
                 return [own, *(path for path in found if path.parent != own)]
             found += [own / name for name in BESIDE_CREDENTIALS]
         return found
+
+
+def _key_folders(top: Path, known: Collection[Path]) -> Iterator[Path]:
+    """Find the folders with credentials or signing keys below a folder, outside known ones; links are not followed."""
+    level, skipped = [str(top)], {str(path) for path in known}
+    for _ in range(KEY_LEVELS + 1):
+        below: list[str] = []
+        for folder in level:
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        below += [] if entry.path in skipped else [entry.path]
+                    elif entry.name == CREDENTIALS_FILE or (entry.name, Path(folder).name) == SIGNING_KEYS:
+                        yield Path(folder)
+        level = below
 
 
 def command(files: SandboxFiles, info: int, inner: list[str]) -> list[str]:

@@ -59,9 +59,9 @@ class Patient:
         """Write a lease."""
         self.call(self.state.renew_lease(role, n, {"pid": 1, "since": time.time(), **fields}, TTL), 10)
 
-    def step(self, age: float) -> None:
-        """Train step 0 `age` seconds ago."""
-        self.table.put(SUBJECTS.numbered("batch", 0), Batch([0], 0, 1, 0.5, 0, 1, time.time() - age))
+    def step(self, age: float, number: int = 0) -> None:
+        """Train a step `age` seconds ago."""
+        self.table.put(SUBJECTS.numbered("batch", number), Batch([0], 0, 1, 0.5, 0, 1, time.time() - age))
 
     def findings(self) -> list[str]:
         name, address = operator_of(None, self.guarded.url, self.guarded.keys, None)
@@ -125,12 +125,39 @@ def test_missing_consumer_is_named(patient: Patient) -> None:
     )
 
 
+def test_rows_that_nobody_fetches_are_counted(patient: Patient) -> None:
+    patient.lease("rollout", 0, incarnation=1, rows=[], waits_for="its first row", doing_since=None)
+    for n in range(2):
+        patient.table.put_encoded([(SUBJECTS.cell(RowId(0, n), "prompt"), encode({}, "prompts.0#1"))])
+    wait_until(patient.findings, "pending rows")
+    assert patient.findings() == ["problem: 2 rows wait for rollout, and none of its actors fetches any"]
+
+
 def test_stalled_run_tells_what_its_actors_wait_for(patient: Patient) -> None:
     patient.step(age=500)
+    patient.lease("root", 0, children={}, since=time.time() - 600)
     patient.lease("trainer", 0, incarnation=1, rows=[], waits_for="column advantage", doing_since=None)
     stalled, *_, waits = patient.findings()
     assert stalled in (f"problem: no step for {n} s, at step 0 of 8" for n in range(500, 560))
     assert waits == "note: trainer.0: waits for column advantage"
+
+
+def test_run_that_was_started_again_is_healthy_before_its_next_step(patient: Patient) -> None:
+    patient.step(age=86_400)
+    assert [text for text in patient.findings() if "ledger" not in text] == []
+
+
+def test_run_that_ends_after_its_last_step_is_not_stalled(patient: Patient) -> None:
+    last = patient.config.run.steps - 1
+    patient.step(500, last)
+    patient.lease("root", 0, children={}, since=time.time() - 600)
+    found = [re.sub(r"\d+ s ago", "N s ago", text) for text in patient.findings() if "ledger" not in text]
+    assert found == [
+        (
+            "note: the last step was trained N s ago, and the run is not over yet: it saves its last checkpoint and "
+            "its model, and evaluates"
+        )
+    ]
 
 
 def test_table_full_of_strays_is_named_with_the_role(patient: Patient) -> None:

@@ -6,16 +6,21 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from broker.address import Address
+from broker.server_keys import Users, write_keys
+from relax_actors.cli.credential_files import make_keys
 from relax_actors.cli.listeners import Settings
 from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
+from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision import process_limit
-from relax_actors.supervision.sandbox import check_sandbox
+from relax_actors.supervision.sandbox import SandboxFiles, check_sandbox, command
 from tests.support import hostile_rewards
 from tests.support.guarded import MakeGuarded
 from tests.support.running import TINY, Run, processes_of, wait_until
@@ -82,6 +87,31 @@ def test_attacks_of_a_sandboxed_reward_fail_and_its_rows_are_trained(
     assert all(path.exists() for path in others)
     assert "REACHED" not in log_of(run)
     assert not (tmp_path / "planted").exists()
+
+
+@needs_sandbox
+def test_credentials_of_any_run_below_the_code_are_hidden(tmp_path: Path) -> None:
+    """Those of a server that admits this run, and those of another run elsewhere, also through a link."""
+    server, own = tmp_path / "keys", tmp_path / "second"
+    make_keys(str(TINY), server, ["run.name=first"], Settings())
+    make_keys(str(TINY), own, ["run.name=second"], Settings(server=server))
+    other = tmp_path / "old" / "demo" / "broker" / "keys"
+    write_keys(other, Users("demo"))
+    (tmp_path / "link").symlink_to(server)
+    config = load_config(TINY, ["reward.isolation=sandbox", "run.name=second", f"run.folder={tmp_path}/runs/second"])
+    folder = RunFolder(config.folder)
+    folder.black_box("reward.0").parent.mkdir(parents=True)
+    folder.black_box("reward.0").touch()
+    folder.save_config(config, str(tmp_path))
+    Address("nats://127.0.0.1:4222", credentials=str(own)).save(folder.address)
+
+    info, ends = os.pipe()
+    look = ["find", "-L", str(tmp_path), "-name", "keys.json", "-o", "-name", "nats.creds"]
+    arguments = command(SandboxFiles(folder, "reward", 0), ends, look)
+    found = subprocess.run(arguments, capture_output=True, text=True, check=False, pass_fds=[ends])
+    os.close(info)
+    os.close(ends)
+    assert (found.stdout, found.stderr) == (f"{own}/reward/nats.creds\n", "")
 
 
 def hit_keeper(run: Run, number: signal.Signals) -> None:

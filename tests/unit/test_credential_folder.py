@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from relax_actors.cli.credential_files import make_keys
+from relax_actors.cli.keyed_server import KeyedServer
 from relax_actors.cli.listeners import Settings
 from relax_actors.errors import ConfigError
-from tests.support.running import TINY, relax
+from tests.support.running import TINY, relax, wait_until
 
 
 def error_of(folder: Path, *settings: str) -> str:
@@ -54,6 +57,62 @@ def test_credentials_of_another_run_are_replaced_on_request_only(tmp_path: Path)
     assert (tmp_path / "rollout" / "nats.creds").read_text() == before
     make_keys(str(TINY), tmp_path, first, Settings())
     make_keys(str(TINY), tmp_path, ["run.name=second"], Settings(replace=True))
+
+
+def test_credentials_whose_signing_keys_are_elsewhere_are_not_replaced(tmp_path: Path) -> None:
+    """Their server would refuse new ones: `--server` was forgotten, or the signing keys are kept in a safe place."""
+    keys, other = tmp_path / "keys", tmp_path / "other"
+    make_keys(str(TINY), keys, ["run.name=first"], Settings())
+    second = ["run.name=second"]
+    make_keys(str(TINY), other, second, Settings(server=keys))
+    before = (other / "rollout" / "nats.creds").read_text()
+    assert error_of(other, *second) == (
+        f"{other} holds credentials, but {other}/private/keys.json, which signs them, is missing: name the folder of "
+        "their server with --server, restore that file, or give --replace if their run is over"
+    )
+    assert (other / "rollout" / "nats.creds").read_text() == before
+    make_keys(str(TINY), other, second, Settings(replace=True))
+
+
+def test_server_keeps_its_options_when_its_keys_are_rotated_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = Settings(tls=True, mutual=True, hosts=("a",), listen="0.0.0.0:4333", store=Path("store"), http=8222)
+    made = make_keys(str(TINY), tmp_path / "keys", [], options)
+    config = (tmp_path / "keys" / "server" / "nats-server.conf").read_text()
+    monkeypatch.chdir(tmp_path / "keys")
+    rotated = make_keys(str(TINY), tmp_path / "keys", [], Settings(rotate=True))
+    assert (tmp_path / "keys" / "server" / "nats-server.conf").read_text() == config
+    assert {name: (tmp_path / "keys" / "rollout" / name).exists() for name in ("ca.pem", "key.pem")} == {
+        "ca.pem": True,
+        "key.pem": True,
+    }
+    assert set(made) <= set(rotated)
+    make_keys(str(TINY), tmp_path / "keys", [], Settings(listen="127.0.0.1:4333"))
+    assert "tls {" not in (tmp_path / "keys" / "server" / "nats-server.conf").read_text()
+
+
+def test_two_commands_change_a_server_one_after_the_other(tmp_path: Path) -> None:
+    """Each writes the accounts of all runs, so the later of two at once would leave out the run of the other."""
+    keys = tmp_path / "keys"
+    make_keys(str(TINY), keys, ["run.name=first"], Settings())
+    code = [
+        sys.executable,
+        "-m",
+        "relax_actors.cli.main",
+        "keys",
+        str(TINY),
+        str(tmp_path / "second"),
+        "run.name=second",
+    ]
+    with KeyedServer(keys).lock():
+        process = subprocess.Popen([*code, "--server", str(keys)], stdout=subprocess.DEVNULL)
+        waits = f"-> FLOCK  ADVISORY  WRITE {process.pid} "
+        wait_until(lambda: waits in Path("/proc/locks").read_text(), "wait for the lock", 30)
+        assert list(KeyedServer(keys).runs) == ["first"]
+    assert process.wait(30) == 0
+    assert list(KeyedServer(keys).runs) == ["first", "second"]
 
 
 def test_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -10,8 +10,13 @@ import pytest
 
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
+<<<<<<< HEAD
 from relax_actors.supervision.discard import discard
 from relax_actors.supervision.streams import MARK
+=======
+from relax_actors.supervision.discard import discard, finish_discarding
+from relax_actors.supervision.sandbox import SandboxFiles
+>>>>>>> h-rev15
 
 WITHOUT_STORE = '{"config": {"run": {"name": "tiny"}, "broker": {"url": null}}}'
 
@@ -38,6 +43,7 @@ def test_run_with_unreadable_settings_is_not_removed(tmp_path: Path, name: str, 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "model"])
 
 
+<<<<<<< HEAD
 def test_the_files_of_a_run_in_a_store_of_its_own_are_removed(tmp_path: Path) -> None:
     folder, store = RunFolder(tmp_path / "run"), tmp_path / "store"
     for name in ("group/3", "eval/2", "media", "weights", "notes"):
@@ -49,3 +55,15 @@ def test_the_files_of_a_run_in_a_store_of_its_own_are_removed(tmp_path: Path) ->
     folder.config.write_text(json.dumps({"config": saved}))
     discard(folder)
     assert [path.name for path in store.iterdir()] == ["notes"]
+=======
+def test_views_of_sandboxes_are_removed_with_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    view = SandboxFiles(folder, "reward", 0).view
+    view.mkdir(parents=True)
+    (view / "broker.json").write_text("{}")
+    folder.discarded.write_text(
+        '{"config": {"run": {"name": "tiny"}, "broker": {"url": null}, "store": {"path": null}}}'
+    )
+    finish_discarding(folder)
+    assert list(tmp_path.iterdir()) == []
+>>>>>>> h-rev15
