@@ -14,7 +14,7 @@ from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data,
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import TrainingEngine, TrainSample
 from relax_actors.engines.protocols.media import PromptMedia
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import ActorError, ConfigError, RowError, SlowRowError
 from relax_actors.messages import Prompt
 from relax_actors.runtime.seeds import derive_seed
 
@@ -33,6 +33,7 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
 
     Raises:
         ConfigError: too few rows of the data have an answer that fits.
+        ActorError: a row took too long to prepare.
     """
     settings = config.trainer.warm_start
     if settings is None:
@@ -81,12 +82,19 @@ class _Examples:
         return len(self._source)
 
     def sample(self, index: int) -> TrainSample | None:
-        """Return a row as a sample; None if it cannot be used."""
+        """Return a row as a sample; None if it cannot be used.
+
+        Raises:
+            ActorError: the row took too long on this machine. To skip it would make the run depend on the load.
+        """
         try:
             task = self._source[index]
             prompt = self._maker.make(task, _FIRST_ROW, seed=0, min_version=0)
             answer = self._tokenizer.encode(task.answer, special=False)
             tokens, media = self._read(prompt)
+        except SlowRowError as error:
+            msg = f"warm start: {error}"
+            raise ActorError(msg) from error
         except RowError:
             return None
         # A barred token has probability 0 under the model, so the loss of such an answer is infinite.

@@ -18,6 +18,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from broker.store import Store
 from relax_actors.config import validate
 from relax_actors.data import parquet, prompt_maker
 from relax_actors.data.prompt_maker import PromptMaker
@@ -25,7 +26,8 @@ from relax_actors.data.sources import open_source
 from relax_actors.data.task import Task
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
-from relax_actors.errors import ConfigError, RowError, SlowRowError
+from relax_actors.errors import ActorError, ConfigError, RowError, SlowRowError
+from relax_actors.training.warm_start import warm_start
 from tests.support.running import wait_until
 
 MIB = 1 << 20
@@ -181,6 +183,31 @@ def test_chat_template_that_loops_is_given_up(model: Path, monkeypatch: pytest.M
     )
     assert made.make(TASK, seed=0, min_version=0).text == "ok"
     wait_until(lambda: [t.name for t in threading.enumerate()].count("time-limit") == 1, "end of the looping thread")
+
+
+def test_warm_start_does_not_skip_a_row_that_takes_too_long(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which rows it trains must not depend on the load of the machine."""
+    monkeypatch.setattr(prompt_maker, "MAX_SECONDS", 0.2)
+    template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    shape = {"model_type": "qwen3"} | dict.fromkeys(sizes, 64)
+    (model / "config.json").write_text(json.dumps(json.loads((model / "config.json").read_text()) | shape))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "loop", "answer": "1"}\n')
+    body = {
+        "model": {"path": str(model)},
+        "data": {"kind": "jsonl", "path": str(tmp_path / "rows.jsonl")},
+        "trainer": {"warm_start": {"steps": 1, "rows": 1}},
+    }
+    engine: Any = None  # no step is taken
+    with pytest.raises(ActorError) as caught:
+        warm_start(validate(body, "t"), engine, lambda: None, Store(tmp_path / "store"))
+    assert str(caught.value) == (
+        f"warm start: {tmp_path / 'rows.jsonl'} line 1: prompt: the chat template and the tokenizer did not end within "
+        "0.2 s; fix them or remove the row"
+    )
 
 
 def test_chat_template_that_writes_megabytes_is_refused(model: Path) -> None:

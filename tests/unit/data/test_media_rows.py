@@ -169,7 +169,7 @@ def test_copies_of_the_data_are_shared_by_the_rows_of_a_step(source: Source) -> 
             ),
         ),
         (
-            {"prompt": "<image>7>", "images": ["../../../../../../etc/passwd"]},
+            {"prompt": "<image>7>", "images": [f"{30 * '../'}etc/passwd"]},
             (
                 "image '/etc/passwd' lies outside the folder of the data, {folder}; move it there, or add its folder "
                 "to media.folders"
