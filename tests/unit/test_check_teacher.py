@@ -141,7 +141,9 @@ def test_impossible_teachers_are_refused(errors: Errors, settings: list[str], me
 
 def test_a_teacher_cannot_score_more_tokens_than_can_be_sampled(tmp_path: Path) -> None:
     distil = ["algorithm.distil.place=loss", "algorithm.distil.kind=jsd", f"roles.teacher.model={tmp_path / 'teacher'}"]
-    vocabulary = len("0123456789>#. second") + 1 + 4
+    tokenizer = load_config(IMAGES).model.tokenizer
+    assert tokenizer is not None
+    vocabulary = len(tokenizer.alphabet) + 1 + 4
     for count, refused in ((vocabulary - 3, True), (vocabulary - 4, False)):
         config = load_config(
             IMAGES,
