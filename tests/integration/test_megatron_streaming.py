@@ -50,7 +50,7 @@ def test_one_rank_starts_before_the_last_row_arrives(
     for index in range(ROWS):
         put_rows(table, 0, [index])
         read_all(table, trainer)
-        computed.append(cast("Any", trainer._engine)._micro_batches)
+        computed.append(cast("Any", trainer._engine)._update.micro_batches)
     assert computed == [0, 1, 2, 0]
     assert trainer._metrics["micro_batches"] == ROWS
     assert trainer._metrics["early_seconds"] > 0
