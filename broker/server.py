@@ -71,7 +71,7 @@ class Server:
     def __init__(self, folder: Path, settings: ServerSettings | None = None, users: Users | None = None) -> None:
         self.folder = folder
         self.settings = settings or ServerSettings()
-        self._users = users or Users("any")
+        self._users = users or Users.operator("any")
         self.process: subprocess.Popen[bytes] | None = None
         self._binary = find_binary()
 

@@ -8,23 +8,31 @@ server/auth.conf      accounts of all users, without secrets
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from broker.address import CREDENTIALS_FILE
 from broker.credentials import OperatorKeys
 from broker.files import make_private_folder, write_private
-from broker.permissions import OPERATOR, Permissions
+from broker.permissions import OPERATOR, Permissions, inbox_prefix
 from broker.run_users import RunUsers
 
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """Users of a run; by default only an operator, who may do everything in the account of its streams."""
+    """Users of a run."""
 
     run: str
-    granted: Mapping[str, Permissions] = field(default_factory=lambda: {OPERATOR: Permissions((">",), (">",))})
+    granted: Mapping[str, Permissions]
     """Permissions by name. The operator is in the account of the streams, every other user in one of its own."""
+
+    @classmethod
+    def operator(cls, run: str) -> Users:
+        """Return only an operator, who may do everything in the account of the streams.
+
+        Its inbox is that of the operator of a run that is up: a client that signed in before may stay connected.
+        """
+        return cls(run, {OPERATOR: Permissions((">",), (f"{inbox_prefix(run, OPERATOR)}.>", ">"))})
 
 
 def secret_of(folder: Path) -> Path:

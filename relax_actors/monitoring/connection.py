@@ -131,7 +131,7 @@ def _reached(folder: RunFolder, config: Config, user: str, access: Access) -> It
         if not live:
             stack.callback(folder.lock().close)
             limits = ServerSettings(max_store=config.broker.max_bytes + config.broker.log_bytes + (1 << 30))
-            server = Server(folder.broker, limits, Users(config.run.name))
+            server = Server(folder.broker, limits, Users.operator(config.run.name))
             stack.callback(server.stop)
             address = server.start()
         connection = stack.enter_context(closing(Connection(address, "reader", REACH_SECONDS)))

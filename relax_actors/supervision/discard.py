@@ -51,7 +51,7 @@ def has_trained(folder: RunFolder, config: Config) -> bool:
     if not folder.broker.is_dir():
         return False
     limits = ServerSettings(max_store=config.broker.max_bytes + config.broker.log_bytes + (1 << 30))
-    server = Server(folder.broker, limits, Users(config.run.name))
+    server = Server(folder.broker, limits, Users.operator(config.run.name))
     try:
         with _connected(server.start()) as connection:
             return _has_batch(connection, config.run.name)

@@ -15,7 +15,10 @@ from broker.credentials import OperatorKeys
 from broker.errors import BrokerError
 from broker.files import write_private
 from broker.permissions import OPERATOR
+from broker.server import Server
+from broker.server_keys import Users
 from relax_actors.roles.permissions import permissions
+from relax_actors.supervision.streams import ensure_run_streams
 from tests.security.test_allow_list import (
     CONFIG,
     EVERYTHING,
@@ -74,3 +77,22 @@ def test_stranger_cannot_sign_in(embedded: Embedded) -> None:
     for address in (Address(url), Address(url, credentials=str(path))):
         with pytest.raises(BrokerError, match="refuses these credentials"):
             Connection(address, "stranger", deadline=1.0)
+
+
+def test_client_of_a_server_that_only_reads_a_run_may_stay_when_the_run_comes_up(tmp_path: Path) -> None:
+    folder, users = tmp_path / "broker", Users.operator(RUN)
+    reader = Server(folder, users=users)
+    reader.start()
+    try:
+        address = Address.load(folder / "address.json").for_user(OPERATOR)
+        connection = Connection(address, "reader")
+    finally:
+        reader.stop()
+    with closing(connection):
+        guarded = Embedded(folder, CONFIG)
+        guarded.start()
+        try:
+            assert guarded.url == address.url
+            connection.call(ensure_run_streams(connection, CONFIG), 60)
+        finally:
+            guarded.stop()

@@ -98,7 +98,7 @@ def test_credentials_of_any_run_below_the_code_are_hidden(tmp_path: Path) -> Non
     make_keys(str(TINY), server, ["run.name=first"], Settings())
     make_keys(str(TINY), own, ["run.name=second"], Settings(server=server))
     other = tmp_path / "old" / "demo" / "broker" / "keys"
-    write_keys(other, Users("demo"))
+    write_keys(other, Users.operator("demo"))
     (tmp_path / "link").symlink_to(server)
     config = load_config(TINY, ["reward.isolation=sandbox", "run.name=second", f"run.folder={tmp_path}/runs/second"])
     folder = RunFolder(config.folder)

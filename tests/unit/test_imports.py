@@ -124,7 +124,7 @@ def recorded_run(tmp_path: Path) -> Path:
     folder = RunFolder(config.folder)
     folder.root.mkdir()
     folder.save_config(config, str(TINY.parent))
-    server = Server(folder.broker, users=Users("recorded"))
+    server = Server(folder.broker, users=Users.operator("recorded"))
     address = server.start()
     try:
         with closing(Connection(address, "test")) as connection:
