@@ -28,7 +28,7 @@ from relax_actors.training.episode_group import EpisodeGroup
 WAIT_SECONDS = 0.05
 """Longest wait for an environment's answer before rows and guests are looked for again."""
 JOIN_SHARE, JOIN_TOKENS = 8, 8
-"""Turns join a running batch when they are one in so many of it, or after so many tokens: each join copies the cache."""
+"""Turns join a running batch when they are one in so many of it, or after so many tokens: a join copies the cache."""
 
 
 class TurnRollout(Rollout):
