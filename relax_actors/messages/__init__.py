@@ -29,6 +29,7 @@ from relax_actors.messages.media import KINDS_OF_MEDIA, Media, MediaSource, Prep
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
 from relax_actors.messages.teacher import TeacherScores
 from relax_actors.messages.trajectory import Trajectory
+from relax_actors.messages.turns import Turn, Turns
 
 __all__ = [
     "KINDS_OF_MEDIA",
@@ -61,5 +62,7 @@ __all__ = [
     "TeacherScores",
     "TokenSequence",
     "Trajectory",
+    "Turn",
+    "Turns",
     "Weights",
 ]
