@@ -52,7 +52,7 @@ def answer_of(result: Any, session: str, turn: int, max_bytes: int) -> Environme
         turn,
         messages,
         reward,
-        done=bool(step.done) or bool(step.truncated),
+        done=bool(step.done),
         truncated=bool(step.truncated),
         metrics=_metrics(step.metrics, method),
     )
