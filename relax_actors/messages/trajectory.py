@@ -158,9 +158,11 @@ class Trajectory:
         """Begin and end of each generation among the `total` tokens, `[spans, 2] int32`."""
         if self.spans is not None:
             return self.spans
+        found: Array
         ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
         parts = [runs(self.versions[end - n : end] >= 0) + end - n for end, n in zip(ends, self.lengths, strict=True)]
-        return np.concatenate(parts).astype(np.int32)
+        found = np.concatenate(parts).astype(np.int32)
+        return found
 
     @property
     def turn_counts(self) -> Array:
