@@ -249,7 +249,6 @@ class EpisodeBatch:
         self.groups = [group for group in self.groups if not group.is_over]
         found: list[tuple[EpisodeGroup, Trajectory | Drop | RowError]] = []
         for group in over:
-            group.log.close()
             try:
                 found.append((group, group.result(self._section, fingerprints)))
             except ValueError as error:
