@@ -117,7 +117,7 @@ def measure(rows: int, steps: int, settings: list[str], kills: int = 0, seed: in
         command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(folder / "run.toml"), "--quiet", *settings]
         process = subprocess.Popen([*command, f"run.folder={folder / 'run'}"], env=environ, stdout=subprocess.DEVNULL)
         try:
-            wait_for(lambda: files[COUNT].stat().st_size or process.poll() is not None, "first turn", 180)
+            wait_for(lambda: files[COUNT].stat().st_size or process.poll() is not None, "first turn", 600)
             began, first, source, done, cpu = time.monotonic(), cpu_of(process.pid), np.random.default_rng(seed), 0, {}
             last, due, turns = began, began + source.uniform(0.5, 1.5), 0
             while process.poll() is None:
@@ -149,8 +149,8 @@ def kill(root: int, name: str) -> bool:
 
 def overhead() -> dict[str, float]:
     """Measure the CPU time of a turn."""
-    turns = ["environment.options.turns=20", "rollout.max_concurrent_prompts=32", "staleness.max=1"]
-    found = measure(32, 6, turns)
+    turns = ["environment.options.turns=10", "rollout.max_concurrent_prompts=32", "staleness.max=1"]
+    found = measure(32, 3, turns)
     per_turn = {name: round(1000 * seconds / found.turns, 3) for name, seconds in found.cpu.items()}
     return {"turns": found.turns, "turns_per_second": round(found.turns / found.seconds, 1)} | {
         f"{name}_cpu_ms_a_turn": value for name, value in per_turn.items()
