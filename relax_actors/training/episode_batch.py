@@ -14,7 +14,7 @@ from relax_actors.config import Config
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.envs.client import Close, EnvironmentClient
-from relax_actors.errors import RowError
+from relax_actors.errors import EpisodesFailedError, RelaxError, RowError
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open, Trajectory
 from relax_actors.runtime import Drop, Row
 from relax_actors.runtime.context import Context
@@ -241,16 +241,18 @@ class EpisodeBatch:
             if now - group.started >= self._settings.turn_log_after:
                 group.log.flush()
 
-    def finished(self, fingerprints: dict[int, str]) -> list[tuple[EpisodeGroup, Trajectory | Drop | RowError]]:
+    def finished(self, fingerprints: dict[int, str]) -> list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]]:
         """Remove the rows that are over, and return them with their results."""
         over = [group for group in self.groups if group.is_over]
         if not over:
             return []
         self.groups = [group for group in self.groups if not group.is_over]
-        found: list[tuple[EpisodeGroup, Trajectory | Drop | RowError]] = []
+        found: list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]] = []
         for group in over:
             try:
                 found.append((group, group.result(self._section, fingerprints)))
+            except EpisodesFailedError as error:
+                found.append((group, error))
             except ValueError as error:
                 found.append((group, RowError(f"the episodes of {group.row.id}: {error}")))
         return found
