@@ -149,7 +149,12 @@ def kill(root: int, name: str) -> bool:
 
 def overhead() -> dict[str, float]:
     """Measure the CPU time of a turn."""
-    turns = ["environment.options.turns=10", "rollout.max_concurrent_prompts=32", "staleness.max=1"]
+    turns = [
+        "environment.options.turns=10",
+        "environment.replicas=4",
+        "rollout.max_concurrent_prompts=32",
+        "staleness.max=1",
+    ]
     found = measure(32, 3, turns)
     per_turn = {name: round(1000 * seconds / found.turns, 3) for name, seconds in found.cpu.items()}
     return {"turns": found.turns, "turns_per_second": round(found.turns / found.seconds, 1)} | {
