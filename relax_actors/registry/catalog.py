@@ -90,7 +90,9 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
         "word_error_rate": "relax_actors.rewards._error_rate:word_error_rate",
     },
 )
-ENVIRONMENTS: Registry[type] = Registry("environment", "relax_actors.environments", {})
+ENVIRONMENTS: Registry[type] = Registry(
+    "environment", "relax_actors.environments", {"python": "relax_actors.envs.tools.python:PythonEnvironment"}
+)
 DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
     "data source",
     "relax_actors.data_sources",

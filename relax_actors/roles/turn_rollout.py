@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from relax_actors.config import Config
 from relax_actors.data.prompt_maker import room
 from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.protocols.guests import InFlight
 from relax_actors.engines.protocols.inference import no_more_requests
+from relax_actors.envs.loading import load_environment
 from relax_actors.errors import ConfigError, RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
@@ -61,7 +63,7 @@ class TurnRollout(Rollout):
             )
             raise ConfigError(msg)
         chats = self._tokenizer.has_chat_template if config.data.chat is None else config.data.chat
-        self._conversation = conversation_of(self._tokenizer, chat=chats)
+        self._conversation = conversation_of(self._tokenizer, chat=chats, tools=_tools(config) if chats else ())
         self._client = EnvironmentClient(self.context)
         section = config.environment
         assert section is not None  # noqa: S101 the role is chosen by this section
@@ -171,3 +173,11 @@ class TurnRollout(Rollout):
         """Close the sessions, the stager and the engine."""
         self._client.close()
         super().close()
+
+
+def _tools(config: Config) -> list[dict[str, Any]]:
+    """Return the schemas of the tools that the environment offers to the model."""
+    if config.environment is None:
+        return []
+    cls, options = load_environment(config.environment)
+    return cls.tool_schemas(options)

@@ -26,6 +26,8 @@ PROMPT = np.array([1, 2, 3], np.int32)
 class Letters:
     """Conversation whose tokens are the code points of the texts; `rewrites` drops every earlier answer."""
 
+    offers_tools = False
+
     def __init__(self, *, needs_stop: bool = False, rewrites: bool = False) -> None:
         self.needs_stop, self._rewrites = needs_stop, rewrites
 
