@@ -28,6 +28,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.monitoring import health
 from relax_actors.monitoring.connection import REACH_SECONDS, Connected, require_run, run_of_credentials
 from relax_actors.monitoring.health import Finding
+from relax_actors.monitoring.leases import number
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.quarantine import quarantined_rows
@@ -159,7 +160,7 @@ def _consumers(at: Connected, leases: health.Leases) -> Iterator[Finding]:
     """
     connection, stream = at.table.connection, at.table.subjects.table_stream
     present = {name.rpartition(".")[0] for name in leases}
-    starts = time.time() - health.number(leases.get("root.0", {}).get("since"), 0.0) < health.START_SECONDS
+    starts = time.time() - number(leases.get("root.0", {}).get("since"), 0.0) < health.START_SECONDS
 
     async def look(name: str) -> ConsumerInfo | None:
         try:
