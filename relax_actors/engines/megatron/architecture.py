@@ -120,8 +120,12 @@ class Architecture:
         }
 
 
-def check(fields: Mapping[str, Any]) -> None:
+def check(fields: Mapping[str, Any], setting: str = "trainer.backend") -> None:
     """Refuse a config.json that megatron-core would compute differently.
+
+    Args:
+        fields: of the config.json.
+        setting: configuration key that names the backend, for errors.
 
     Raises:
         ConfigError: lists every unsupported setting, one a line.
@@ -137,7 +141,7 @@ def check(fields: Mapping[str, Any]) -> None:
     if (kind := _rotary(fields).get("rope_type", "default")) != "default":
         problems.append(f"rope_type = {kind!r} is not supported, only 'default'")
     if problems:
-        raise ConfigError("\n".join(f'trainer.backend = "megatron": the model\'s {text}' for text in problems))
+        raise ConfigError("\n".join(f'{setting} = "megatron": the model\'s {text}' for text in problems))
 
 
 def _rotary(fields: Mapping[str, Any]) -> Mapping[str, Any]:

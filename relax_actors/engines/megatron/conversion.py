@@ -24,6 +24,7 @@ from relax_actors.errors import ConfigError
 EMBEDDING, FINAL_NORM, OUTPUT = "embedding.word_embeddings.weight", "final_layernorm.weight", "output_layer.weight"
 QKV, FC1, FC2 = "self_attention.linear_qkv.weight", "linear_fc1.weight", "linear_fc2.weight"
 _TOP_LEVEL = {EMBEDDING: "model.embed_tokens.weight", FINAL_NORM: "model.norm.weight", OUTPUT: "lm_head.weight"}
+VALUE_HEAD = {"value_head.weight": "score.weight", "value_head.bias": "score.bias"}
 _RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
@@ -90,10 +91,12 @@ class Conversion:
     Args:
         architecture: of the model.
         padded_vocab_size: rows of the embeddings in megatron-core; at least the vocabulary size.
+        value_head: whether the model is a critic, with a value head in place of the output layer.
     """
 
     architecture: Architecture
     padded_vocab_size: int
+    value_head: bool = False
 
     def entries(self) -> Iterator[tuple[str, ...]]:
         """All keys in a fixed order, grouped by the Hugging Face tensor that they form together."""
@@ -116,12 +119,16 @@ class Conversion:
                 yield (prefix + "mlp." + FC1,)
                 yield (prefix + "mlp." + FC2,)
         yield (FINAL_NORM,)
-        if not model.tied_embeddings:
+        if self.value_head:
+            yield from ((key,) for key in VALUE_HEAD)
+        elif not model.tied_embeddings:
             yield (OUTPUT,)
 
     def names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the Hugging Face tensors of an entry of `entries`."""
         key = keys[0]
+        if key in VALUE_HEAD:
+            return (VALUE_HEAD[key],)
         if key in _TOP_LEVEL:
             return (self._top_level_name(key),)
         layer, local = _split_key(key)
@@ -144,6 +151,8 @@ class Conversion:
             ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
         """
         model = self.architecture
+        if key in VALUE_HEAD:
+            return _checked(source, VALUE_HEAD[key], (1, model.hidden_size) if key.endswith("weight") else (1,))
         if key in _TOP_LEVEL:
             shape = (model.hidden_size,) if key == FINAL_NORM else (model.vocab_size, model.hidden_size)
             whole = _checked(source, self._top_level_name(key), shape)
@@ -194,7 +203,7 @@ class Conversion:
 
     def _split(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[Tensor]:
         model, key, whole = self.architecture, keys[0], wholes[0]
-        local = key if key in _TOP_LEVEL else _split_key(key)[1]
+        local = key if key in _TOP_LEVEL | VALUE_HEAD else _split_key(key)[1]
         if local in (EMBEDDING, OUTPUT):
             yield whole[: model.vocab_size]
         elif local == QKV:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class TorchCritic:
         self._max_tokens = trainer.max_tokens_per_microbatch
         self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer), self._max_tokens)
 
-    def initialise(self, policy: Mapping[str, Tensor] | None) -> None:
+    def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
         own = tensors_of(self._model)
         if policy is None:
@@ -59,7 +59,7 @@ class TorchCritic:
             source = f"critic.path {self._path}"
         else:
             heads = {name: torch.zeros_like(tensor) for name, tensor in own.items() if self._is_head(name)}
-            tensors = {name: tensor for name, tensor in policy.items() if name in own} | heads
+            tensors = {name: tensor for name, tensor in weights.load(policy).items() if name in own} | heads
             source = "version 0 of the policy"
         copy_into(self._model, tensors, source)
         self._trained.reset()

@@ -18,6 +18,7 @@ from relax_actors.engines.megatron.mcore import ON_CPU, layer_specs
 from relax_actors.engines.megatron.mcore.attention import PackedRotaryEmbedding
 from relax_actors.engines.megatron.mcore.logprobs import limit_logits_to_scored
 from relax_actors.engines.megatron.mcore.process_groups import device
+from relax_actors.engines.megatron.mcore.value_head import ValueHead
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -66,11 +67,13 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
 class ModelChunks:
     """Model chunks of this rank, one for each virtual pipeline stage.
 
-    `bare` are the GPTModels; `wrapped` are the same in a Float16Module where the precision is bfloat16.
+    `bare` are the GPTModels; `wrapped` are the same in a Float16Module where the precision is bfloat16. With
+    `value_head` the last stage has a value head in place of the output layer.
     """
 
-    def __init__(self, config: Config, architecture: Architecture, layout: Layout) -> None:
+    def __init__(self, config: Config, architecture: Architecture, layout: Layout, *, value_head: bool = False) -> None:
         self.config = transformer_config(config, architecture, layout)
+        self._value_head = value_head
         self.bare = [self._build(architecture, layout, stage) for stage in range(layout.virtual)]
         half = self.config.bf16
         self.wrapped = [Float16Module(self.config, model) if half else model for model in self.bare]
@@ -86,7 +89,7 @@ class ModelChunks:
             pre_process=parallel_state.is_pipeline_first_stage(**stage_arguments),
             post_process=parallel_state.is_pipeline_last_stage(**stage_arguments),
             parallel_output=True,
-            share_embeddings_and_output_weights=architecture.tied_embeddings,
+            share_embeddings_and_output_weights=architecture.tied_embeddings and not self._value_head,
             position_embedding_type="rope",
             rotary_base=architecture.rotary_base,
             vp_stage=virtual,
@@ -98,7 +101,10 @@ class ModelChunks:
             use_cpu_initialization=ON_CPU,
             cp_group=parallel_state.get_context_parallel_group(),
         )
-        limit_logits_to_scored(model)
+        if not self._value_head:
+            limit_logits_to_scored(model)
+        elif model.post_process:
+            model.output_layer = ValueHead(self.config)
         return model.to(device())
 
 
