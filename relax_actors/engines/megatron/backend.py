@@ -42,10 +42,12 @@ class MegatronTrainingBackend:
             )
             raise ConfigError(msg)
         installation.require()
-        fields = _fields(model)
+        body = _body(model)
+        fields = architecture.decoder_fields(body)
         architecture.check(fields)
         found = layout.Layout.of(config.trainer.megatron)
         layout.check(found, fields)
+        layout.check_towers(found, body)
         if found.ranks > 1:
             sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
             yield f"the trainer has {found.ranks} ranks: {sizes}"
@@ -72,10 +74,10 @@ class MegatronScoringBackend:
         """Refuse models that Megatron-Core would compute differently."""
         del config
         installation.require(setting.removesuffix(".backend"))
-        architecture.check(_fields(model))
+        architecture.check(architecture.decoder_fields(_body(model)))
         yield from ()
 
 
-def _fields(model: Path) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads((model / "config.json").read_text())
-    return fields
+def _body(model: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((model / "config.json").read_text())
+    return body

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.config.training import MegatronSection
+from relax_actors.data.nested_config import is_nested
+from relax_actors.engines.megatron.architecture import decoder_fields, deepstack_indexes
 from relax_actors.errors import ConfigError
 
 
@@ -85,6 +87,33 @@ def check(layout: Layout, model: Mapping[str, Any]) -> None:
         *_dense_problems(layout, model),
         *_expert_problems(layout, model, experts),
     ]
+    if problems:
+        raise ConfigError("\n".join(f"trainer.megatron: {text}" for text in problems))
+
+
+def check_towers(layout: Layout, body: Mapping[str, Any]) -> None:
+    """Refuse a layout that cannot train a multimodal model; see `check`.
+
+    Args:
+        layout: of the trainer.
+        body: the model's config.json.
+    """
+    if not is_nested(body):
+        return
+    problems = []
+    if layout.context > 1:
+        problems.append(
+            f"context_parallel = {layout.context} with a multimodal model is not supported: the ranks would share the "
+            "placeholders of a medium; set context_parallel = 1, and use tensor_parallel or sequence_parallel"
+        )
+    layers, stages = decoder_fields(body).get("num_hidden_layers"), layout.pipeline * layout.virtual
+    deepstack = len(deepstack_indexes(body))
+    if layers is not None and deepstack > (first := int(layers) // stages):
+        problems.append(
+            f"the towers of the model add features to its first {deepstack} layers (deepstack_visual_indexes), and "
+            f"the first of {stages} pipeline stages, which holds the towers, has {first} of {layers} layers; lower "
+            "pipeline_parallel or virtual_pipeline"
+        )
     if problems:
         raise ConfigError("\n".join(f"trainer.megatron: {text}" for text in problems))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +15,15 @@ from torch import nn
 
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.conversion import Conversion
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU, layer_specs
-from relax_actors.engines.megatron.mcore.attention import PackedRotaryEmbedding
 from relax_actors.engines.megatron.mcore.logprobs import limit_logits_to_scored
+from relax_actors.engines.megatron.mcore.media_model import MediaModel
 from relax_actors.engines.megatron.mcore.process_groups import device
+from relax_actors.engines.megatron.mcore.rotary import PackedRotaryEmbedding
+from relax_actors.engines.megatron.mcore.towers import build_towers, float32_buffers, tower_shapes
+from relax_actors.media.family import family_of
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -71,19 +77,24 @@ class ModelChunks:
 
     def __init__(self, config: Config, architecture: Architecture, layout: Layout) -> None:
         self.config = transformer_config(config, architecture, layout)
+        self._folder, self._family = config.model_path, family_of(config.model_path)
         self.bare = [self._build(architecture, layout, stage) for stage in range(layout.virtual)]
+        kept = [found for model in self.bare for found in float32_buffers(model)]
         half = self.config.bf16
         self.wrapped = [Float16Module(self.config, model) if half else model for model in self.bare]
+        for module, name, buffer in kept:  # frequencies of the towers, which bfloat16 would round
+            setattr(module, name, buffer)
 
     def _build(self, architecture: Architecture, layout: Layout, stage: int) -> Any:
         virtual = stage if layout.virtual > 1 else None
         stage_arguments = {"ignore_virtual": False, "vp_stage": virtual}
-        model = GPTModel(
+        is_first = parallel_state.is_pipeline_first_stage(**stage_arguments)
+        model = self._model_class(is_first=is_first)(
             self.config,
             layer_specs.block_spec(self.config, virtual),
             vocab_size=padded_vocabulary(architecture, layout),
             max_sequence_length=architecture.context_length,
-            pre_process=parallel_state.is_pipeline_first_stage(**stage_arguments),
+            pre_process=is_first,
             post_process=parallel_state.is_pipeline_last_stage(**stage_arguments),
             parallel_output=True,
             share_embeddings_and_output_weights=architecture.tied_embeddings,
@@ -92,14 +103,24 @@ class ModelChunks:
             vp_stage=virtual,
         )
         model.rotary_pos_emb = PackedRotaryEmbedding(
-            self.config.kv_channels,
-            rotary_percent=1.0,
-            rotary_base=architecture.rotary_base,
+            architecture,
             use_cpu_initialization=ON_CPU,
             cp_group=parallel_state.get_context_parallel_group(),
         )
         limit_logits_to_scored(model)
         return model.to(device())
+
+    def _model_class(self, *, is_first: bool) -> Any:
+        if self._family is None:
+            return GPTModel
+        towers = build_towers(self._folder, device()) if is_first else None
+        return partial(MediaModel, family=self._family, towers=towers)
+
+
+def conversion_of(folder: Path, architecture: Architecture, layout: Layout) -> Conversion:
+    """Conversion of the weights of a model folder."""
+    towers = {} if family_of(folder) is None else tower_shapes(folder)
+    return Conversion(architecture, padded_vocabulary(architecture, layout), towers)
 
 
 def padded_vocabulary(architecture: Architecture, layout: Layout) -> int:
