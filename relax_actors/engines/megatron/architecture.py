@@ -92,7 +92,7 @@ class Architecture:
             hidden_size=int(fields["hidden_size"]),
             heads=heads,
             query_groups=int(fields.get("num_key_value_heads") or heads),
-            head_dim=int(fields.get("head_dim") or fields["hidden_size"] // heads),
+            head_dim=_head_dim(fields, heads),
             ffn_size=int(fields["intermediate_size"]),
             vocab_size=int(fields["vocab_size"]),
             context_length=int(fields["max_position_embeddings"]),
@@ -147,7 +147,10 @@ class Architecture:
 
 def decoder_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a config.json that describe the decoder, with the model type of the whole model."""
-    return text_fields(body) if is_nested(body) else dict(body)
+    if not is_nested(body):
+        return dict(body)
+    text = body.get("thinker_config", body).get("text_config") or {}
+    return text_fields(body) | {"text_model_type": text.get("model_type")}
 
 
 def deepstack_indexes(body: Mapping[str, Any]) -> list[int]:
@@ -169,6 +172,8 @@ def check(fields: Mapping[str, Any]) -> None:
     family = fields.get("model_type")
     if family not in FAMILIES:
         problems.append(f"model_type is {family!r}, supported are {', '.join(FAMILIES)}")
+    if family == "qwen2_audio" and (decoder := fields.get("text_model_type")) not in (None, "qwen2"):
+        problems.append(f"text_config.model_type is {decoder!r}, supported is only 'qwen2'")
     for name, supported in _SUPPORTED_VALUES.items():
         value = fields.get(name, supported[0])
         if value not in supported:
@@ -178,6 +183,12 @@ def check(fields: Mapping[str, Any]) -> None:
         problems.append(f"rope_type = {kind!r} is not supported, only 'default'")
     if problems:
         raise ConfigError("\n".join(f'trainer.backend = "megatron": the model\'s {text}' for text in problems))
+
+
+def _head_dim(fields: Mapping[str, Any], heads: int) -> int:
+    # transformers ignores the setting in these families.
+    given = None if fields["model_type"] in ("qwen2_vl", "qwen2_5_vl") else fields.get("head_dim")
+    return int(given or fields["hidden_size"] // heads)
 
 
 def _rotary(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -132,17 +132,18 @@ def _group_problems(layout: Layout) -> Iterator[str]:
 
 
 def _dense_problems(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
-    heads = int(model["num_attention_heads"])
+    # The config.json of some multimodal models leaves out sizes that are the defaults of transformers.
+    heads = model.get("num_attention_heads")
     sizes = {
         "num_attention_heads": heads,
-        "num_key_value_heads": int(model.get("num_key_value_heads") or heads),
-        "intermediate_size": int(model["intermediate_size"]),
+        "num_key_value_heads": model.get("num_key_value_heads") or heads,
+        "intermediate_size": model.get("intermediate_size"),
     }
     for name, size in sizes.items():
-        if size % layout.tensor:
+        if size is not None and int(size) % layout.tensor:
             yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}"
-    layers, stages = int(model["num_hidden_layers"]), layout.pipeline * layout.virtual
-    if layers % stages:
+    layers, stages = model.get("num_hidden_layers"), layout.pipeline * layout.virtual
+    if layers is not None and int(layers) % stages:
         yield (
             f"pipeline_parallel x virtual_pipeline = {stages} does not divide the model's num_hidden_layers = {layers}"
         )
