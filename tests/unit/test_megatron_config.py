@@ -82,12 +82,12 @@ def test_model_that_megatron_core_would_compute_differently_is_refused(fields: d
 
 
 NO_CONTEXT = (
-    "context_parallel = 2 with a multimodal model is not supported: the ranks would share the placeholders of a medium; "
-    "set context_parallel = 1, and use tensor_parallel or sequence_parallel"
+    "context_parallel = 2 with a multimodal model is not supported: the ranks would share the placeholders of a "
+    "medium; set context_parallel = 1, and use tensor_parallel or sequence_parallel"
 )
 NO_DEEPSTACK = (
-    "the towers of the model add features to its first 3 layers (deepstack_visual_indexes), and the first of 2 pipeline "
-    "stages, which holds the towers, has 2 of 4 layers; lower pipeline_parallel or virtual_pipeline"
+    "the towers of the model add features to its first 3 layers (deepstack_visual_indexes), and the first of 2 "
+    "pipeline stages, which holds the towers, has 2 of 4 layers; lower pipeline_parallel or virtual_pipeline"
 )
 
 
