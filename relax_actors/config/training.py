@@ -41,11 +41,11 @@ class MegatronSection(Section):
     tensor_parallel: Positive = 1
     """Ranks that share each layer."""
     pipeline_parallel: Positive = 1
-    """Stages that the layers are divided into."""
+    """Stages that the layers are divided into. The towers of a model with media are on the first one."""
     virtual_pipeline: Positive = 1
     """Stages of the pipeline on each of its ranks (interleaved schedule)."""
     context_parallel: Positive = 1
-    """Ranks that share each sequence."""
+    """Ranks that share each sequence; 1 for a model with media."""
     expert_parallel: Positive = 1
     """Ranks that share the experts."""
     expert_tensor_parallel: Positive | None = None
@@ -91,7 +91,8 @@ class TrainerSection(PoolSection):
     max_grad_norm: PositiveFloat = 1.0
     """Norm that gradients are clipped to."""
     max_tokens_per_microbatch: Positive = 8192
-    """Maximum tokens of a micro-batch, prompts included; a longer sequence is refused."""
+    """Maximum tokens of a micro-batch, prompts included; a longer sequence is refused. Placeholders of media count once
+    more for the towers, once for all sequences of a prompt."""
     stream: bool = True
     """Whether forward and backward of a step start when its first rows fill a micro-batch (of each data-parallel rank
     of Megatron-Core); else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
@@ -148,7 +149,7 @@ class CriticSection(PoolSection):
 
     backend: Annotated[str, Named(CRITIC_ENGINES)] = "torch"
     """Engine of the critic: `torch`, in one process; `megatron`, Megatron-Core in the processes that [critic.megatron]
-    says, for models that read text; or an engine of another package."""
+    says; or an engine of another package."""
     path: Path | None = None
     """Folder of a token-classification model with one label, such as a run exports to `critic`: a critic to start from.
     By default the critic starts from version 0 of the policy, with a value head of zeros."""

@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.equivalence import final_weights
 from tests.support.faults import story_of
-from tests.support.running import ON_POLICY, Run, processes_of, wait_until
+from tests.support.running import IMAGES, ON_POLICY, TINY, Run, processes_of, wait_until
 from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()
@@ -25,6 +25,7 @@ REPLAYED = (
 )
 # One row is a micro-batch, and rows come one after the other: two ranks compute on rows 0 and 1 when row 2 is there.
 STREAMED = ("trainer.max_tokens_per_microbatch=64", "reward.function=tiny_tasks.slow_share_of_sevens")
+PICTURES = ("run.steps=8", "trainer.max_tokens_per_microbatch=128")
 MOMENTS = (("weights.0", 1), ("batch.2", 0), ("weights.4", 1), ("batch.6", None))
 """Cells after which a rank, or the trainer itself, is killed."""
 MID_STEP = (("group.2.2.advantage", None), ("group.4.2.advantage", 0), ("group.5.2.advantage", 1), ("batch.6", None))
@@ -71,15 +72,15 @@ def kill_ranks(run: Run, role: str, moments: tuple[tuple[str, int | None], ...])
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("more", "moments"),
-    [((), MOMENTS), (REPLAYED, MOMENTS), (STREAMED, MID_STEP)],
-    ids=["dense", "experts replayed", "in a streamed step"],
+    ("more", "moments", "config"),
+    [((), MOMENTS, TINY), (REPLAYED, MOMENTS, TINY), (STREAMED, MID_STEP, TINY), (PICTURES, MOMENTS, IMAGES)],
+    ids=["dense", "experts replayed", "in a streamed step", "images"],
 )
 def test_killed_ranks_do_not_change_the_weights(
-    make_run: Callable[..., Run], more: tuple[str, ...], moments: tuple[tuple[str, int | None], ...]
+    make_run: Callable[..., Run], more: tuple[str, ...], moments: tuple[tuple[str, int | None], ...], config: Path
 ) -> None:
-    alone = make_run("calm", *RANKS, *more).complete()["weights_fingerprint"]
-    run = make_run("killed", *RANKS, *more).start()
+    alone = make_run("calm", *RANKS, *more, config=config).complete()["weights_fingerprint"]
+    run = make_run("killed", *RANKS, *more, config=config).start()
     kill_ranks(run, "trainer", moments)
     run.disconnect()
     code, result, said = run.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
 from tests.conformance.base.critic_engine import policy_of, silent, updated
 from tests.support.batches import batch_of
+from tests.support.media_batches import media_batch
 from tests.support.tiny_media_models import architecture_of
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of, skip_if_missing
 
@@ -35,13 +37,35 @@ def test_check_names_the_ranks_and_refuses_layouts_that_cannot_work(tmp_path: Pa
     assert examine(load_config(PPO, [*RANKS, "critic.megatron.pipeline_parallel=2"])).errors == (
         "critic.megatron: pipeline_parallel x virtual_pipeline = 2 does not divide the model's num_hidden_layers = 3",
     )
-    config = config_of(tmp_path, architecture_of("qwen2_audio"))
+    config = config_of(tmp_path, architecture_of("qwen2_audio"), critic={"backend": "megatron"})
+    body = json.loads((config.model_path / "config.json").read_text())
+    (config.model_path / "config.json").write_text(json.dumps(body | {"model_type": "mystery"}))
     with pytest.raises(ConfigError) as raised:
         list(MegatronCriticBackend().check(config, config.model_path))
-    assert str(raised.value) == (
-        f'critic.backend = "megatron" trains critics that read text, and {config.model_path} is a model of type '
-        'qwen2_audio; set critic.backend = "torch"'
-    )
+    assert str(raised.value).startswith("critic.backend = \"megatron\": the model's model_type is 'mystery', ")
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", pytest.param("qwen3_omni_moe_thinker", marks=pytest.mark.slow)])
+def test_a_critic_of_a_model_with_media_matches_the_torch_critic(tmp_path: Path, model_type: str) -> None:
+    config = config_of(tmp_path / "run", architecture_of(model_type), trainer={"max_tokens_per_microbatch": 600})
+    settings = CriticSection(learning_rate=1e-3, value_clip=0.05)
+    ours, theirs = MegatronCritic(config, settings), TorchCritic(config, settings)
+    policy, samples = policy_of(config, tmp_path), media_batch(config)
+    for critic in (ours, theirs):
+        critic.initialise(policy)
+    assert ours.fingerprint() == theirs.fingerprint()
+    for step in range(2):
+        for critic in (ours, theirs):
+            critic.accumulate(samples, silent)
+        own, other = (critic.step(step, silent).metrics for critic in (ours, theirs))
+        for name in other.keys() - {"micro_batches"}:
+            assert own[name] == pytest.approx(other[name], abs=1e-4), name
+    for found, expected in zip(ours.values(samples, silent), theirs.values(samples, silent), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+    ours.export(tmp_path / "critic")
+    again = MegatronCritic(config, settings.model_copy(update={"path": tmp_path / "critic"}))
+    again.initialise(None)
+    assert again.fingerprint() == ours.fingerprint()
 
 
 @pytest.mark.parametrize("architecture", [DENSE, LLAMA, MOE], ids=["qwen3", "llama", "qwen3_moe"])

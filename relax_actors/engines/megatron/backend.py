@@ -13,7 +13,6 @@ from relax_actors.engines.megatron import architecture, installation, layout
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.engines.protocols.critic import CriticEngine
 from relax_actors.errors import ConfigError
-from relax_actors.media.family import family_of
 from relax_actors.runtime import Context
 
 
@@ -44,10 +43,12 @@ class MegatronTrainingBackend:
             )
             raise ConfigError(msg)
         installation.require()
-        fields = _fields(model)
+        body = _body(model)
+        fields = architecture.decoder_fields(body)
         architecture.check(fields)
         found = layout.Layout.of(config.trainer.megatron)
         layout.check(found, fields)
+        layout.check_towers(found, body)
         yield from _notes("trainer", found)
         if config.trainer.stream and not found.streams:
             yield (
@@ -76,16 +77,12 @@ class MegatronCriticBackend:
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
         installation.require("critic")
-        if (family := family_of(model)) is not None:
-            msg = (
-                f'critic.backend = "megatron" trains critics that read text, and {model} is a model of type '
-                f'{family.model_type}; set critic.backend = "torch"'
-            )
-            raise ConfigError(msg)
-        fields = _fields(model)
+        body = _body(model)
+        fields = architecture.decoder_fields(body)
         architecture.check(fields, "critic.backend")
         found = layout.Layout.of(critic_section(config).megatron)
         layout.check(found, fields, "critic.megatron")
+        layout.check_towers(found, body, "critic.megatron")
         yield from _notes("critic", found)
 
 
@@ -104,7 +101,7 @@ class MegatronScoringBackend:
         """Refuse models that Megatron-Core would compute differently."""
         del config
         installation.require(setting.removesuffix(".backend"))
-        architecture.check(_fields(model))
+        architecture.check(architecture.decoder_fields(_body(model)))
         yield from ()
 
 
@@ -114,6 +111,6 @@ def _notes(role: str, found: layout.Layout) -> Iterator[str]:
         yield f"the {role} has {found.ranks} ranks: {sizes}"
 
 
-def _fields(model: Path) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads((model / "config.json").read_text())
-    return fields
+def _body(model: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((model / "config.json").read_text())
+    return body

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.config.training import MegatronSection
+from relax_actors.data.nested_config import is_nested
+from relax_actors.engines.megatron.architecture import decoder_fields, deepstack_indexes
 from relax_actors.errors import ConfigError
 
 
@@ -90,6 +92,34 @@ def check(layout: Layout, model: Mapping[str, Any], section: str = "trainer.mega
         raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
 
 
+def check_towers(layout: Layout, body: Mapping[str, Any], section: str = "trainer.megatron") -> None:
+    """Refuse a layout that cannot train a multimodal model; see `check`.
+
+    Args:
+        layout: of the ranks.
+        body: the model's config.json.
+        section: configuration section of the layout, for errors.
+    """
+    if not is_nested(body):
+        return
+    problems = []
+    if layout.context > 1:
+        problems.append(
+            f"context_parallel = {layout.context} with a multimodal model is not supported: the ranks would share the "
+            "placeholders of a medium; set context_parallel = 1, and use tensor_parallel or sequence_parallel"
+        )
+    layers, stages = decoder_fields(body).get("num_hidden_layers"), layout.pipeline * layout.virtual
+    deepstack = len(deepstack_indexes(body))
+    if layers is not None and deepstack > (first := int(layers) // stages):
+        problems.append(
+            f"the towers of the model add features to its first {deepstack} layers (deepstack_visual_indexes), and "
+            f"the first of {stages} pipeline stages, which holds the towers, has {first} of {layers} layers; lower "
+            "pipeline_parallel or virtual_pipeline"
+        )
+    if problems:
+        raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
+
+
 def _group_problems(layout: Layout) -> Iterator[str]:
     ranks, model_parallel = layout.ranks, layout.tensor * layout.pipeline * layout.context
     if ranks % model_parallel:
@@ -104,17 +134,18 @@ def _group_problems(layout: Layout) -> Iterator[str]:
 
 
 def _dense_problems(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
-    heads = int(model["num_attention_heads"])
+    # The config.json of some multimodal models leaves out sizes that are the defaults of transformers.
+    heads = model.get("num_attention_heads")
     sizes = {
         "num_attention_heads": heads,
-        "num_key_value_heads": int(model.get("num_key_value_heads") or heads),
-        "intermediate_size": int(model["intermediate_size"]),
+        "num_key_value_heads": model.get("num_key_value_heads") or heads,
+        "intermediate_size": model.get("intermediate_size"),
     }
     for name, size in sizes.items():
-        if size % layout.tensor:
+        if size is not None and int(size) % layout.tensor:
             yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}"
-    layers, stages = int(model["num_hidden_layers"]), layout.pipeline * layout.virtual
-    if layers % stages:
+    layers, stages = model.get("num_hidden_layers"), layout.pipeline * layout.virtual
+    if layers is not None and int(layers) % stages:
         yield (
             f"pipeline_parallel x virtual_pipeline = {stages} does not divide the model's num_hidden_layers = {layers}"
         )

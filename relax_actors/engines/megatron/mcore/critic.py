@@ -19,17 +19,18 @@ from relax_actors.algorithms.values import measure_values, value_loss, value_met
 from relax_actors.config.schema import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.megatron.architecture import Architecture
-from relax_actors.engines.megatron.conversion import VALUE_HEAD, Conversion, SafetensorsReader
+from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT
+from relax_actors.engines.megatron.folder_reader import SafetensorsReader, stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process_groups
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
-from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, padded_vocabulary
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.schedule import Schedule
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
-from relax_actors.engines.torch.model import build_critic, copy_into
+from relax_actors.engines.torch.model import build_critic, copy_into, save_critic
 from relax_actors.engines.torch.objective import ScoredTokens, check_gradient_norm
 from relax_actors.weights import files as weights
 
@@ -55,11 +56,12 @@ class MegatronCritic:
         self._layout = layout = Layout.of(settings.megatron)
         process_groups.check_device(settings.device, "critic.device")
         process_groups.initialise(layout, rank, store or HashStore())
-        self._architecture = architecture = Architecture.of(self._path)
-        self._schedule = Schedule(config, architecture, layout)
-        chunks = ModelChunks(config, architecture, layout, value_head=True)
-        conversion = Conversion(architecture, padded_vocabulary(architecture, layout), value_head=True)
-        self._weights = RankWeights(chunks.bare, conversion)
+        architecture = Architecture.of(self._path)
+        self._hidden_size = architecture.hidden_size
+        self._schedule = Schedule(config, architecture, layout, is_critic=True)
+        chunks = ModelChunks(config, architecture, layout, critic=self._path)
+        self._conversion = conversion_of(self._path, architecture, layout, is_critic=True)
+        self._weights = RankWeights(chunks.bare, self._conversion)
         self._optimizer = Optimizer(config, chunks)
         self._gathered: dict[str, Tensor] | None = None
         self._measured: list[dict[str, float]] = []
@@ -67,13 +69,12 @@ class MegatronCritic:
 
     def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
-        source = SafetensorsReader(sorted(self._path.glob("*.safetensors")) if policy is None else list(policy))
         if policy is None:
-            self._weights.load(source)
+            self._weights.load(stored_weights(self._path))
         else:
-            weight, bias = VALUE_HEAD.values()
-            head = {weight: torch.zeros(1, self._architecture.hidden_size), bias: torch.zeros(1)}
-            self._weights.load(ChainMap(head, source))  # type: ignore[arg-type]  # is only read
+            shapes = {VALUE_WEIGHT: (1, self._hidden_size), VALUE_BIAS: (1,)}
+            head = {name: torch.zeros(shapes[key]) for key, name in self._conversion.value_head.items()}
+            self._weights.load(ChainMap(head, SafetensorsReader(list(policy))))  # type: ignore[arg-type]  # is only read
         self.discard()
         self._optimizer.reset()
         self._gathered = None
@@ -145,13 +146,12 @@ class MegatronCritic:
         self._gathered = None
 
     def export(self, folder: Path) -> None:
-        """Write a token-classification folder with one label on rank 0; see `CriticEngine`."""
+        """Write a folder that critic.path can name, on rank 0; see `CriticEngine`."""
         tensors = self._gather()
         if self._rank == 0:
             model = build_critic(self._path, seed=0).to(getattr(torch, self._config.trainer.precision))
             copy_into(model, tensors, "the critic")
-            with weights.disk_errors(folder):
-                model.save_pretrained(folder)
+            save_critic(model, folder)
 
 
 def _with_settings(config: Config, settings: CriticSection) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from relax_actors.algorithms.controllers import StepCoefficients
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.architecture import Architecture
-from relax_actors.engines.megatron.conversion import Conversion, SafetensorsReader
+from relax_actors.engines.megatron.folder_reader import stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process_groups
 from relax_actors.engines.megatron.mcore.frozen import freeze
-from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, padded_vocabulary
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
@@ -57,7 +57,7 @@ class MegatronEngine:
         self._architecture = Architecture.of(config.model_path)
         self._schedule = Schedule(config, self._architecture, layout)
         self._chunks = ModelChunks(config, self._architecture, layout)
-        conversion = Conversion(self._architecture, padded_vocabulary(self._architecture, layout))
+        conversion = conversion_of(config.model_path, self._architecture, layout)
         self._weights = RankWeights(self._chunks.bare, conversion)
         freeze(self._chunks.bare, self._weights.parameters, conversion, config.trainer.freeze)
         self._optimizer = Optimizer(config, self._chunks)
@@ -73,12 +73,7 @@ class MegatronEngine:
     def initialise(self, seed: int) -> None:
         """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""
         path = self._config.model_path
-        source: Mapping[str, Tensor]
-        if has_weights(path):
-            source = SafetensorsReader(sorted(path.glob("*.safetensors")))
-        else:
-            source = tensors_of(build(path, seed=seed))
-        self._weights.load(source)
+        self._weights.load(stored_weights(path) if has_weights(path) else tensors_of(build(path, seed=seed)))
         self.discard()
         self._optimizer.reset()
         self._coefficients = StepCoefficients(self._config.algorithm, self._config.trainer)

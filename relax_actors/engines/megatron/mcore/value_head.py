@@ -13,10 +13,11 @@ class ValueHead(nn.Linear):
 
     Args:
         config: TransformerConfig of the model.
+        bias: whether the layer has a bias.
     """
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config.hidden_size, 1, dtype=config.params_dtype)
+    def __init__(self, config: Any, *, bias: bool) -> None:
+        super().__init__(config.hidden_size, 1, bias=bias, dtype=config.params_dtype)
         self._shares_sequence = bool(config.sequence_parallel)
         for parameter in self.parameters():
             # megatron-core then sums the gradients, each of a part of the sequence, over the tensor-parallel ranks.
