@@ -63,7 +63,7 @@ class MegatronCritic:
         self._conversion = conversion_of(self._path, architecture, layout, is_critic=True)
         self._weights = RankWeights(chunks.bare, self._conversion)
         self._optimizer = Optimizer(config, chunks)
-        self._gathered: dict[str, Tensor] | None = None
+        self._fingerprint: str | None = None
         self._measured: list[dict[str, float]] = []
         self._micro_batches = 0
 
@@ -77,7 +77,7 @@ class MegatronCritic:
             self._weights.load(ChainMap(head, SafetensorsReader(list(policy))))  # type: ignore[arg-type]  # is only read
         self.discard()
         self._optimizer.reset()
-        self._gathered = None
+        self._fingerprint = None
 
     def values(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute the value of the state before each trained token; see `CriticEngine`."""
@@ -115,21 +115,17 @@ class MegatronCritic:
         norm, count = self._optimizer.step(rate, 1.0 / max(measured["tokens"], 1.0)), float(self._micro_batches)
         self.discard()
         check_gradient_norm(norm, "critic")
-        self._gathered = None
+        self._fingerprint = None
         progress()
         metrics = {"grad_norm": norm, "micro_batches": count, "learning_rate": rate}
         return StepResult(value_metrics(measured | metrics))
 
-    def _gather(self) -> dict[str, Tensor]:
-        """Weights on rank 0. Collective if they have changed since the last call."""
-        if self._gathered is None:
-            self._gathered = dict(self._weights.gather())
-        return self._gathered
-
     def fingerprint(self) -> str:
         """Return the fingerprint of the weights, on rank 0; other ranks return an empty string."""
-        tensors = self._gather()
-        return weights.fingerprint(tensors.items()) if self._rank == 0 else ""
+        if self._fingerprint is None:
+            tensors = dict(self._weights.gather())
+            self._fingerprint = weights.fingerprint(tensors.items()) if self._rank == 0 else ""
+        return self._fingerprint
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its shards; see `SavesState`."""
@@ -143,11 +139,11 @@ class MegatronCritic:
         """Load a checkpoint that any layout wrote; see `SavesState`."""
         checkpoint.load(folder, self._layout, self._optimizer)
         self.discard()
-        self._gathered = None
+        self._fingerprint = None
 
     def export(self, folder: Path) -> None:
         """Write a folder that critic.path can name, on rank 0; see `CriticEngine`."""
-        tensors = self._gather()
+        tensors = dict(self._weights.gather())
         if self._rank == 0:
             model = build_critic(self._path, seed=0).to(getattr(torch, self._config.trainer.precision))
             copy_into(model, tensors, "the critic")
