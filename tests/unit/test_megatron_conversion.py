@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from relax_actors.engines.megatron.architecture import Architecture
-from relax_actors.engines.megatron.conversion import Conversion, SafetensorsReader, merge_shards, shard_axis, shard_of
+from relax_actors.engines.megatron.conversion import Conversion, merge_shards, shard_axis, shard_of
+from relax_actors.engines.megatron.folder_reader import SafetensorsReader
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of

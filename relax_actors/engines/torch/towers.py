@@ -110,7 +110,7 @@ def _encode_sounds(model: PreTrainedModel, prompts: Sequence[list[MediaItem]]) -
 
 def _encode_chunked(model: PreTrainedModel, items: Sequence[MediaItem]) -> Tensor:
     """Encode sounds with a tower that cuts each one into chunks (Qwen2.5-Omni, Qwen3-Omni)."""
-    features, mask = _padded(items, model.device)
+    features, mask = _padded(model, items)
     encode_sounds: Any = model.get_audio_features
     found: Tensor = encode_sounds(features, feature_attention_mask=mask, return_dict=True).last_hidden_state
     return found
@@ -119,7 +119,7 @@ def _encode_chunked(model: PreTrainedModel, items: Sequence[MediaItem]) -> Tenso
 def _encode_whole(model: PreTrainedModel, items: Sequence[MediaItem]) -> Tensor:
     """Encode sounds with a tower that reads a fixed number of frames (Qwen2-Audio)."""
     tower, projector = _audio_tower(model), model.model.multi_modal_projector
-    features, mask = _padded(items, model.device)
+    features, mask = _padded(model, items)
     # The first convolution of the tower keeps the number of frames, the second halves it.
     read = mask[:, ::2]
     shape = read[..., None].to(features.dtype)
@@ -132,13 +132,13 @@ def _audio_tower(model: PreTrainedModel) -> Any:
     return getattr(model, "audio_tower", None) or model.model.audio_tower
 
 
-def _padded(items: Sequence[MediaItem], device: torch.device) -> tuple[Tensor, Tensor]:
+def _padded(model: PreTrainedModel, items: Sequence[MediaItem]) -> tuple[Tensor, Tensor]:
     """Pad sounds to the longest.
 
     Returns:
-        `[sounds, mels, frames] float32`, and `[sounds, frames] int64`, 1 for frames of the sound.
+        `[sounds, mels, frames]` of the model's dtype, and `[sounds, frames] int64`, 1 for frames of the sound.
     """
     frames = max(item.features.shape[1] for item in items)
     features = np.stack([np.pad(item.features, ((0, 0), (0, frames - item.features.shape[1]))) for item in items])
     mask = (np.arange(frames) < np.array([int(item.grid[0]) for item in items])[:, None]).astype(np.int64)
-    return torch.from_numpy(features).to(device), torch.from_numpy(mask).to(device)
+    return torch.from_numpy(features).to(model.device, model.dtype), torch.from_numpy(mask).to(model.device)
