@@ -165,9 +165,16 @@ def test_a_scorer_gives_the_log_probs_of_the_torch_scorer(tmp_path: Path) -> Non
 
 def test_samples_of_a_prompt_share_its_media_in_a_message(tmp_path: Path) -> None:
     samples = media_batch(configured(tmp_path / "run", "qwen3_omni_moe_thinker"))
-    message = wire.encode(pack_samples([*samples, replace(samples[0], media=None)]))
+    first = samples[0].media
+    assert first is not None
+    extended = replace(first, position_delta=0.0)
+    message = wire.encode(
+        pack_samples([*samples, replace(samples[0], media=None), replace(samples[0], media=extended)])
+    )
     found = unpack_samples(wire.decode(message))
-    assert found[-1].media is None
+    assert found[-2].media is None
+    assert found[-1].media is not found[0].media
+    assert found[-1].media.items[0] is found[0].media.items[0]  # type: ignore[union-attr]
     for one, other in zip(samples, found, strict=False):
         assert one.media is not None
         assert other.media is not None
