@@ -159,11 +159,12 @@ def deepstack_indexes(body: Mapping[str, Any]) -> list[int]:
     return list(vision.get("deepstack_visual_indexes") or [])
 
 
-def check(fields: Mapping[str, Any]) -> None:
+def check(fields: Mapping[str, Any], setting: str = "trainer.backend") -> None:
     """Refuse a config.json that megatron-core would compute differently.
 
     Args:
         fields: of the decoder; see `decoder_fields`.
+        setting: configuration key that names the backend, for errors.
 
     Raises:
         ConfigError: lists every unsupported setting, one a line.
@@ -182,7 +183,7 @@ def check(fields: Mapping[str, Any]) -> None:
     if (kind := _rotary(fields).get("rope_type", "default")) not in ("default", "mrope"):
         problems.append(f"rope_type = {kind!r} is not supported, only 'default'")
     if problems:
-        raise ConfigError("\n".join(f'trainer.backend = "megatron": the model\'s {text}' for text in problems))
+        raise ConfigError("\n".join(f'{setting} = "megatron": the model\'s {text}' for text in problems))
 
 
 def _head_dim(fields: Mapping[str, Any], heads: int) -> int:

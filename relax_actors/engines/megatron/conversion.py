@@ -26,6 +26,7 @@ TOWERS = "towers."
 """Prefix of the keys of the towers' weights, before their Hugging Face names."""
 _IN_DECODER = {EMBEDDING: "embed_tokens.weight", FINAL_NORM: "norm.weight"}
 _TOP_LEVEL = (*_IN_DECODER, OUTPUT)
+VALUE_WEIGHT, VALUE_BIAS = "value_head.weight", "value_head.bias"
 _RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
@@ -77,11 +78,13 @@ class Conversion:
         architecture: of the model.
         padded_vocab_size: rows of the embeddings in megatron-core; at least the vocabulary size.
         towers: shapes of the weights of the towers of a multimodal model, by Hugging Face name.
+        value_head: Hugging Face names of the value head that a critic has in place of the output layer, by key.
     """
 
     architecture: Architecture
     padded_vocab_size: int
     towers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    value_head: Mapping[str, str] = field(default_factory=dict)
 
     def entries(self) -> Iterator[tuple[str, ...]]:
         """All keys in a fixed order, grouped by the Hugging Face tensor that they form together."""
@@ -107,13 +110,15 @@ class Conversion:
                 yield (prefix + "mlp." + FC1,)
                 yield (prefix + "mlp." + FC2,)
         yield (FINAL_NORM,)
-        if not model.tied_embeddings:
+        if self.value_head:
+            yield from ((key,) for key in self.value_head)
+        elif not model.tied_embeddings:
             yield (OUTPUT,)
 
     def names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the Hugging Face tensors of an entry of `entries`."""
         key = keys[0]
-        if key in _TOP_LEVEL:
+        if key in _TOP_LEVEL or key in self.value_head:
             return (self._top_level_name(key),)
         if key.startswith(TOWERS):
             return (key.removeprefix(TOWERS),)
@@ -128,6 +133,8 @@ class Conversion:
         return (prefix + _RENAMED[local],)
 
     def _top_level_name(self, key: str) -> str:
+        if key in self.value_head:
+            return self.value_head[key]
         if key == OUTPUT and not self.architecture.tied_embeddings:
             return "lm_head.weight"
         return self.architecture.prefix + _IN_DECODER[EMBEDDING if key == OUTPUT else key]
@@ -139,10 +146,8 @@ class Conversion:
             ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
         """
         model = self.architecture
-        if key in _TOP_LEVEL:
-            shape = (model.hidden_size,) if key == FINAL_NORM else (model.vocab_size, model.hidden_size)
-            whole = _checked(source, self._top_level_name(key), shape)
-            return whole if key == FINAL_NORM else _padded(whole, self.padded_vocab_size)
+        if key in _TOP_LEVEL or key in self.value_head:
+            return self._top_level(key, source)
         read = partial(_checked, source)
         if key.startswith(TOWERS):
             name = key.removeprefix(TOWERS)
@@ -163,6 +168,12 @@ class Conversion:
         if match := _EXPERT.fullmatch(local):
             return self._expert(source, f"{prefix}mlp.experts.", int(match[1]), match[2])
         return read(prefix + _RENAMED[local], self._shape(local))
+
+    def _top_level(self, key: str, source: Mapping[str, Tensor]) -> Tensor:
+        vocabulary, hidden = self.architecture.vocab_size, self.architecture.hidden_size
+        shapes = {FINAL_NORM: (hidden,), VALUE_WEIGHT: (1, hidden), VALUE_BIAS: (1,)}
+        whole = _checked(source, self._top_level_name(key), shapes.get(key, (vocabulary, hidden)))
+        return whole if key in shapes else _padded(whole, self.padded_vocab_size)
 
     def _shape(self, local: str) -> tuple[int, ...]:
         model = self.architecture
@@ -193,7 +204,7 @@ class Conversion:
 
     def _split(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[Tensor]:
         model, key, whole = self.architecture, keys[0], wholes[0]
-        local = key if key in _TOP_LEVEL or key.startswith(TOWERS) else _split_key(key)[1]
+        local = key if key in (*_TOP_LEVEL, *self.value_head) or key.startswith(TOWERS) else _split_key(key)[1]
         if local.startswith(TOWERS):
             yield whole
         elif local in (EMBEDDING, OUTPUT):

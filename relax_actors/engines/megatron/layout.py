@@ -1,4 +1,4 @@
-"""Parallel layout of a trainer's ranks, and checks that refuse impossible layouts."""
+"""Parallel layout of ranks, and checks that refuse impossible layouts."""
 
 from __future__ import annotations
 
@@ -71,12 +71,13 @@ class Layout:
         return (2 * self.context if self.context > 1 else 1) * (self.tensor if self.sequence else 1)
 
 
-def check(layout: Layout, model: Mapping[str, Any]) -> None:
+def check(layout: Layout, model: Mapping[str, Any], section: str = "trainer.megatron") -> None:
     """Refuse a layout that cannot train a model.
 
     Args:
-        layout: of the trainer.
+        layout: of the ranks.
         model: fields of the model's config.json.
+        section: configuration section of the layout, for errors.
 
     Raises:
         ConfigError: lists every problem, one a line.
@@ -88,15 +89,16 @@ def check(layout: Layout, model: Mapping[str, Any]) -> None:
         *_expert_problems(layout, model, experts),
     ]
     if problems:
-        raise ConfigError("\n".join(f"trainer.megatron: {text}" for text in problems))
+        raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
 
 
-def check_towers(layout: Layout, body: Mapping[str, Any]) -> None:
+def check_towers(layout: Layout, body: Mapping[str, Any], section: str = "trainer.megatron") -> None:
     """Refuse a layout that cannot train a multimodal model; see `check`.
 
     Args:
-        layout: of the trainer.
+        layout: of the ranks.
         body: the model's config.json.
+        section: configuration section of the layout, for errors.
     """
     if not is_nested(body):
         return
@@ -115,7 +117,7 @@ def check_towers(layout: Layout, body: Mapping[str, Any]) -> None:
             "pipeline_parallel or virtual_pipeline"
         )
     if problems:
-        raise ConfigError("\n".join(f"trainer.megatron: {text}" for text in problems))
+        raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
 
 
 def _group_problems(layout: Layout) -> Iterator[str]:

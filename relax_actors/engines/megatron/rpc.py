@@ -78,4 +78,4 @@ def unpack_error(message: Mapping[str, Any], rank: int) -> Exception:
 
 
 class RankError(RelaxError):
-    """A rank of the trainer failed or exited."""
+    """A rank failed or exited."""

@@ -105,6 +105,23 @@ def _multimodal_critic(path: Path, seed: int, device: torch.device | str) -> Pre
     return model
 
 
+def save_critic(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model of `build_critic` as a folder that critic.path can name.
+
+    It is a token-classification folder with one label, which transformers loads; transformers has no such class for
+    multimodal models, whose files therefore hold the names of the critic itself.
+
+    Raises:
+        OSError: writing failed; errno is ENOSPC if the disk is full.
+    """
+    with weights.disk_errors(folder):
+        if hasattr(model, "score"):
+            model.save_pretrained(folder)
+        else:
+            model.config.save_pretrained(folder)
+            weights.save(tensors_of(model), folder / "model.safetensors")
+
+
 def has_weights(path: Path) -> bool:
     """Return whether a model folder contains weights."""
     return any(path.glob("*.safetensors"))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import Schedule
-from relax_actors.engines.megatron.mcore.update import Update, reports_metrics
+from relax_actors.engines.megatron.mcore.update import Update
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
@@ -115,20 +114,9 @@ class MegatronEngine:
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute log-probs with the current weights, the same on all ranks; see `SupportsScore`."""
-        batches = self._schedule.micro_batches(samples)
         if self._replay is not None:
             self._replay.begin(replays=True, trains=False)
-        scored = self._schedule.score(self._optimizer.models, batches, samples, progress, replay=self._replay)
-        own = [
-            (index, row[: samples[index].trained])
-            for number, logprobs in scored.items()
-            for index, row in zip(batches[number].indices, logprobs.cpu().numpy(), strict=False)
-        ]
-        found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
-        for part in process_groups.all_gather_messages(own if reports_metrics() else []):
-            for index, logprobs in part:
-                found[index][samples[index].loss_mask] = logprobs
-        return found
+        return self._schedule.score_everywhere(self._optimizer.models, samples, progress, replay=self._replay)
 
     def discard(self) -> None:
         """Discard the accumulated gradients; see `TrainingEngine`."""
@@ -203,7 +191,8 @@ class MegatronEngine:
     def load(self, folder: Path) -> None:
         """Load a checkpoint that any layout wrote; see `TrainingEngine`."""
         reference = self._new_reference() if checkpoint.has_reference(folder) else None
-        self._coefficients.restore(checkpoint.load(folder, self._layout, self._optimizer, reference))
+        checkpoint.load(folder, self._layout, self._optimizer, reference)
+        self._coefficients.restore(checkpoint.coefficients_of(folder))
         self.discard()
         self._weights_changed()
 

@@ -148,6 +148,18 @@ def trained_squares(logits: Tensor, batch: MicroBatchTensors, temperature: float
     return _in_sequences(found, scored, logits, batch)
 
 
+def trained_values(values: Tensor, batch: MicroBatchTensors) -> Tensor:
+    """Return the values before the trained tokens, `[sequences, width] float32`.
+
+    Args:
+        values: of this rank's positions, `[rows, length / context, 1]`.
+        batch: the micro-batch.
+    """
+    scored = context_parallel_slice(batch.scored)
+    selected = values[scored][:, 0].float()
+    return _in_sequences(selected if len(selected) else None, scored, values, batch)
+
+
 def top_tokens(logits: Tensor, batch: MicroBatchTensors, k: int) -> Tensor:
     """Return the most likely tokens at each trained token, `[sequences, width, k] int64`; the model is on one rank."""
     scored, selected, _ = _scored(logits, batch)

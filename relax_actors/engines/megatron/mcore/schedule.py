@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.config.schema import Config
@@ -23,6 +25,7 @@ from relax_actors.engines.megatron.mcore.logprobs import (
     set_scored_tokens,
     top_tokens,
     trained_squares,
+    trained_values,
 )
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors, plan_micro_batches
 from relax_actors.engines.megatron.mcore.model_chunks import padded_vocabulary
@@ -46,14 +49,15 @@ class Schedule:
         config: configuration of the run.
         architecture: of the model.
         layout: of the ranks.
+        is_critic: whether the models are critics, with values in place of logits.
     """
 
-    def __init__(self, config: Config, architecture: Architecture, layout: Layout) -> None:
+    def __init__(self, config: Config, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> None:
         self._layout, self._vocab_size = layout, architecture.vocab_size
         self._max_tokens, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
         self._device = process_groups.device()
         self._family = family_of(config.model_path)
-        self._barred = barred_ids(self._family, padded_vocabulary(architecture, layout))
+        self._barred = barred_ids(None if is_critic else self._family, padded_vocabulary(architecture, layout))
 
     def micro_batches(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
         """Micro-batches of this rank.
@@ -94,6 +98,11 @@ class Schedule:
             return score_trained(logits, tensors, self._temperature, self._vocab_size, ids=ids)
 
         return score
+
+    @staticmethod
+    def values(found: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
+        """Take the values of a critic in place of log-probs; a `Score`."""
+        return ScoredTokens(trained_values(found, tensors))
 
     def squares(self, logits: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
         """Compute sums of squared probabilities in place of log-probs; a `Score`."""
@@ -184,3 +193,26 @@ class Schedule:
 
         self.run(models, batches, samples, keep, progress, score=score, forward_only=True, replay=replay)
         return scored
+
+    def score_everywhere(
+        self,
+        models: Sequence[Any],
+        samples: Sequence[TrainSample],
+        progress: Callable[[], None],
+        *,
+        score: Score | None = None,
+        replay: Replay | None = None,
+    ) -> list[NDArray[Any]]:
+        """Log-probs of each sequence, `[len] float32`, the same on all ranks; arguments as of `run`."""
+        batches = self.micro_batches(samples)
+        scored = self.score(models, batches, samples, progress, score=score, replay=replay)
+        own = [
+            (index, row[: samples[index].trained])
+            for number, values in scored.items()
+            for index, row in zip(batches[number].indices, values.cpu().numpy(), strict=False)
+        ]
+        found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
+        for part in process_groups.all_gather_messages(own if process_groups.reports_metrics() else []):
+            for index, values in part:
+                found[index][samples[index].loss_mask] = values
+        return found
