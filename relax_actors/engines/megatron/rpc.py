@@ -25,7 +25,8 @@ def pack_samples(samples: Sequence[TrainSample]) -> dict[str, Any]:
     """
     shared = {id(sample.media): sample.media for sample in samples if sample.media is not None}
     items = {id(item): item for media in shared.values() for item in media.items}
-    media_number, item_number = ({key: i for i, key in enumerate(found)} for found in (shared, items))
+    media_number = {key: i for i, key in enumerate(shared)}
+    item_number = {key: i for i, key in enumerate(items)}
     packed = [
         {name: value for name in _SAMPLE_FIELDS if (value := getattr(sample, name)) is not None}
         | ({} if sample.media is None else {"media": media_number[id(sample.media)]})
