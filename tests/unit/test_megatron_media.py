@@ -22,8 +22,9 @@ from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
+from tests.support.batches import routed
 from tests.support.media_batches import media_batch
-from tests.support.tiny_media_models import FAMILIES, architecture_of
+from tests.support.tiny_media_models import FAMILIES, MOE, TEXT, architecture_of
 from tests.support.tiny_megatron import config_of, media_architecture, skip_if_missing
 from tests.support.trained_engines import max_difference, started, weights_of
 
@@ -54,10 +55,13 @@ def configured(folder: Path, model_type: str, **trainer: Any) -> Config:
     "model_type", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
 def test_two_steps_have_the_numbers_of_the_torch_engine(tmp_path: Path, model_type: str) -> None:
-    config = configured(tmp_path / "run", model_type, **SMOOTH, max_tokens_per_microbatch=120)
+    replays = model_type == "qwen3_omni_moe_thinker"
+    config = configured(tmp_path / "run", model_type, **SMOOTH, max_tokens_per_microbatch=120, router_replay=replays)
     megatron, theirs = started(MegatronEngine(config)), started(TorchEngine(config))
     assert megatron.fingerprint() == theirs.fingerprint()
     samples = media_batch(config)
+    if replays:
+        samples = routed(samples, 3, TEXT | MOE)
     for ours, other in zip(megatron.score(samples, nothing), theirs.score(samples, nothing), strict=True):
         np.testing.assert_allclose(ours, other, atol=1e-5)
     for step in range(2):
@@ -131,11 +135,8 @@ def test_frozen_towers_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
     assert [name for name in held.split('"') if name.startswith("optimizer") and "towers" in name] == []
 
 
-@pytest.mark.parametrize(
-    "model_type", [n if n == "qwen3_omni_moe_thinker" else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES]
-)
-def test_the_exported_folder_loads_in_transformers_and_starts_another_run(tmp_path: Path, model_type: str) -> None:
-    config = configured(tmp_path / "run", model_type, learning_rate=1e-2)
+def test_the_exported_folder_loads_in_transformers_and_starts_another_run(tmp_path: Path) -> None:
+    config = configured(tmp_path / "run", "qwen3_omni_moe_thinker", learning_rate=1e-2)
     engine = started(MegatronEngine(config))
     train(engine, media_batch(config), 0, nothing)
     engine.export(folder := tmp_path / "model")
@@ -164,9 +165,16 @@ def test_a_scorer_gives_the_log_probs_of_the_torch_scorer(tmp_path: Path) -> Non
 
 def test_samples_of_a_prompt_share_its_media_in_a_message(tmp_path: Path) -> None:
     samples = media_batch(configured(tmp_path / "run", "qwen3_omni_moe_thinker"))
-    message = wire.encode(pack_samples([*samples, replace(samples[0], media=None)]))
+    first = samples[0].media
+    assert first is not None
+    extended = replace(first, position_delta=0.0)
+    message = wire.encode(
+        pack_samples([*samples, replace(samples[0], media=None), replace(samples[0], media=extended)])
+    )
     found = unpack_samples(wire.decode(message))
-    assert found[-1].media is None
+    assert found[-2].media is None
+    assert found[-1].media is not found[0].media
+    assert found[-1].media.items[0] is found[0].media.items[0]  # type: ignore[union-attr]
     for one, other in zip(samples, found, strict=False):
         assert one.media is not None
         assert other.media is not None

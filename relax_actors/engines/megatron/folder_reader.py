@@ -9,7 +9,7 @@ import safetensors
 from torch import Tensor
 
 OLD_PREFIXES = {
-    "model.language_model.": ("model.", "language_model.model."),
+    "model.language_model.": ("model.", "language_model.model.", "language_model.model.model."),
     "model.visual.": ("visual.",),
     "model.audio_tower.": ("audio_tower.",),
     "model.multi_modal_projector.": ("multi_modal_projector.",),

@@ -21,36 +21,41 @@ _ITEM_FIELDS = tuple(field.name for field in fields(MediaItem) if field.name != 
 def pack_samples(samples: Sequence[TrainSample]) -> dict[str, Any]:
     """Encode sequences as plain data and arrays; fields that are None are left out.
 
-    Media that sequences share are encoded once.
+    Media that sequences share, and items that media share, are encoded once.
     """
     shared = {id(sample.media): sample.media for sample in samples if sample.media is not None}
-    number = {key: i for i, key in enumerate(shared)}
-    found = [
+    items = {id(item): item for media in shared.values() for item in media.items}
+    media_number = {key: i for i, key in enumerate(shared)}
+    item_number = {key: i for i, key in enumerate(items)}
+    packed = [
         {name: value for name in _SAMPLE_FIELDS if (value := getattr(sample, name)) is not None}
-        | ({} if sample.media is None else {"media": number[id(sample.media)]})
+        | ({} if sample.media is None else {"media": media_number[id(sample.media)]})
         for sample in samples
     ]
-    return {"samples": found, "media": [_pack_media(media) for media in shared.values()]}
+    media = [
+        {
+            "items": [item_number[id(item)] for item in one.items],
+            "positions": one.positions,
+            "position_delta": float(one.position_delta),
+        }
+        for one in shared.values()
+    ]
+    # References into the store are for other engines.
+    features = [{name: getattr(item, name) for name in _ITEM_FIELDS} for item in items.values()]
+    return {"samples": packed, "media": media, "items": features}
 
 
 def unpack_samples(message: Mapping[str, Any]) -> list[TrainSample]:
     """Decode what `pack_samples` encoded; sequences share media as before."""
-    media = [_unpack_media(packed) for packed in message["media"]]
+    items = [MediaItem(**values) for values in message["items"]]
+    media = [
+        PromptMedia(tuple(items[i] for i in packed["items"]), packed["positions"], packed["position_delta"])
+        for packed in message["media"]
+    ]
     return [
         TrainSample(**(values | ({"media": media[values["media"]]} if "media" in values else {})))
         for values in message["samples"]
     ]
-
-
-def _pack_media(media: PromptMedia) -> dict[str, Any]:
-    """Encode the media of a prompt with their features; references into the store are for other engines."""
-    items = [{name: getattr(item, name) for name in _ITEM_FIELDS} for item in media.items]
-    return {"items": items, "positions": media.positions, "position_delta": float(media.position_delta)}
-
-
-def _unpack_media(message: Mapping[str, Any]) -> PromptMedia:
-    items = tuple(MediaItem(**values) for values in message["items"])
-    return PromptMedia(items, message["positions"], message["position_delta"])
 
 
 def pack_error(error: BaseException) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from relax_actors.engines.megatron.mcore.logprobs import limit_logits_to_scored
 from relax_actors.engines.megatron.mcore.media_model import MediaModel
 from relax_actors.engines.megatron.mcore.process_groups import device
 from relax_actors.engines.megatron.mcore.rotary import PackedRotaryEmbedding
-from relax_actors.engines.megatron.mcore.towers import build_towers, float32_buffers, tower_shapes
 from relax_actors.engines.megatron.mcore.value_head import ValueHead
+from relax_actors.engines.megatron.towers import build_towers, float32_buffers, tower_shapes
 from relax_actors.media.family import family_of
 
 TEXT_HEAD = {VALUE_WEIGHT: "score.weight", VALUE_BIAS: "score.bias"}
@@ -88,7 +88,8 @@ class ModelChunks:
         # Of the policy: its processor files say how the features of media are normalised.
         self._family = family_of(config.model_path)
         self.bare = [self._build(architecture, layout, stage) for stage in range(layout.virtual)]
-        kept = [found for model in self.bare for found in float32_buffers(model)]
+        towers = [model.towers for model in self.bare if getattr(model, "towers", None) is not None]
+        kept = [found for model in towers for found in float32_buffers(model)]
         half = self.config.bf16
         self.wrapped = [Float16Module(self.config, model) if half else model for model in self.bare]
         for module, name, buffer in kept:  # frequencies of the towers, which bfloat16 would round
