@@ -1,0 +1,45 @@
+"""Preparation of a server whose model takes media."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from relax_actors.engines.sglang import server_models, server_processors
+from relax_actors.engines.sglang.families import ServedFamily
+
+THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
+
+
+def prepare_media(model: Path, served: ServedFamily) -> Path:
+    """Point SGLang to the run's models and input processor; return the folder that it is started with.
+
+    The folder has all files of the model folder but its weights, which the actor loads, and a config that SGLang
+    understands. It lies in the temporary folder, which is removed with the server.
+    """
+    os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = server_models.__name__
+    os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = server_processors.__name__
+    body = json.loads((model / "config.json").read_text())
+    if body.get("model_type") == THINKER:
+        body = {"model_type": WHOLE, "thinker_config": body, "enable_audio_output": False}
+    folder = Path(tempfile.mkdtemp(prefix="model-"))
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).symlink_to(file.absolute())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(body | {"architectures": [served.architecture]}))
+    return folder
+
+
+def leave_out_processor() -> None:
+    """Keep SGLang from loading the model's own processor of media: the role `media` has done its work.
+
+    Importing the run's models here reports an error in them, which SGLang would only log.
+    """
+    from sglang.srt.managers import tokenizer_manager  # noqa: PLC0415
+
+    from relax_actors.engines.sglang.server_processors import stored_media  # noqa: F401, PLC0415
+
+    tokenizer_manager.get_processor_wrapper = lambda: None
