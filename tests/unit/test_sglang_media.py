@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import xxhash
 
 from broker.fields import TensorRef
+from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import MediaItem, PromptMedia
 from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.families import SERVED
@@ -19,7 +21,7 @@ from relax_actors.engines.sglang.media_reference import MediaReferences, StoredM
 from relax_actors.engines.sglang.server_models.fractions import pack, unpack
 from relax_actors.engines.sglang.server_models.pixels import pixel_values
 from relax_actors.engines.torch.model import build, tensors_of
-from relax_actors.errors import EngineError
+from relax_actors.errors import ConfigError, EngineError
 from relax_actors.media import normalise
 from relax_actors.media.family import Family, family_of
 from tests.support.models import config_of
@@ -110,10 +112,10 @@ def test_pixels_of_a_server_have_the_bits_of_the_processor(family: Family, frame
 def test_a_thinker_is_served_as_the_model_that_sglang_has_a_class_for(
     omni: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SGLANG_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"):
-        monkeypatch.setenv(name, "")
+    for name in ("MODEL_PACKAGE", "MM_PROCESSOR_PACKAGE"):
+        monkeypatch.setenv(f"SGLANG_EXTERNAL_{name}", "")
     served = SERVED["qwen3_omni_moe_thinker"]
-    folder = prepare_media(omni, served)
+    folder = prepare_media(omni, served, deterministic=False)
     body = json.loads((folder / "config.json").read_text())
     assert (body["model_type"], body["architectures"]) == ("qwen3_omni_moe", [served.architecture])
     assert body["thinker_config"] == json.loads((omni / "config.json").read_text())
@@ -123,3 +125,40 @@ def test_a_thinker_is_served_as_the_model_that_sglang_has_a_class_for(
     assert "thinker.model.layers.0.mlp.experts.3.down_proj.weight" in named
     assert all(name.startswith("thinker.") for name in named)
     assert sum(part.numel() for part in named.values()) == sum(part.numel() for part in tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "said"),
+    [
+        (
+            "qwen2_5_omni_thinker",
+            {},
+            (
+                'rollout.backend = "sglang" with a model of type qwen2_5_omni_thinker: SGLang has no class for it; among '
+                "models that see or hear it serves qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_omni_moe_thinker, "
+                'qwen2_audio; use "transformers"'
+            ),
+        ),
+        (
+            "qwen3_vl",
+            {"urls": ["http://127.0.0.1:1"]},
+            (
+                "rollout.sglang.urls: a server that the run does not start cannot read the media of prompts; leave it out, "
+                "so that the run starts its servers"
+            ),
+        ),
+        (
+            "qwen3_omni_moe_thinker",
+            {"tensor_parallel": 3},
+            "rollout.sglang.tensor_parallel = 3 does not divide the model's num_attention_heads = 2; lower it",
+        ),
+    ],
+)
+def test_what_sglang_cannot_serve_is_refused_before_anything_starts(
+    tmp_path: Path, model_type: str, settings: dict[str, Any], said: str
+) -> None:
+    rollout = {"backend": "sglang", "sglang": settings}
+    config = config_of(tmp_path, architecture_of(model_type), rollout=rollout)
+    with pytest.raises(ConfigError) as caught:
+        list(inference_backend(config).check(config, config.model_path))
+    assert str(caught.value) == said

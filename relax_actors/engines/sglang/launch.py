@@ -36,7 +36,9 @@ def main() -> None:
     if not cuda:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     served = served_family(config.model_path)
-    model = config.model_path if served is None else prepare_media(config.model_path, served[1])
+    model = config.model_path
+    if served is not None:
+        model = prepare_media(model, served[1], deterministic=config.run.deterministic)
     arguments = server_arguments(config, model, measure(config.model_path), int(sys.argv[3]), cuda=cuda)
     from sglang.launch_server import run_server  # noqa: PLC0415
     from sglang.srt.plugins import load_plugins  # noqa: PLC0415

@@ -13,12 +13,20 @@ from relax_actors.engines.sglang.families import ServedFamily
 THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
 
 
-def prepare_media(model: Path, served: ServedFamily) -> Path:
+def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool) -> Path:
     """Point SGLang to the run's models and input processor; return the folder that it is started with.
 
     The folder has all files of the model folder but its weights, which the actor loads, and a config that SGLang
     understands. It lies in the temporary folder, which is removed with the server.
+
+    Args:
+        model: model folder of the run.
+        served: how SGLang serves its family.
+        deterministic: whether the bits of a row must not depend on the rows before it.
     """
+    if deterministic:
+        # Which media of a row a tower encodes together would depend on those in the cache, and the bits on that.
+        os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
     os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = server_models.__name__
     os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = server_processors.__name__
     body = json.loads((model / "config.json").read_text())
