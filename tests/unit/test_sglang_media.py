@@ -127,31 +127,24 @@ def test_a_thinker_is_served_as_the_model_that_sglang_has_a_class_for(
     assert sum(part.numel() for part in named.values()) == sum(part.numel() for part in tensors.values())
 
 
+QWEN2_5_OMNI = (
+    'rollout.backend = "sglang" with a model of type qwen2_5_omni_thinker: SGLang has no class for it; among models that '
+    "see or hear it serves qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_omni_moe_thinker, qwen2_audio; use "
+    '"transformers"'
+)
+EXTERNAL = (
+    "rollout.sglang.urls: a server that the run does not start cannot read the media of prompts; leave it out, so that "
+    "the run starts its servers"
+)
+PARALLEL = "rollout.sglang.tensor_parallel = 3 does not divide the model's num_attention_heads = 2; lower it"
+
+
 @pytest.mark.parametrize(
     ("model_type", "settings", "said"),
     [
-        (
-            "qwen2_5_omni_thinker",
-            {},
-            (
-                'rollout.backend = "sglang" with a model of type qwen2_5_omni_thinker: SGLang has no class for it; among '
-                "models that see or hear it serves qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_omni_moe_thinker, "
-                'qwen2_audio; use "transformers"'
-            ),
-        ),
-        (
-            "qwen3_vl",
-            {"urls": ["http://127.0.0.1:1"]},
-            (
-                "rollout.sglang.urls: a server that the run does not start cannot read the media of prompts; leave it out, "
-                "so that the run starts its servers"
-            ),
-        ),
-        (
-            "qwen3_omni_moe_thinker",
-            {"tensor_parallel": 3},
-            "rollout.sglang.tensor_parallel = 3 does not divide the model's num_attention_heads = 2; lower it",
-        ),
+        ("qwen2_5_omni_thinker", {}, QWEN2_5_OMNI),
+        ("qwen3_vl", {"urls": ["http://127.0.0.1:1"]}, EXTERNAL),
+        ("qwen3_omni_moe_thinker", {"tensor_parallel": 3}, PARALLEL),
     ],
 )
 def test_what_sglang_cannot_serve_is_refused_before_anything_starts(

@@ -90,7 +90,7 @@ class Thinker(ReadsPatches, qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGene
             sounds.append(torch.zeros_like(sounds[0][:, :1]).expand(-1, padding))
             lengths = torch.tensor([sound.shape[1] for sound in sounds], device=tower.conv2d1.weight.device)
             features = torch.cat(sounds, 1).to(lengths.device, tower.dtype)
-            embeddings = tower(features, feature_lens=lengths).last_hidden_state
+            embeddings = tower(features, feature_lens=lengths).last_hidden_state.flatten(0, -2)
             sizes = [_placeholders(items[number]) for number in group]
             found |= dict(zip(group, embeddings[: sum(sizes)].split(sizes), strict=True))
         return [found[number] for number in range(len(items))]
