@@ -128,8 +128,8 @@ def test_a_thinker_is_served_as_the_model_that_sglang_has_a_class_for(
 
 
 QWEN2_5_OMNI = (
-    'rollout.backend = "sglang" with a model of type qwen2_5_omni_thinker: SGLang has no class for it; among models '
-    "that see or hear it serves qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_omni_moe_thinker, qwen2_audio; use "
+    'rollout.backend = "sglang" with a model of type qwen2_5_omni_thinker: among models that see or hear only qwen2_5_vl, '
+    "qwen3_vl, qwen3_vl_moe, qwen3_omni_moe_thinker, qwen2_audio are supported; use "
     '"transformers"'
 )
 EXTERNAL = (

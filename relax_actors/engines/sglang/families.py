@@ -22,10 +22,11 @@ class ServedFamily:
     prefixes: tuple[tuple[str, str], ...] = ()
 
 
-_QWEN2 = (("model.visual.", "visual."), ("model.language_model.", "model."))
 SERVED = {
-    "qwen2_vl": ServedFamily("Qwen2VLForConditionalGeneration", _QWEN2),
-    "qwen2_5_vl": ServedFamily("Qwen2_5_VLForConditionalGeneration", _QWEN2),
+    "qwen2_5_vl": ServedFamily(
+        "Qwen2_5_VLForConditionalGeneration",
+        (("model.visual.", "visual."), ("model.language_model.", "model.")),
+    ),
     "qwen3_vl": ServedFamily("Qwen3VLForConditionalGeneration"),
     "qwen3_vl_moe": ServedFamily("Qwen3VLMoeForConditionalGeneration"),
     "qwen3_omni_moe_thinker": ServedFamily("Qwen3OmniMoeForConditionalGeneration", (("", "thinker."),)),
@@ -52,8 +53,8 @@ def served_family(model: Path) -> tuple[Family, ServedFamily] | None:
         return None
     if family.model_type not in SERVED:
         msg = (
-            f'rollout.backend = "sglang" with a model of type {family.model_type}: SGLang has no class for it; among '
-            f'models that see or hear it serves {", ".join(SERVED)}; use "transformers"'
+            f'rollout.backend = "sglang" with a model of type {family.model_type}: among models that see or hear only '
+            f'{", ".join(SERVED)} are supported; use "transformers"'
         )
         raise ConfigError(msg)
     return family, SERVED[family.model_type]

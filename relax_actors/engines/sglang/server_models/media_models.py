@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.managers import mm_schedule
-from sglang.srt.models import qwen2_5_vl, qwen2_audio, qwen2_vl, qwen3_omni_moe, qwen3_vl, qwen3_vl_moe
+from sglang.srt.models import qwen2_5_vl, qwen2_audio, qwen3_omni_moe, qwen3_vl, qwen3_vl_moe
 from torch import Tensor
 
 from relax_actors.engines.sglang.server_models.fractions import read_fractions
@@ -51,10 +51,6 @@ def _normalised(item: Any) -> Any:
     found.feature = pixel_values(item.feature, item.mean, item.std, frames, item.temporal)
     found.model_specific_data = item.model_specific_data | {"video_grid_thw": item.grid_thw}
     return found
-
-
-class Qwen2VLForConditionalGeneration(ForgetsFeatures, ReadsPatches, qwen2_vl.Qwen2VLForConditionalGeneration):  # type: ignore[misc]
-    """Qwen2-VL."""
 
 
 class Qwen2_5_VLForConditionalGeneration(  # noqa: N801 SGLang's name
@@ -124,7 +120,6 @@ class Qwen2AudioForConditionalGeneration(ForgetsFeatures, qwen2_audio.Qwen2Audio
 
 
 EntryClass = [
-    Qwen2VLForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
