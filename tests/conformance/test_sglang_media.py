@@ -17,7 +17,7 @@ from tests.support.sglang_servers import skip_if_missing
 from tests.support.tiny_media_models import FAMILIES
 
 skip_if_missing()
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module", params=[name for name in FAMILIES if name in SERVED])

@@ -79,7 +79,9 @@ class ServedModel:
     def engine(self) -> AbstractContextManager[SglangEngine]:
         """Engine of one incarnation of an actor."""
         media = MediaReferences(self.family, self.store)
-        return engine_of(self.kept, media=media, prefixes=SERVED[self.family.model_type].prefixes, moe=self.moe)
+        prefixes = SERVED[self.family.model_type].prefixes
+        # The first pass through towers takes long on a loaded machine.
+        return engine_of(self.kept, media=media, prefixes=prefixes, moe=self.moe, stall=300.0)
 
     def weights(self, scale: float) -> dict[str, Tensor]:
         """Draw weights whose head prefers the family's special tokens to all others."""

@@ -21,7 +21,7 @@ def main() -> None:
     key = os.environ.pop(KEY_VARIABLE)
     from relax_actors.data.model_folder import measure  # noqa: PLC0415
     from relax_actors.engines.sglang.families import served_family  # noqa: PLC0415
-    from relax_actors.engines.sglang.launch_media import leave_out_processor, prepare_media  # noqa: PLC0415
+    from relax_actors.engines.sglang.launch_media import prepare_media, replace_processors  # noqa: PLC0415
     from relax_actors.engines.sglang.server_arguments import server_arguments  # noqa: PLC0415 SGLang's child processes import this module
     from relax_actors.runtime.run_folder import RunFolder  # noqa: PLC0415
 
@@ -38,7 +38,7 @@ def main() -> None:
     served = served_family(config.model_path)
     model = config.model_path
     if served is not None:
-        model = prepare_media(model, served[1], deterministic=config.run.deterministic)
+        model = prepare_media(model, served[1], deterministic=config.run.deterministic, cuda=cuda)
     arguments = server_arguments(config, model, measure(config.model_path), int(sys.argv[3]), cuda=cuda)
     from sglang.launch_server import run_server  # noqa: PLC0415
     from sglang.srt.plugins import load_plugins  # noqa: PLC0415
@@ -46,7 +46,7 @@ def main() -> None:
 
     load_plugins()
     if served is not None:
-        leave_out_processor()
+        replace_processors()
     run_server(prepare_server_args([*arguments, *_class_arguments(model), "--api-key", key]))
 
 

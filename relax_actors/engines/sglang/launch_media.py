@@ -13,7 +13,7 @@ from relax_actors.engines.sglang.families import ServedFamily
 THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
 
 
-def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool) -> Path:
+def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool, cuda: bool) -> Path:
     """Point SGLang to the run's models and input processor; return the folder that it is started with.
 
     The folder has all files of the model folder but its weights, which the actor loads, and a config that SGLang
@@ -23,7 +23,11 @@ def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool) -> 
         model: model folder of the run.
         served: how SGLang serves its family.
         deterministic: whether the bits of a row must not depend on the rows before it.
+        cuda: whether the server computes on a GPU.
     """
+    if not cuda:
+        # SGLang compiles a function of the towers on its first call: minutes on a busy CPU, for no gain.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     if deterministic:
         # Which media of a row a tower encodes together would depend on those in the cache, and the bits on that.
         os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
@@ -41,13 +45,21 @@ def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool) -> 
     return folder
 
 
-def leave_out_processor() -> None:
-    """Keep SGLang from loading the model's own processor of media: the role `media` has done its work.
+def replace_processors() -> None:
+    """Make SGLang import the run's input processor only, and none of the model's own: the role `media` did its work.
 
-    Importing the run's models here reports an error in them, which SGLang would only log.
+    Its other processors take a minute of CPU time to import. Importing the run's one here reports an error in it, which
+    SGLang would only log.
     """
     from sglang.srt.managers import tokenizer_manager  # noqa: PLC0415
 
     from relax_actors.engines.sglang.server_processors import stored_media  # noqa: F401, PLC0415
 
+    import_processors = tokenizer_manager.import_processors
+
+    def import_own(package: str, *, overwrite: bool = False) -> None:
+        if package == server_processors.__name__:
+            import_processors(package, overwrite)
+
+    tokenizer_manager.import_processors = import_own
     tokenizer_manager.get_processor_wrapper = lambda: None
