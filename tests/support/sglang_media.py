@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 from broker.fields import TensorRef
@@ -20,6 +22,7 @@ from relax_actors.engines.sglang.media_reference import MediaReferences
 from relax_actors.engines.torch.model import build
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.media.family import family_of
+from relax_actors.messages.experts import MISSING
 from tests.support.models import publish, random_weights
 from tests.support.sglang_servers import Kept, config_of, engine_of
 from tests.support.tiny_media_models import MediaPrompts, architecture_of, prompts_of
@@ -115,7 +118,7 @@ class ServedModel:
                 assert len(group) == request.samples
                 samples = [
                     TrainSample.of_completion(
-                        request.tokens, made.tokens, media=request.media, routed_experts=made.routed_experts
+                        request.tokens, made.tokens, media=request.media, routed_experts=experts_of(made, version)
                     )
                     for made in group
                 ]
@@ -125,3 +128,10 @@ class ServedModel:
                     assert (made.routed_experts is None) == (self.moe is None)
                     wrote = made.versions == version
                     np.testing.assert_allclose(made.logprobs[wrote], scored[sample.loss_mask][wrote], atol=rounding)
+
+
+def experts_of(made: Generation, version: int) -> NDArray[Any] | None:
+    """Return the recorded experts of a sample; -1 for older weights, as those of its prompt are of the last ones."""
+    if made.routed_experts is None or made.versions[-1] == version:
+        return made.routed_experts
+    return np.full_like(made.routed_experts, MISSING)
