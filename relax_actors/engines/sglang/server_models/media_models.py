@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from sglang.srt.managers import mm_schedule
-from sglang.srt.models import qwen2_5_vl, qwen2_audio, qwen3_omni_moe, qwen3_vl, qwen3_vl_moe
+from sglang.srt.models import qwen3_omni_moe, qwen3_vl
 from torch import Tensor
 
 from relax_actors.engines.sglang.server_models.fractions import read_fractions
 from relax_actors.engines.sglang.server_models.pixels import pixel_values
-from relax_actors.engines.torch.towers import audio_attention
 
 
 class ForgetsFeatures:
@@ -53,24 +52,8 @@ def _normalised(item: Any) -> Any:
     return found
 
 
-class Qwen2_5_VLForConditionalGeneration(  # noqa: N801 SGLang's name
-    ForgetsFeatures,
-    ReadsPatches,
-    qwen2_5_vl.Qwen2_5_VLForConditionalGeneration,  # type: ignore[misc]
-):
-    """Qwen2.5-VL."""
-
-
 class Qwen3VLForConditionalGeneration(ForgetsFeatures, ReadsPatches, qwen3_vl.Qwen3VLForConditionalGeneration):  # type: ignore[misc]
     """Qwen3-VL."""
-
-
-class Qwen3VLMoeForConditionalGeneration(
-    ForgetsFeatures,
-    ReadsPatches,
-    qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration,  # type: ignore[misc]
-):
-    """Qwen3-VL with experts."""
 
 
 class Thinker(ReadsPatches, qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGeneration):  # type: ignore[misc]
@@ -105,25 +88,5 @@ class Qwen3OmniMoeForConditionalGeneration(ForgetsFeatures, qwen3_omni_moe.Qwen3
         read_fractions(self.thinker)
 
 
-class Qwen2AudioForConditionalGeneration(ForgetsFeatures, qwen2_audio.Qwen2AudioForConditionalGeneration):  # type: ignore[misc]
-    """Qwen2-Audio."""
-
-    def get_audio_feature(self, items: list[Any]) -> Tensor:
-        """Encode sounds; SGLang's own function attends to the frames after a sound, too."""
-        tower = self.audio_tower
-        features = torch.cat([item.feature for item in items]).to(tower.dtype)
-        frames = torch.tensor([item.frames for item in items], device=features.device)
-        mask = (torch.arange(features.shape[2], device=features.device) < frames[:, None]).long()
-        hidden = tower(features, attention_mask=audio_attention(tower, features, mask)).last_hidden_state
-        embeddings = self.multi_modal_projector(hidden)
-        return torch.cat([one[: _placeholders(item)] for one, item in zip(embeddings, items, strict=True)])
-
-
-EntryClass = [
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-    Qwen3OmniMoeForConditionalGeneration,
-    Qwen2AudioForConditionalGeneration,
-]
+EntryClass = [Qwen3VLForConditionalGeneration, Qwen3OmniMoeForConditionalGeneration]
 """Where SGLang looks for the classes of a module."""
