@@ -97,15 +97,20 @@ class MediaPrompts:
     def __init__(self, model: PreTrainedModel, family: Family, seed: int = 0) -> None:
         self._model, self._family, self._random = model, family, np.random.default_rng(seed)
 
-    def make(self, *kinds: str, text: int = 4) -> tuple[NDArray[Any], PromptMedia]:
+    def make(self, *kinds: str, text: int = 4, seconds: float = 1.0) -> tuple[NDArray[Any], PromptMedia]:
         """Make a prompt with media of these kinds, text before, between and after them.
+
+        Args:
+            kinds: of the media, in order.
+            text: tokens of each piece of text.
+            seconds: between two temporal patches of a video.
 
         Returns:
             `[len] int32`, and the media.
         """
         tokens, items = self._text(text), []
         for kind in kinds:
-            item = self._sound(len(tokens) + 1) if kind == "audio" else self._visual(kind, len(tokens) + 1)
+            item = self._sound(len(tokens) + 1) if kind == "audio" else self._visual(kind, len(tokens) + 1, seconds)
             tokens += [self._bound(kind, "start"), *[self._family.ids[kind]] * item.tokens, self._bound(kind, "end")]
             tokens += self._text(text)
             items.append(item)
@@ -120,7 +125,7 @@ class MediaPrompts:
     def _bound(self, kind: str, end: str) -> int:
         return self._family.ids[f"{'audio' if kind == 'audio' else 'vision'}_{end}"]
 
-    def _visual(self, kind: str, start: int) -> MediaItem:
+    def _visual(self, kind: str, start: int, between: float) -> MediaItem:
         spec = self._family.vision
         assert spec is not None
         time = 1 if kind == "image" else int(self._random.integers(1, 3))
@@ -128,7 +133,7 @@ class MediaPrompts:
         frames = 1 if kind == "image" else spec.temporal
         shape = (time * rows * columns, 3 * frames * spec.patch**2)
         patches = self._random.integers(0, 256, shape, np.uint8)
-        grid, seconds = np.array([time, rows, columns], np.int32), 1.0 if kind == "video" else 0.0
+        grid, seconds = np.array([time, rows, columns], np.int32), between if kind == "video" else 0.0
         return MediaItem(kind, patches, grid, start, time * rows * columns // 4, seconds)  # type: ignore[arg-type]
 
     def _sound(self, start: int) -> MediaItem:
