@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from rich.console import Console
 from rich.table import Table
 
@@ -55,6 +57,9 @@ class Result:
         blank: held-out accuracy without media, by file.
         seconds: duration of the run.
         training: seconds from the first moment that all actors were ready to the end of the run.
+        cpu: CPU seconds of all processes of the run, from the command to its end; on a machine with other load this
+            figure, not the wall clock, says how long the run takes.
+        settings: hash of the configuration file; a result of other settings is not reused.
         cells: bytes of prompt and media in the cells of a held-out row.
         features: bytes in the store for a held-out row, where rows with the same file share them.
         floats: bytes of float32 pixel values of a held-out row.
@@ -69,6 +74,8 @@ class Result:
     blank: dict[str, float]
     seconds: float
     training: float
+    cpu: float
+    settings: str
     cells: float
     features: float
     floats: float
@@ -89,6 +96,7 @@ def up(folder: Path, config: Path, *settings: str) -> dict[str, Any]:
 def measure(folder: Path, task: str, seed: int, held_out: int) -> Result:
     """Train once, and answer the held-out prompts without media."""
     name = f"{task}-{seed}"
+    cpu = cpu_of_children()
     summary = up(
         folder,
         EXAMPLES / f"{task}.toml",
@@ -97,6 +105,7 @@ def measure(folder: Path, task: str, seed: int, held_out: int) -> Result:
         f"eval.rows={held_out}",
         "eval.every=0",
     )
+    cpu = cpu_of_children() - cpu
     run = folder / "runs" / name
     cells, features, floats = bytes_of_rows(str(run))
     trained = folder / f"{name}.toml"
@@ -117,11 +126,33 @@ def measure(folder: Path, task: str, seed: int, held_out: int) -> Result:
         for path in sorted((DATA / task).glob("blank*.jsonl"))
     }
     decoded, shared = media_of_rows(str(run))
-    training = summary["seconds"] - summary["seconds_to_ready"]
-    before, after = summary["eval_first"], summary["eval_last"]
     return Result(
-        task, seed, before, after, blank, summary["seconds"], training, cells, features, floats, decoded, shared
+        task,
+        seed,
+        summary["eval_first"],
+        summary["eval_last"],
+        blank,
+        summary["seconds"],
+        summary["seconds"] - summary["seconds_to_ready"],
+        cpu,
+        settings_of(task),
+        cells,
+        features,
+        floats,
+        decoded,
+        shared,
     )
+
+
+def settings_of(task: str) -> str:
+    """Return the hash of a task's configuration."""
+    return xxhash.xxh3_64_hexdigest((EXAMPLES / f"{task}.toml").read_bytes())
+
+
+def cpu_of_children() -> float:
+    """Return CPU seconds of all processes that this one started and that ended, their children included."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def without_model(text: str) -> str:
@@ -170,7 +201,8 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 def tables(results: list[Result], held_out: int) -> tuple[list[Table], list[str]]:
     """Return the tables, and the goals that are missed."""
-    accuracy = Table("task", "seeds", "before", "after", "training, s", title="held-out accuracy: median (range)")
+    columns = ("task", "seeds", "before", "after", "wall clock, s", "CPU, s")
+    accuracy = Table(*columns, title="held-out accuracy: median (range)")
     blanks = Table("task", "blank", "accuracy", "chance", title="held-out accuracy with media left out")
     sizes = Table("task", "cells", "store", "float32 values", title="bytes of a held-out row")
     counts = Table("task", "decoded", "shared", title="media of a row, in all roles together")
@@ -179,7 +211,8 @@ def tables(results: list[Result], held_out: int) -> tuple[list[Table], list[str]
         own = [each for each in results if each.task == task]
         after = [each.after for each in own]
         before, seconds = spread([each.before for each in own]), spread([each.training for each in own], 0)
-        accuracy.add_row(task, str(len(own)), before, spread(after), seconds)
+        cpu = spread([each.cpu for each in own], 0)
+        accuracy.add_row(task, str(len(own)), before, spread(after), seconds, cpu)
         if statistics.median(after) < GOAL:
             missed.append(f"{task} ends at {statistics.median(after):.2f}, goal {GOAL}")
         for name in own[0].blank:
@@ -209,6 +242,7 @@ def main() -> None:
     results = []
     if options.results is not None and options.results.exists():
         results = [Result(**each) for each in json.loads(options.results.read_text())]
+    results = [each for each in results if each.settings == settings_of(each.task)]
     done = {(each.task, each.seed) for each in results}
     with tempfile.TemporaryDirectory(prefix="omni-") as scratch:
         for seed in options.seeds:
