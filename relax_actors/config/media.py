@@ -10,7 +10,9 @@ from pydantic import model_validator
 
 from relax_actors.config.sections import NonNegativeInt, PoolSection, Positive, PositiveFloat, Section
 
-TOWERS = frozenset(("vision_config", "audio_config", "thinker_config"))
+TOWERS = frozenset(
+    ("vision_config", "audio_config", "thinker_config", "vision_tower", "mm_vision_tower", "speech_config")
+)
 """Fields of a config.json that only models which see or hear have."""
 
 

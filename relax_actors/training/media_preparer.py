@@ -99,7 +99,16 @@ class MediaPreparer:
     def prepare_mapped(self, prompt: Prompt, folder: str) -> tuple[np.ndarray, PromptMedia]:
         """Return the expanded tokens of a prompt `[prompt_len] int32` and its media, mapped; errors as `prepare`."""
         features, references = self.stored(prompt.media, folder)
-        whole = self.expand(prompt, features)
+        return self._mapped(self.expand(prompt, features), features, references)
+
+    def hinted(self, prompt: Prompt, tokens: np.ndarray, folder: str) -> tuple[np.ndarray, PromptMedia]:
+        """Do as `prepare_mapped` with other tokens `[n] int32` in place of the prompt's, of any length."""
+        features, references = self.stored(prompt.media, folder)
+        return self._mapped(self.expand_tokens(tokens, features), features, references)
+
+    def _mapped(
+        self, whole: Expanded, features: Sequence[Features], references: Sequence[tuple[int, TensorRef]]
+    ) -> tuple[np.ndarray, PromptMedia]:
         items = items_of(self.records(features, references, whole), [one.array for one in features])
         return whole.tokens, PromptMedia(items, whole.positions, whole.delta)
 

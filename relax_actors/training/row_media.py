@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
+from broker.codec import Array
 from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.engines.protocols.media import PromptMedia
@@ -54,9 +56,24 @@ class RowMedia:
         if trajectory is not None and not np.array_equal(trajectory.prompt_tokens, prepared.tokens):
             msg = "the trajectory's prompt is not the one in the column media; the rollout must sample from it"
             raise RowError(msg)
-        if trajectory is not None and (why := _split_medium(prepared, trajectory)):
-            raise RowError(why)
+        if trajectory is not None:
+            check_shared(prepared, np.unique(trajectory.shared).tolist())
         return self._reader.read(prepared, row)
+
+    def check_sequence(self, prepared: PreparedPrompt, tokens: Array, shared: int) -> None:
+        """Check that the model can read a sequence that begins with `shared` tokens of the prompt.
+
+        Raises:
+            RowError: it holds a part of a medium, or placeholders of a medium that it does not share with the prompt.
+        """
+        check_shared(prepared, [shared])
+        family = self._family
+        if family is not None and np.isin(tokens[shared:], [family.ids[kind] for kind in family.kinds]).any():
+            msg = (
+                f"a sequence holds placeholders of media after the {shared} tokens that it shares with its prompt; a "
+                "sequence with a medium of the prompt must begin with all tokens up to it"
+            )
+            raise RowError(msg)
 
     def read(self, rows: list[RowId], trajectories: list[Trajectory | None]) -> list[PromptMedia | RelaxError]:
         """Read the media of rows from the table; an error in place of media that cannot be read.
@@ -74,21 +91,24 @@ class RowMedia:
         return found
 
 
-def _split_medium(prepared: PreparedPrompt, trajectory: Trajectory) -> str:
-    """Return why a sequence that shares a part of its prompt cannot be computed; empty if all can.
+def check_shared(prepared: PreparedPrompt, shared_lengths: Iterable[int]) -> None:
+    """Check that sequences which share these numbers of tokens of their prompt hold its media whole.
 
     The tokens of a medium need not be contiguous: those of a video alternate with timestamps, or with its sound.
+
+    Raises:
+        RowError: a sequence shares a part of a medium.
     """
-    for shared in np.unique(trajectory.shared).tolist():
+    for shared in shared_lengths:
         for medium in prepared.media:
             if medium.start < shared < len(prepared.tokens) and medium.tokens:
                 placeholders = np.flatnonzero(prepared.tokens == prepared.tokens[medium.start])
                 if placeholders[placeholders >= medium.start][medium.tokens - 1] >= shared:
-                    return (
+                    msg = (
                         f"a sequence shares {shared} tokens of its prompt, which end within {medium.kind} "
                         f"{medium.source + 1}; a sequence must hold all tokens of a medium, or none"
                     )
-    return ""
+                    raise RowError(msg)
 
 
 def misfit(prepared: PreparedPrompt, family: Family) -> str:

@@ -114,6 +114,18 @@ def test_every_spelling_of_a_content_part_is_a_medium(source: Source, part: dict
     assert medium.options == ({"max_pixels": 512} if "max_pixels" in part else {})
 
 
+def test_without_a_chat_template_a_message_of_the_user_is_a_text_and_other_chats_are_refused(source: Source) -> None:
+    parts = ({"type": "text", "text": "1"}, {"type": "image", "path": "a.png"}, {"type": "text", "text": "7>"})
+    assert source.make({"prompt": chat(*parts)}).text == "1<|vision_start|><|image_pad|><|vision_end|>7>"
+    assert source.make({"prompt": [{"role": "user", "content": "7>"}]}).text == "7>"
+    said = "{0}: a chat of {1} messages needs a chat template, and the model has none; add chat_template.jinja to its "
+    said += "folder, or give a text or a single message of the user"
+    where = f"{source.folder / 'data' / 'rows.jsonl'} line 2"
+    system = {"role": "system", "content": "2"}
+    assert source.error({"prompt": [system, *chat(*parts)]}) == said.format(where, 2)
+    assert source.error({"prompt": [system]}) == said.format(where, 1)
+
+
 def test_media_of_several_kinds_stand_in_the_order_of_their_placeholders(source: Source) -> None:
     (source.folder / "data" / "b.mp4").write_bytes(b"not read at admission")
     row = {"prompt": "1<video>2<image>3<image>>", "images": ["a.png", URI], "videos": [{"path": "b.mp4", "start": 1}]}
