@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from relax_actors.config.media import DataMediaSection
 from relax_actors.config.sections import Named, NonNegativeInt, Positive, Section
 from relax_actors.registry.catalog import DATA_SOURCES
 
@@ -92,6 +93,8 @@ class DataSection(Section):
     """System message, for models with a chat template."""
     chat: bool | None = None
     """Whether to apply the tokenizer's chat template; by default if it has one."""
+    media: DataMediaSection = DataMediaSection()
+    """Settings of the media of this data set, where they differ from those of the run in [media]."""
 
     @field_validator("template")
     @classmethod

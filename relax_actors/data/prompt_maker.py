@@ -174,7 +174,8 @@ class PromptMaker:
                 f"({', '.join(wanted[:8]) or 'none'}); write each as <image>, <video>, <audio> or a content part"
             )
             raise RowError(msg)
-        return arrange(found, task.media)
+        options = self._data.media.options
+        return [replace(medium, options=options(medium.kind) | medium.options) for medium in arrange(found, task.media)]
 
     def _messages(self, task: Task) -> list[dict[str, Any]]:
         """Return the prompt as messages, with its placeholders as content parts."""

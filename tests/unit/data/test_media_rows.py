@@ -21,7 +21,7 @@ from relax_actors.data.model_folder import prepare
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.task import Medium, Task
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import RowError, StoreError
+from relax_actors.errors import ConfigError, RowError, StoreError
 from relax_actors.messages import MediaSource, Prompt
 from relax_actors.training.media_preparer import MediaPreparer
 from tests.support.running import IMAGES, TINY
@@ -307,3 +307,15 @@ def test_a_download_that_was_changed_in_the_store_is_lost(source: Source) -> Non
     )
     with pytest.raises(StoreError, match=rf"its hash is not sha256:{medium.sha256}; restore the file, or requeue"):
         preparer.features(medium)
+
+
+def test_settings_of_a_data_set_replace_those_of_the_run_and_those_of_a_medium_replace_both(tmp_path: Path) -> None:
+    source = Source(tmp_path, "data.media.image.max_pixels=512", "data.media.image.min_pixels=128")
+    images = [{"path": "a.png"}, {"path": "a.png", "max_pixels": 600}]
+    prompt = source.make({"prompt": "<image><image>", "images": images})
+    assert [medium.options for medium in prompt.media] == [
+        {"min_pixels": 128, "max_pixels": 512},
+        {"min_pixels": 128, "max_pixels": 600},
+    ]
+    with pytest.raises(ConfigError, match=r"data\.media\.video\.fps: .* greater than 0"):
+        load_config(IMAGES, ["data.media.video.fps=0"])
