@@ -259,7 +259,8 @@ def grids(results: list[Result], held_out: int) -> tuple[list[Grid], list[str]]:
 
 def mean(results: list[Result], name: str) -> float:
     """Return the mean of a figure of some runs."""
-    return statistics.mean(getattr(each, name) for each in results)
+    found: list[float] = [getattr(each, name) for each in results]
+    return statistics.mean(found)
 
 
 def main() -> None:

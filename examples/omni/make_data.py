@@ -66,7 +66,7 @@ def video_rows(source: random.Random, save: Save, *, test: bool) -> Iterator[Row
     digits = handwritten(test=test)
     for number in range(sys.maxsize):
         two = pair(digits, source, test=test)
-        path = save(f"{number:05d}.mp4", clips.mp4(clips.frames_of(two, source)))
+        path = save(f"{number:05d}.mp4", clips.mp4(clips.frames_of(two)))
         yield {"prompt": "<video>?", "videos": [path], "answer": "".join(str(digit.value) for digit in two)}
 
 

@@ -72,19 +72,8 @@ class AudioSection(Section):
     """How several channels become one: their mean, or the first one. "refuse" quarantines the row."""
 
 
-class DataMediaSection(Section):
-    """[data.media], [eval.data.media]: settings of the media of one data set. Keys that are set replace those of
-    [media], and are replaced by those of a single medium.
-    """
-
-    image: ImageSection = ImageSection()
-    video: VideoSection = VideoSection()
-    audio: AudioSection = AudioSection()
-
-    def options(self, kind: str) -> dict[str, Any]:
-        """Return the settings of a kind of media that are set."""
-        section: Section = getattr(self, kind)
-        return section.model_dump(exclude_unset=True)
+KINDS: dict[str, type[Section]] = {"image": ImageSection, "video": VideoSection, "audio": AudioSection}
+"""Settings of each kind of media."""
 
 
 class LimitsSection(Section):

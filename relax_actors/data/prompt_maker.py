@@ -174,8 +174,9 @@ class PromptMaker:
                 f"({', '.join(wanted[:8]) or 'none'}); write each as <image>, <video>, <audio> or a content part"
             )
             raise RowError(msg)
-        options = self._data.media.options
-        return [replace(medium, options=options(medium.kind) | medium.options) for medium in arrange(found, task.media)]
+        options: dict[str, dict[str, Any]] = {**self._data.media}
+        arranged = arrange(found, task.media)
+        return [replace(medium, options=options.get(medium.kind, {}) | medium.options) for medium in arranged]
 
     def _messages(self, task: Task) -> list[dict[str, Any]]:
         """Return the prompt as messages, with its placeholders as content parts."""

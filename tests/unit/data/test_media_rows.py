@@ -311,11 +311,14 @@ def test_a_download_that_was_changed_in_the_store_is_lost(source: Source) -> Non
 
 def test_settings_of_a_data_set_replace_those_of_the_run_and_those_of_a_medium_replace_both(tmp_path: Path) -> None:
     source = Source(tmp_path, "data.media.image.max_pixels=512", "data.media.image.min_pixels=128")
+    # As actors read it: a file with every key, also those that were not set.
+    assert Config.model_validate_json(source.config.model_dump_json()).data.media == source.config.data.media
     images = [{"path": "a.png"}, {"path": "a.png", "max_pixels": 600}]
     prompt = source.make({"prompt": "<image><image>", "images": images})
     assert [medium.options for medium in prompt.media] == [
         {"min_pixels": 128, "max_pixels": 512},
         {"min_pixels": 128, "max_pixels": 600},
     ]
-    with pytest.raises(ConfigError, match=r"data\.media\.video\.fps: .* greater than 0"):
-        load_config(IMAGES, ["data.media.video.fps=0"])
+    for setting, said in (("video.fps=0", "Input should be greater than 0"), ("image.fps=1", "Extra inputs")):
+        with pytest.raises(ConfigError, match=rf"data\.media: .*{setting[:-2]}: {said}"):
+            load_config(IMAGES, [f"data.media.{setting}"])
