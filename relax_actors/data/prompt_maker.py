@@ -174,7 +174,7 @@ class PromptMaker:
                 f"({', '.join(wanted[:8]) or 'none'}); write each as <image>, <video>, <audio> or a content part"
             )
             raise RowError(msg)
-        options: dict[str, dict[str, Any]] = {**self._data.media}
+        options = {str(kind): own for kind, own in self._data.media.items()}
         arranged = arrange(found, task.media)
         return [replace(medium, options=options.get(medium.kind, {}) | medium.options) for medium in arranged]
 
