@@ -38,10 +38,13 @@ VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2
 VISION |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32}
 VISION3 = VISION | {"in_channels": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
 VISION3_MOE = VISION3 | {"depth": 3, "deepstack_visual_indexes": [0, 1, 2]}
+VISION2 = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 8, "mlp_ratio": 2}
+VISION2 |= {"spatial_merge_size": 2, "temporal_patch_size": 2}
 VISION25 = VISION | {"fullatt_block_indexes": [1], "window_size": 32}
 SOUND = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "d_model": 32}
 SOUND |= {"output_dim": 32, "n_window": 50, "max_source_positions": 200}
 FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"text_config": TEXT | {"rope_parameters": SECTIONED}, "vision_config": VISION2},
     "qwen2_5_vl": {"text_config": TEXT | {"rope_parameters": SECTIONED}, "vision_config": VISION25},
     "qwen3_vl": {"text_config": TEXT | {"rope_parameters": INTERLEAVED}, "vision_config": VISION3},
     "qwen3_vl_moe": {"text_config": TEXT | MOE | {"rope_parameters": INTERLEAVED}, "vision_config": VISION3_MOE},
