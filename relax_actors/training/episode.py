@@ -9,7 +9,7 @@ and encoded again; where the chat template would write the conversation in anoth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -17,9 +17,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from relax_actors.messages import NOT_SAMPLED, EnvironmentAnswer, FinishReason, Sample, TokenSequence, Turn
+from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, Turn
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.conversation import Conversation
+from relax_actors.training.growing_sequence import GrowingSequence
 
 Array = NDArray[Any]
 _NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
@@ -69,48 +70,6 @@ class Start:
     messages: Sequence[dict[str, Any]] = ()
 
 
-@dataclass(slots=True)
-class _Sequence:
-    """Tokens of a sequence so far, in parts: an observation or a turn each."""
-
-    tokens: list[Array]
-    logprobs: list[Array]
-    versions: list[Array]
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    length: int = 0
-
-    @classmethod
-    def of(cls, tokens: Array) -> _Sequence:
-        found = cls([], [], [])
-        found.read(tokens)
-        return found
-
-    def read(self, tokens: Array) -> None:
-        n = len(tokens)
-        self._add(tokens.astype(np.int32), np.zeros(n, np.float32), np.full(n, NOT_SAMPLED, np.int32))
-
-    def write(self, tokens: Array, logprobs: Array, versions: Array) -> None:
-        self.spans.append((self.length, self.length + len(tokens)))
-        self._add(tokens.astype(np.int32), logprobs.astype(np.float32), versions.astype(np.int32))
-
-    def _add(self, *arrays: Array) -> None:
-        for parts, array in zip((self.tokens, self.logprobs, self.versions), arrays, strict=True):
-            parts.append(array)
-        self.length += len(arrays[0])
-
-    @property
-    def ids(self) -> Array:
-        if len(self.tokens) > 1:
-            self.tokens[:] = [np.concatenate(self.tokens)]
-        return self.tokens[0]
-
-    def built(self, *, trained: bool) -> TokenSequence:
-        versions = np.concatenate(self.versions)
-        mask = (versions >= 0) & trained
-        spans = np.array(self.spans, np.int32).reshape(-1, 2)
-        return TokenSequence(self.ids, mask, np.concatenate(self.logprobs), versions, spans)
-
-
 class Episode:
     """One sample of a row. The methods must be called in the states that they name.
 
@@ -143,7 +102,7 @@ class Episode:
         self.branches = 0
         self._messages = [dict(message) for message in self.start.messages]
         tokens = self.start.tokens
-        self._sequences = [_Sequence.of(tokens)] if len(tokens) else []
+        self._sequences = [GrowingSequence.of(tokens)] if len(tokens) else []
         self._rewards: list[float] = []
         self._budget_left = self._limits.token_budget
         self._digest = xxhash.xxh3_128(f"{self.start.sample}.{self.attempt}".encode())
@@ -214,7 +173,7 @@ class Episode:
         elif self._branches:
             self._sequences.clear()  # the first observation is part of the prompt
         if self._branches or not self._sequences:
-            self._sequences.append(_Sequence.of(self._context))
+            self._sequences.append(GrowingSequence.of(self._context))
         else:
             self._sequences[-1].read(self._context)
         if self._budget_left is not None and self.turns:
@@ -227,16 +186,13 @@ class Episode:
     def _drop_context(self) -> None:
         """Remove the observation that leaves no room for an answer, so that the trainer need not read it."""
         if not self.turns:
-            self._sequences = [_Sequence.of(self.start.tokens)]
+            self._sequences = [GrowingSequence.of(self.start.tokens)]
             return
         if self._branches:
             self._sequences.pop()
             self.branches -= 1
             return
-        last = self._sequences[-1]
-        for parts in (last.tokens, last.logprobs, last.versions):
-            parts.pop()
-        last.length -= len(self._context)
+        self._sequences[-1].drop_last()
 
     def _render(self, messages: list[dict[str, Any]]) -> tuple[Array, bool]:
         """Return the tokens of an observation, and whether they are those of a new sequence."""
@@ -332,7 +288,7 @@ class Episode:
 
     def sample(self, *, trained: bool = True) -> Sample:
         """Return the sample, in state ENDED; with `trained` false its loss mask is empty."""
-        sequences = self._sequences or [_Sequence.of(self.start.tokens)]
+        sequences = self._sequences or [GrowingSequence.of(self.start.tokens)]
         joint = "\n" if self._conversation.needs_stop else ""
         metrics = {f"environment/{name}": value for seen in self.observations for name, value in seen.metrics.items()}
         metrics |= {
