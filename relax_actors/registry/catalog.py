@@ -42,6 +42,7 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
         "mean_ratio": "relax_actors.algorithms.advantages.baselines:mean_ratio",
         "length_weighted": "relax_actors.algorithms.advantages.baselines:length_weighted",
         "greedy": "relax_actors.algorithms.advantages.baselines:greedy",
+        "turn": "relax_actors.algorithms.advantages.turns:turn",
         "ema": "relax_actors.algorithms.advantages.baselines:ema",
         "reward": "relax_actors.algorithms.advantages.baselines:reward",
         "none": "relax_actors.algorithms.advantages.baselines:none",

@@ -9,14 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from relax_actors.config import Config
 from relax_actors.data.prompt_maker import room
 from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.protocols.guests import InFlight
 from relax_actors.engines.protocols.inference import no_more_requests
-from relax_actors.envs.client import EnvironmentClient
 from relax_actors.envs.loading import load_environment
 from relax_actors.errors import ConfigError, RelaxError, RowError
 from relax_actors.messages import Trajectory
@@ -24,8 +23,11 @@ from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import BatchKey, Pending, Rollout
 from relax_actors.runtime import More, Results, Row
 from relax_actors.training.conversation import conversation_of
-from relax_actors.training.episode_batch import EpisodeBatch
-from relax_actors.training.episode_group import EpisodeGroup
+from relax_actors.training.episode import Limits
+
+if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
+    from relax_actors.training.episode_batch import EpisodeBatch
+    from relax_actors.training.episode_group import EpisodeGroup
 
 WAIT_SECONDS = 0.05
 """Longest wait for an environment's answer before rows and guests are looked for again."""
@@ -41,6 +43,8 @@ class TurnRollout(Rollout):
     """
 
     spec: ClassVar[RoleSpec] = replace(Rollout.spec, turns=True)
+    has_barrier: ClassVar[bool] = False
+    """Whether a turn waits for the environments of all episodes, as it does in a deterministic run."""
 
     def setup(self) -> None:
         """Build the engine, and connect to the environments.
@@ -48,33 +52,44 @@ class TurnRollout(Rollout):
         Raises:
             ConfigError: the run has settings that episodes do not support.
         """
+        from relax_actors.envs.client import EnvironmentClient  # noqa: PLC0415 as above
+
         super().setup()
         config = self.context.config
-        unsupported = {
-            f'algorithm.advantage = "{config.algorithm.advantage}" needs a greedy sample': bool(self._baselines),
-            "trainer.router_replay needs the experts of every token": config.trainer.router_replay,
-        }
-        if why := next((what for what, is_set in unsupported.items() if is_set), ""):
-            msg = f"{why}, which episodes with [environment] do not have; change it, or remove [environment]"
+        if self._baselines:
+            msg = (
+                f'algorithm.advantage = "{config.algorithm.advantage}" needs a greedy sample of each prompt, which '
+                "episodes with [environment] do not have; choose another advantage"
+            )
             raise ConfigError(msg)
         chats = self._tokenizer.has_chat_template if config.data.chat is None else config.data.chat
         self._conversation = conversation_of(self._tokenizer, chat=chats, tools=_tools(config) if chats else ())
         self._client = EnvironmentClient(self.context)
-        self._room = min(self._engine.context_length, room(config))
+        section = config.environment
+        assert section is not None  # noqa: S101 the role is chosen by this section
+        most = min(self._engine.context_length, room(config))
+        self._limits = Limits(section.max_turns, config.rollout.max_tokens, most, section.token_budget)
+        self._barrier = self.has_barrier or config.run.deterministic
         self._batch: EpisodeBatch | None = None
         self._counts: Counter[str] = Counter()
         self._waited_seconds = 0.0
+        # Rows that cannot be generated, with their errors.
+        self._bad: list[tuple[Row, RelaxError]] = []
 
     def _generate(self, key: BatchKey, pending: Pending, more: More) -> Iterator[Results]:
         """Generate the episodes of the pending rows of a batch key, and of matching rows that arrive later."""
+        from relax_actors.training.episode_batch import EpisodeBatch  # noqa: PLC0415 as above
+
         first, (version, greedy) = pending.pop(key), key
         if gone := self._use_weights(version, first):
             yield gone
             return
-        config, bad = self.context.config, []
+        config, bad = self.context.config, self._bad
         samples = 1 if greedy else config.rollout.group_size
         template = self._request(first[0], greedy=greedy)
-        batch = self._batch = EpisodeBatch(self.context, self._client, self._conversation, self._room)
+        batch = self._batch = EpisodeBatch(
+            self.context, self._client, self._conversation, self._limits, barrier=self._barrier
+        )
         batch.counts = self._counts
         batch.add(first, samples)
         running, refresh = InFlight(), self._refresh_of(version)
@@ -96,7 +111,7 @@ class TurnRollout(Rollout):
                 return []
             return ready()
 
-        more_turns = no_more_requests if config.run.deterministic else join
+        more_turns = no_more_requests if self._barrier else join
         try:
             while batch.groups:
                 if refresh is not None:
@@ -105,8 +120,7 @@ class TurnRollout(Rollout):
                     yield from self._turns(requests, running, refresh, more_turns)
                 else:
                     self._wait(batch)
-                yield [*self._finished(batch), *bad]
-                bad.clear()
+                yield self._finished(batch)
         finally:
             running.dismiss()
             batch.close()
@@ -122,7 +136,7 @@ class TurnRollout(Rollout):
         for done in self._engine.stream(requests, self.progress, refresh, more_turns):
             self._model_seconds += time.thread_time() - cpu_start
             batch.generated([(live, samples[0]) for live, samples in running.take(done)])
-            if not self.context.config.run.deterministic:
+            if not self._barrier:
                 batch.write_turns()
             yield self._finished(batch)
             cpu_start = time.thread_time()
@@ -136,7 +150,8 @@ class TurnRollout(Rollout):
         self.progress()
 
     def _finished(self, batch: EpisodeBatch) -> list[tuple[Row, Any]]:
-        found = []
+        found: list[tuple[Row, Any]] = list(self._bad)
+        self._bad.clear()
         for group, result in batch.finished(self._stager.served):
             checked = self._checked(group, result) if isinstance(result, Trajectory) else result
             found.append((group.row, checked))

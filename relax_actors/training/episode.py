@@ -227,6 +227,7 @@ class Episode:
     def _drop_context(self) -> None:
         """Remove the observation that leaves no room for an answer, so that the trainer need not read it."""
         if not self.turns:
+            self._sequences = [_Sequence.of(self.start.tokens)]
             return
         if self._branches:
             self._sequences.pop()

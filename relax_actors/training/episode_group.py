@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from relax_actors.config.environment import EnvironmentSection
+from relax_actors.errors import EpisodesFailedError
 from relax_actors.messages import DropReason, FinishReason, Prompt, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.runtime import Drop, Row
@@ -66,6 +67,10 @@ class EpisodeGroup:
         Args:
             section: says what happens to samples that failed or were cut off.
             fingerprints: of the weights that sampled, by version.
+
+        Raises:
+            EpisodesFailedError: the environment of every sample failed.
+            ValueError: the samples do not form a trajectory.
         """
         trains, samples = not self.row.is_eval, []
         for live in self.members:
@@ -76,7 +81,9 @@ class EpisodeGroup:
             found = live.episode.sample(trained=not (cut and trains))
             samples.append(_without_reward(found) if failed else found)
         if not samples:
-            return Drop(DropReason.ENVIRONMENT, self.members[0].failure or "the environment of every sample failed")
+            why = next((live.failure for live in self.members if live.failure), "")
+            msg = f"the environment failed in all {len(self.members)} samples of {self.row.id}: {why}"
+            raise EpisodesFailedError(msg)
         if not any(sequence.loss_mask.any() for sample in samples for sequence in sample.sequences):
             reasons = ", ".join(sorted({str(sample.finish_reason) for sample in samples}))
             return Drop(DropReason.TRUNCATED, f"no sample has a trained token; they ended with: {reasons}")
