@@ -75,7 +75,10 @@ class EpisodeBatch:
             recorded, attempt = turns[row.id]
             group = EpisodeGroup(row, TurnLog(self._context.table, row.id, attempt), time.monotonic())
             by_environment = self._section.prompt == "environment"
-            starts = [start_of(row.prompt, i, from_environment=by_environment) for i in range(samples)]
+            tools = self._conversation.has_tools
+            starts = [
+                start_of(row.prompt, i, from_environment=by_environment, with_tools=tools) for i in range(samples)
+            ]
             group.members = [Live(Episode(start, self._limits, self._conversation), group) for start in starts]
             repeated = repeat_turns([live.episode for live in group.members], recorded)
             if repeated:

@@ -97,16 +97,19 @@ class EpisodeGroup:
         return first.token_ids[: sampled[0] if len(sampled) else None]
 
 
-def start_of(prompt: Prompt, sample: int, *, from_environment: bool) -> Start:
+def start_of(prompt: Prompt, sample: int, *, from_environment: bool, with_tools: bool = False) -> Start:
     """Return what an episode of a row begins with.
 
     Args:
         prompt: of the row.
         sample: index of the sample.
         from_environment: whether the first observation is the whole prompt.
+        with_tools: whether the prompt is rendered again, with tools.
     """
     if from_environment:
         return Start(sample, prompt.seed, np.zeros(0, np.int32))
+    if with_tools and prompt.messages:
+        return Start(sample, prompt.seed, np.zeros(0, np.int32), prompt.messages)
     return Start(sample, prompt.seed, prompt.tokens, prompt.messages)
 
 
