@@ -27,7 +27,7 @@ class Letters:
     """Conversation whose tokens are the code points of the texts; `rewrites` drops every earlier answer."""
 
     def __init__(self, *, needs_stop: bool = False, rewrites: bool = False) -> None:
-        self.needs_stop, self._rewrites = needs_stop, rewrites
+        self.needs_stop, self.has_tools, self._rewrites = needs_stop, False, rewrites
 
     def prompt(self, messages: Sequence[Message]) -> Any:
         kept = [m for m in messages if not (self._rewrites and m["role"] == "assistant")]
