@@ -18,11 +18,11 @@ class Conversation(Protocol):
 
     Attributes:
         needs_stop: whether observations follow only an answer that ended with a stop token.
-        has_tools: whether prompts list tools, so that those of the data must be rendered again.
+        offers_tools: whether the prompt describes tools, so that it must be rendered anew.
     """
 
     needs_stop: bool
-    has_tools: bool
+    offers_tools: bool
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Return the ids of a whole conversation, `[len] int32`, up to the place where the next answer begins.
@@ -49,7 +49,7 @@ class PlainConversation:
         tokenizer: of the model.
     """
 
-    needs_stop = has_tools = False
+    needs_stop, offers_tools = False, False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -73,6 +73,7 @@ class ChatConversation:
 
     Args:
         tokenizer: of the model.
+        tools: JSON schemas of functions that the model may call.
 
     Raises:
         ConfigError: the template cannot be extended turn by turn.
@@ -83,7 +84,7 @@ class ChatConversation:
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Message] = ()) -> None:
         self._tokenizer = tokenizer
         self._renderer = Renderer(tokenizer, tools)
-        self.has_tools = bool(tools)
+        self.offers_tools = bool(tools)
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Render by the chat template."""

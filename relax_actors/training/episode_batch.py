@@ -21,7 +21,7 @@ from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.conversation import Conversation
 from relax_actors.training.episode import Episode, Limits, State
-from relax_actors.training.episode_group import EpisodeGroup, Live, start_of, task_of
+from relax_actors.training.episode_group import EpisodeGroup, Live, starts_of, task_of
 from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
 
 MAX_LOSSES = 20
@@ -75,10 +75,7 @@ class EpisodeBatch:
             recorded, attempt = turns[row.id]
             group = EpisodeGroup(row, TurnLog(self._context.table, row.id, attempt), time.monotonic())
             by_environment = self._section.prompt == "environment"
-            tools = self._conversation.has_tools
-            starts = [
-                start_of(row.prompt, i, from_environment=by_environment, with_tools=tools) for i in range(samples)
-            ]
+            starts = starts_of(row.prompt, samples, self._conversation, from_environment=by_environment)
             group.members = [Live(Episode(start, self._limits, self._conversation), group) for start in starts]
             repeated = repeat_turns([live.episode for live in group.members], recorded)
             if repeated:

@@ -13,6 +13,7 @@ from relax_actors.errors import EpisodesFailedError
 from relax_actors.messages import DropReason, FinishReason, Prompt, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.runtime import Drop, Row
+from relax_actors.training.conversation import Conversation
 from relax_actors.training.episode import Episode, Start, State
 from relax_actors.training.turn_log import TurnLog
 
@@ -97,20 +98,24 @@ class EpisodeGroup:
         return first.token_ids[: sampled[0] if len(sampled) else None]
 
 
-def start_of(prompt: Prompt, sample: int, *, from_environment: bool, with_tools: bool = False) -> Start:
-    """Return what an episode of a row begins with.
+def starts_of(prompt: Prompt, samples: int, conversation: Conversation, *, from_environment: bool) -> list[Start]:
+    """Return what the episodes of a row begin with.
 
     Args:
         prompt: of the row.
-        sample: index of the sample.
+        samples: number of samples.
+        conversation: of the run; it may add tools to the prompt.
         from_environment: whether the first observation is the whole prompt.
-        with_tools: whether the prompt is rendered again, with tools.
+
+    Raises:
+        RowError: the prompt cannot be rendered.
     """
+    tokens, messages = prompt.tokens, prompt.messages
     if from_environment:
-        return Start(sample, prompt.seed, np.zeros(0, np.int32))
-    if with_tools and prompt.messages:
-        return Start(sample, prompt.seed, np.zeros(0, np.int32), prompt.messages)
-    return Start(sample, prompt.seed, prompt.tokens, prompt.messages)
+        tokens, messages = np.zeros(0, np.int32), []
+    elif conversation.offers_tools and messages:
+        tokens = conversation.prompt(messages)
+    return [Start(i, prompt.seed, tokens, messages) for i in range(samples)]
 
 
 def task_of(prompt: Prompt) -> dict[str, Any]:

@@ -23,7 +23,7 @@ LIMITS = Limits(max_turns=9, max_tokens=2, room=60)
 class Digits:
     """Conversation of numbers; observations have no tokens."""
 
-    needs_stop = has_tools = False
+    needs_stop, offers_tools = False, False
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         del messages

@@ -26,8 +26,10 @@ PROMPT = np.array([1, 2, 3], np.int32)
 class Letters:
     """Conversation whose tokens are the code points of the texts; `rewrites` drops every earlier answer."""
 
+    offers_tools = False
+
     def __init__(self, *, needs_stop: bool = False, rewrites: bool = False) -> None:
-        self.needs_stop, self.has_tools, self._rewrites = needs_stop, False, rewrites
+        self.needs_stop, self._rewrites = needs_stop, rewrites
 
     def prompt(self, messages: Sequence[Message]) -> Any:
         kept = [m for m in messages if not (self._rewrites and m["role"] == "assistant")]
