@@ -263,7 +263,7 @@ class Critic(StatefulRole):
         table, samples = self.context.table, []
         media: list[Any] = [None] * len(rows)
         if self._media is not None:
-            media = self._media.read([row for row, _ in rows], [trajectory.prompt_tokens for _, trajectory in rows])
+            media = self._media.read([row for row, _ in rows], [trajectory for _, trajectory in rows])
             rows, media = self._without_lost_media(rows, media)
         for n, ((_, trajectory), of_row) in enumerate(zip(rows, media, strict=True)):
             samples += samples_of(n, trajectory, media=of_row)

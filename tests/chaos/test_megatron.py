@@ -33,6 +33,7 @@ MID_STEP = (("group.2.2.advantage", None), ("group.4.2.advantage", 0), ("group.5
 
 CRITIC = (
     *ON_POLICY,
+    "run.steps=5",
     "trainer.minibatches=2",
     "trainer.checkpoint_every=3",
     "algorithm.name=ppo",
@@ -42,7 +43,7 @@ CRITIC = (
     "critic.megatron.ranks=2",
     "critic.megatron.pipeline_parallel=2",
 )
-CRITIC_MOMENTS = (("critic.0", 0), ("batch.2", 1), ("critic_checkpoint.3", 0), ("batch.5", None), ("batch.6", 1))
+CRITIC_MOMENTS = (("critic.0", 0), ("batch.1", 1), ("critic_checkpoint.3", None), ("batch.3", 0))
 """Cells after which a rank of the critic, or the critic itself, is killed."""
 
 

@@ -33,9 +33,9 @@ class TestMegatronEngine(GradientConformance):
 class TestMegatronCritic(CriticConformance):
     implements = "megatron"
 
-    @pytest.fixture
-    def make(self, tmp_path: Path) -> MakeCritic:
-        config = config_of(tmp_path / "run", DENSE)
+    @pytest.fixture(params=["float32", "bfloat16"])
+    def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> MakeCritic:
+        config = config_of(tmp_path / "run", DENSE, trainer={"precision": request.param})
 
         def make(path: Path | None = None) -> MegatronCritic:
             settings = CriticSection(backend="megatron", learning_rate=1e-2, value_clip=0, path=path)

@@ -1,7 +1,7 @@
 """Towers of multimodal transformers models: features of media to embeddings of placeholder tokens.
 
-Every prompt's media are encoded once for all sequences that hold them. Beyond rounding, the result does not depend on
-other prompts: those whose sounds would be padded differently are encoded apart.
+Each medium is encoded once for all sequences that hold it. Beyond rounding, the result does not depend on other
+prompts: those whose sounds would be padded differently are encoded apart.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Encoded:
 
 
 def in_tower_order(media: Sequence[PromptMedia]) -> list[MediaItem]:
-    """Return the items of several prompts in the order of `Encoded.embeddings`."""
-    return sorted((item for one in media for item in one.items), key=lambda item: item.kind == "audio")
+    """Return the distinct items of several prompts in the order of `Encoded.embeddings`."""
+    distinct = {id(item): item for one in media for item in one.items}
+    return sorted(distinct.values(), key=lambda item: item.kind == "audio")
 
 
 def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia]) -> Encoded:
@@ -54,14 +55,13 @@ def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia])
     """
     items = in_tower_order(media)
     visual = [item for item in items if item.kind != "audio"]
-    sounds = [of_prompt for one in media if (of_prompt := one.of_kind("audio"))]
     parts: list[Tensor] = []
     deepstack: tuple[Tensor, ...] = ()
     if visual:
         found, deepstack = _encode_visual(model, family, visual)
         parts.append(found)
-    if sounds:
-        parts += _encode_sounds(model, sounds)
+    if len(visual) < len(items):
+        parts += _encode_sounds(model, _sounds_by_prompt(media))
     embeddings = torch.cat(parts)
     if len(embeddings) != (expected := sum(item.tokens for item in items)):
         msg = (
@@ -70,6 +70,15 @@ def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia])
         )
         raise ValueError(msg)
     return Encoded(embeddings, deepstack)
+
+
+def _sounds_by_prompt(media: Sequence[PromptMedia]) -> list[list[MediaItem]]:
+    """Return the sounds of each prompt, without those that an earlier one holds, too."""
+    seen, found = set[int](), []
+    for one in media:
+        found.append([item for item in one.of_kind("audio") if id(item) not in seen])
+        seen |= {id(item) for item in found[-1]}
+    return [sounds for sounds in found if sounds]
 
 
 def _encode_visual(
