@@ -10,6 +10,8 @@ relax.<run>.critic.<version>                 fingerprint of a version of the cri
 relax.<run>.critic_checkpoint.<version>      a durable checkpoint of the critic
 relax.<run>.event.<role>.<n>.<kind>          event of an actor or the supervision, JSON
 relax.<run>.metric.<role>.<n>                metrics of an actor, JSON
+relax.<run>.env.<n>                          requests to an actor that hosts environments; in no stream
+relax.<run>.generate.<n>                     requests to an actor that generates; in no stream
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 ROW_KINDS = ("group", "eval")
 NUMBERED_KINDS = ("batch", "weights", "checkpoint", "evaluation", "critic", "critic_checkpoint")
+SERVICES = ("env", "generate")
+"""Kinds of requests between actors, which no stream stores."""
 
 
 def check_name(name: str, what: str) -> str:
@@ -146,6 +150,17 @@ class Subjects:
     def metric(self, role: str, n: int | str) -> str:
         """Subject of an actor's metrics."""
         return f"{self.prefix}.metric.{role}.{n}"
+
+    def service(self, kind: str, n: int | str) -> str:
+        """Subject of requests to actor `n` of the role that serves a kind of them (see `SERVICES`); `*` for any actor.
+
+        Raises:
+            SubjectError: `kind` is not one of `SERVICES`.
+        """
+        if kind not in SERVICES:
+            msg = f"no service {kind!r}; there are {', '.join(SERVICES)}"
+            raise SubjectError(msg)
+        return f"{self.prefix}.{kind}.{n}"
 
     def table_subjects(self) -> list[str]:
         """Subjects of the table stream."""

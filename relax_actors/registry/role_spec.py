@@ -25,6 +25,10 @@ class RoleSpec:
     """Kinds of numbered cells that it writes, such as "batch"."""
     notes: tuple[str, ...] = ()
     """Keys of the run's bucket where it tells others how to reach it; each begins with `note.`."""
+    serves: tuple[str, ...] = ()
+    """Kinds of requests that it answers, such as "env"; see `broker.subjects.SERVICES`."""
+    requests: tuple[str, ...] = ()
+    """Kinds of requests that it sends, in runs with a role that answers them."""
     removes: bool = False
     """Whether it may delete messages of the table and the bucket; only the trainer needs it."""
     single: bool = False

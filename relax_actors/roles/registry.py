@@ -13,6 +13,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, StatefulRole, check_role
+from relax_actors.runtime.service_role import ServiceRole
 
 FAILURES = ("dropped", "quarantined")
 """Columns that every pool role may write, by which a row leaves the run."""
@@ -29,7 +30,7 @@ def complete_spec(cls: type[Role]) -> RoleSpec:
     own = (cls.writes,) if cls.writes else ()
     if issubclass(cls, StatefulRole):
         return replace(cls.spec, writes=tuple(dict.fromkeys((*own, *cls.spec.writes))), single=True)
-    writes = (*own, *FAILURES)
+    writes = () if issubclass(cls, ServiceRole) else (*own, *FAILURES)
     return replace(cls.spec, reads=cls.reads, writes=writes, kinds=cls.kinds)
 
 

@@ -53,7 +53,7 @@ class Rollout(Role):
     kinds: ClassVar = ("group", "eval")
     batch_wait = BATCH_WAIT_MIN
     prefetch: ClassVar = False
-    spec: ClassVar = RoleSpec(device=True, section="rollout", start_order=60)
+    spec: ClassVar = RoleSpec(device=True, section="rollout", requests=("env",), start_order=60)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: the prompt, and its media if the model takes media."""
