@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.data import DataSection, EvalSection, ModelSection
+from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.media import MediaSection, is_multimodal
 from relax_actors.config.placement import PlacementSection
@@ -59,6 +60,8 @@ class Config(Section):
     prompts: PromptsSection = PromptsSection()
     media: MediaSection | None = None
     rollout: RolloutSection = RolloutSection()
+    gateway: GatewaySection | None = None
+    agent: AgentSection | None = None
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()
     trainer: TrainerSection = TrainerSection()
@@ -126,6 +129,13 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _agents(self) -> Config:
+        """Give every run with agents a gateway, by which they ask the policy."""
+        if self.agent is not None and self.gateway is None:
+            object.__setattr__(self, "gateway", GatewaySection())
+        return self
+
+    @model_validator(mode="after")
     def _across(self) -> Config:
         if (
             self.staleness.policy == "correct"
@@ -165,6 +175,12 @@ class Config(Section):
     def store_path(self) -> Path:
         """The folder of the store."""
         return self.store.path or self.folder / "store"
+
+    @property
+    def local_agent(self) -> AgentSection | None:
+        """The section [agent] if actors of this run run the agents."""
+        agent = self.agent
+        return agent if agent is not None and (agent.command or agent.function) else None
 
     @property
     def updates_in_flight(self) -> bool:

@@ -20,6 +20,7 @@ ROLES: Registry[type] = Registry(
         "prompts": "relax_actors.roles.prompts:PromptSource",
         "media": "relax_actors.roles.media:MediaRole",
         "rollout": "relax_actors.roles.rollout:Rollout",
+        "gateway": "relax_actors.roles.gateway:GatewayRole",
         "reward": "relax_actors.roles.reward:RewardRole",
         "advantages": "relax_actors.roles.advantages:Advantages",
         "trainer": "relax_actors.roles.trainer:Trainer",

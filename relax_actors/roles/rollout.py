@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, ClassVar, TypeAlias
@@ -17,12 +17,14 @@ from relax_actors.config import Config
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia, StopStrings
+from relax_actors.engines.protocols.guests import Guests
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
+from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
@@ -53,7 +55,7 @@ class Rollout(Role):
     kinds: ClassVar = ("group", "eval")
     batch_wait = BATCH_WAIT_MIN
     prefetch: ClassVar = False
-    spec: ClassVar = RoleSpec(device=True, section="rollout", requests=("env",), start_order=60)
+    spec: ClassVar = RoleSpec(device=True, section="rollout", requests=("env",), serves=("generate",), start_order=60)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: the prompt, and its media if the model takes media."""
@@ -81,6 +83,33 @@ class Rollout(Role):
         self._generated_tokens = 0
         self._model_seconds = 0.0
         self._last_report = 0.0
+        self.guests = Guests()
+        self._service = self._start_service()
+
+    def _start_service(self) -> GenerationService | None:
+        """Begin to answer requests of the gateway, if the run has one."""
+        config = self.context.config
+        if config.gateway is None:
+            return None
+        around = Surroundings(
+            self.guests,
+            self._tokenizer,
+            self._engine.context_length,
+            lambda texts: stops_of(self._tokenizer, [*config.rollout.stop, *texts]),
+            self._stager.served,
+        )
+        service = GenerationService(self.context, around)
+        service.start()
+        return service
+
+    def serve(self, until: Callable[[], bool]) -> None:
+        """Generate requests of the gateway while no row is there."""
+        while len(self.guests) and not until():
+            guests = self.guests.take(16)
+            self._stager.use_newest(0)
+            for done in self._engine.stream([guest.request for guest in guests], self.progress, None):
+                for number, (generation,) in done:
+                    guests[number].done(generation)
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate the rows and return all results at once; see `stream` for the errors."""
@@ -244,6 +273,8 @@ class Rollout(Role):
 
     def close(self) -> None:
         """Close the stager and the engine."""
+        if self._service is not None:
+            self._service.close()
         self._stager.close()
         self._engine.close()
 

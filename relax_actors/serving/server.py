@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -100,16 +99,6 @@ class HttpServer:
         self._socket.close()
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address reaches this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -122,3 +111,12 @@ def _bound(host: str, port: int) -> socket.socket:
         raise ConfigError(msg) from error
     found.setblocking(False)
     return found
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a port can be bound."""
+    try:
+        _bound(host, port).close()
+    except ConfigError:
+        return False
+    return True
