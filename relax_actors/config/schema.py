@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.data import DataSection, EvalSection, ModelSection
+from relax_actors.config.environment import EnvironmentSection
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.media import MediaSection, is_multimodal
@@ -60,6 +61,7 @@ class Config(Section):
     prompts: PromptsSection = PromptsSection()
     media: MediaSection | None = None
     rollout: RolloutSection = RolloutSection()
+    environment: EnvironmentSection | None = None
     gateway: GatewaySection | None = None
     agent: AgentSection | None = None
     reward: RewardSection = RewardSection()

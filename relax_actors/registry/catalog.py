@@ -20,6 +20,7 @@ ROLES: Registry[type] = Registry(
         "prompts": "relax_actors.roles.prompts:PromptSource",
         "media": "relax_actors.roles.media:MediaRole",
         "rollout": "relax_actors.roles.rollout:Rollout",
+        "environment": "relax_actors.roles.environment:EnvironmentRole",
         "gateway": "relax_actors.roles.gateway:GatewayRole",
         "reward": "relax_actors.roles.reward:RewardRole",
         "advantages": "relax_actors.roles.advantages:Advantages",
@@ -77,6 +78,7 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
     "relax_actors.rewards",
     {
         "character_error_rate": "relax_actors.rewards._error_rate:character_error_rate",
+        "environment": "relax_actors.rewards._environment:environment",
         "exact_match": "relax_actors.rewards._text:exact_match",
         "iou": "relax_actors.rewards._boxes:iou",
         "math_verify": "relax_actors.rewards._math_verify:math_verify",
@@ -88,6 +90,7 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
         "word_error_rate": "relax_actors.rewards._error_rate:word_error_rate",
     },
 )
+ENVIRONMENTS: Registry[type] = Registry("environment", "relax_actors.environments", {})
 DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
     "data source",
     "relax_actors.data_sources",
@@ -143,6 +146,7 @@ ALL: tuple[Registry[Any], ...] = (
     POLICY_LOSSES,
     CORRECTIONS,
     REWARDS,
+    ENVIRONMENTS,
     DATA_SOURCES,
     INFERENCE_ENGINES,
     TRAINING_ENGINES,

@@ -23,6 +23,8 @@ class RoleSpec:
     """Kinds of rows that it writes: "group" for training rows, "eval" for held-out rows."""
     numbered: tuple[str, ...] = ()
     """Kinds of numbered cells that it writes, such as "batch"."""
+    turns: bool = False
+    """Whether it writes turn cells of the rows that it generates."""
     notes: tuple[str, ...] = ()
     """Keys of the run's bucket where it tells others how to reach it; each begins with `note.`."""
     serves: tuple[str, ...] = ()

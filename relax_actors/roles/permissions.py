@@ -96,6 +96,7 @@ def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
         subjects.metric(role, "*"),
         *(bucket_key(subjects, name) for name in keys),
         *(subjects.column(name, kind) for kind in ROW_KINDS if kind in spec.kinds for name in spec.writes),
+        *(subjects.turns(kind) for kind in spec.kinds if spec.turns),
         *(subjects.numbered(kind, "*") for kind in spec.numbered),
     ]
     subscribed = tuple(subjects.numbered(kind, "*") for kind in ("weights", "checkpoint"))

@@ -78,7 +78,7 @@ def role_class(config: Config, name: str) -> type[Role]:
 
 def _built_in_class(config: Config, name: str) -> type[Role]:
     """Class of a built-in role, or the class that its section names in its place."""
-    setting, usual = f"{name}.actor", check_role(ROLES.load(name, "role"), name)
+    setting, usual = f"{name}.actor", check_role(ROLES.load(_variant(config, name), "role"), name)
     path = getattr(section_of(config, name), "actor", name)
     if path == name:
         return usual
@@ -97,6 +97,12 @@ def _built_in_class(config: Config, name: str) -> type[Role]:
         msg = f"{setting} = {path!r} has kinds {cls.kinds}; with [eval] they must be {usual.kinds}"
         raise ConfigError(msg)
     return cls
+
+
+def _variant(config: Config, name: str) -> str:
+    """Return the class of a built-in role, which is another one for episodes."""
+    episodes = name == "rollout" and config.environment is not None
+    return "relax_actors.roles.turn_rollout.TurnRollout" if episodes else name
 
 
 def _pool_roles(config: Config) -> list[type[Role]]:

@@ -99,7 +99,36 @@ PROMPTS = st.builds(
     exact_version=st.booleans(),
     greedy=st.booleans(),
     media=st.lists(st.deferred(lambda: SOURCES), max_size=2),
+    messages=st.lists(st.dictionaries(st.text(), PLAIN, max_size=2), max_size=2),
 )
+OBSERVED = st.builds(
+    messages.EnvironmentAnswer,
+    st.text(),
+    st.integers(-1, 99),
+    st.lists(st.dictionaries(st.text(), PLAIN, max_size=2), max_size=2),
+    st.none() | FINITE,
+    st.booleans(),
+    st.booleans(),
+    st.dictionaries(st.text(), FINITE, max_size=2),
+    st.none() | st.binary(),
+)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> messages.Turn:
+    small, length = st.integers(0, 99), draw(st.integers(0, 3))
+    return messages.Turn(
+        *(draw(small) for _ in range(3)),
+        draw(st.text()),
+        draw(OBSERVED),
+        draw(arrays.arrays(np.int32, draw(st.integers(0, 4)))),
+        draw(st.booleans()),
+        draw(arrays.arrays(np.int32, length)),
+        draw(arrays.arrays(np.float32, length)),
+        draw(arrays.arrays(np.int32, length)),
+        draw(st.sampled_from(list(messages.FinishReason))).value,
+        draw(st.just("") | st.sampled_from([reason.value for reason in messages.FinishReason])),
+    )
 
 
 @st.composite
@@ -180,6 +209,8 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.CriticVersion: st.builds(messages.CriticVersion, INTEGERS, st.text(), INTEGERS),
     messages.TeacherScores: teacher_scores(),
     messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),
+    messages.Turn: turns(),
+    messages.Turns: st.builds(messages.Turns, st.lists(turns(), max_size=2)),
 }
 MESSAGES = OTHERS | {messages.Trajectory: trajectories()}
 ANY_MESSAGE = st.one_of(*MESSAGES.values())
