@@ -64,8 +64,8 @@ class AgentSection(PoolSection):
     """Program to run for each sample, with its arguments; it finds its task in the environment variables
     RELAX_TASK_FILE, RELAX_RESULT_FILE, OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY."""
     function: str = ""
-    """Dotted path of a function to call for each sample instead, a coroutine or not, with one argument, a
-    `relax_actors.serving.session.AgentTask`; it returns the reward, or None."""
+    """Dotted path of a coroutine function to call for each sample instead. Its argument is an `AgentTask` of
+    `relax_actors.serving.session_client`; it returns the reward, an `AgentResult` or None, and never blocks."""
     cwd: Path | None = None
     """Working directory of `command`; an empty folder of the sample if not set."""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -85,7 +85,11 @@ class AgentSection(PoolSection):
     branches: Literal["all", "last"] = "all"
     """Where an agent did not only continue its conversation: train all branches, or the one with the last answer."""
     max_output_bytes: Positive = 1 << 20
-    """Output of `command` that is kept in `agents/<session>.log` of the run's folder; the rest is discarded."""
+    """Output of `command` that is kept in `agents/<session>/output.log` of the run's folder; the rest is discarded."""
+    gateway_url: str = ""
+    """Address of the gateway for agents on another machine than the run's folder; with `gateway_token_file`."""
+    gateway_token_file: Path | None = None
+    """File with a token of that gateway."""
     shows_answer: bool = False
     """Whether the task that an agent gets holds the reference answer."""
 

@@ -133,7 +133,13 @@ class Config(Section):
     @model_validator(mode="after")
     def _agents(self) -> Config:
         """Give every run with agents a gateway, by which they ask the policy."""
-        if self.agent is not None and self.gateway is None:
+        if self.agent is None:
+            return self
+        if self.environment is not None or self.eval is not None:
+            other = "environment" if self.environment is not None else "eval"
+            msg = f"[agent] and [{other}] exclude each other: agents own their loop, and work on training rows alone"
+            raise ValueError(msg)
+        if self.gateway is None:
             object.__setattr__(self, "gateway", GatewaySection())
         return self
 

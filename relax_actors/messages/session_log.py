@@ -27,6 +27,7 @@ class SessionTurn:
     versions: Array
     finish_reason: str
     call: str
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if len({len(self.tokens), len(self.logprobs), len(self.versions)}) > 1 or self.sample < 0 or self.parent < -1:

@@ -84,23 +84,28 @@ class Rollout(Role):
         self._model_seconds = 0.0
         self._last_report = 0.0
         self.guests = Guests()
-        self._service = self._start_service()
+        self._service = None if config.gateway is None else self._make_service()
+        if self._service is not None:
+            self.start_service(self._service)
 
-    def _start_service(self) -> GenerationService | None:
-        """Begin to answer requests of the gateway, if the run has one."""
+    def start_service(self, service: GenerationService) -> None:
+        """Begin to answer requests of the gateway."""
+        service.start()
+
+    def on_guest(self) -> None:
+        """Take notice of a request of the gateway. Called in the event loop's thread."""
+
+    def _make_service(self) -> GenerationService:
         config = self.context.config
-        if config.gateway is None:
-            return None
         around = Surroundings(
             self.guests,
             self._tokenizer,
             self._engine.context_length,
             lambda texts: stops_of(self._tokenizer, [*config.rollout.stop, *texts]),
             self._stager.served,
+            self.on_guest,
         )
-        service = GenerationService(self.context, around)
-        service.start()
-        return service
+        return GenerationService(self.context, around)
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate the rows and return all results at once; see `stream` for the errors."""

@@ -40,6 +40,7 @@ class Turn:
         versions: `[len] int32`, version of the weights that sampled each token.
         finish_reason: why the answer ended, a `FinishReason`.
         call: id of the request, by which a repeated request finds its answer.
+        messages: the messages that follow the parent's answer, and the answer.
     """
 
     parent: int
@@ -51,6 +52,7 @@ class Turn:
     versions: Array
     finish_reason: str
     call: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
 
 
 class Forest:
@@ -145,6 +147,15 @@ class Forest:
         parts = [part for n in self.path(number) for part in (self.turns[n].observed, self.turns[n].tokens)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
+    def conversation(self, number: int) -> list[dict[str, Any]]:
+        """Return the messages from a root to a turn."""
+        return [message for n in self.path(number) for message in self.turns[n].messages]
+
+    @property
+    def last(self) -> int:
+        """The newest used turn; `ROOT` if there is none."""
+        return max(self._used, default=ROOT)
+
     def leaves(self) -> list[int]:
         """Return the used turns that no used turn continues."""
         parents = {self.turns[number].parent for number in self._used}
@@ -158,7 +169,7 @@ class Forest:
         """
         leaves = self.leaves()
         if branches == "last" and leaves:
-            leaves = [max(self._used)]
+            leaves = [self.last]
         trained: set[int] = set()
         found = []
         for leaf in leaves:

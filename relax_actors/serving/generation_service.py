@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,13 +44,15 @@ class Surroundings:
         context_length: largest number of tokens of prompt and answer.
         stops: stop tokens and stop strings of `rollout.stop` and further texts.
         fingerprints: fingerprints of weights by version.
+        on_guest: called when a request has joined the queue.
     """
 
     guests: Guests
     tokenizer: Tokenizer
     context_length: int
     stops: Callable[[list[str]], tuple[frozenset[int], StopStrings | None]]
-    fingerprints: dict[int, str]
+    fingerprints: Mapping[int, str]
+    on_guest: Callable[[], None] = lambda: None
 
 
 class GenerationService:
@@ -59,17 +61,22 @@ class GenerationService:
     Args:
         context: context of the actor.
         surroundings: its engine and tokenizer.
-        sessions: sessions of agents; None in a run without agents.
     """
 
-    def __init__(self, context: Context, surroundings: Surroundings, sessions: Sessions | None = None) -> None:
-        self._context, self._around, self._sessions = context, surroundings, sessions
+    def __init__(self, context: Context, surroundings: Surroundings) -> None:
+        self._context, self._around = context, surroundings
+        self._sessions: Sessions | None = None
         self._connection = context.table.connection
         self._tasks: set[asyncio.Task[None]] = set()
         self.answered = 0
 
-    def start(self) -> None:
-        """Begin to answer. Called in the role's thread."""
+    def start(self, sessions: Sessions | None = None) -> None:
+        """Begin to answer. Called in the role's thread.
+
+        Args:
+            sessions: sessions of agents; None in a run without agents.
+        """
+        self._sessions = sessions
         subject = self._context.table.subjects.service("generate", self._context.n)
         self._connection.call(self._subscribe(subject), 30)
 
@@ -116,14 +123,14 @@ class GenerationService:
             return await self._sessions.generate(call)
         try:
             return await self.ask(self.request(call))
-        except _Refused as error:
+        except Refused as error:
             return error.answer
 
     def request(self, call: GenerateCall) -> GenerationRequest:
         """Return the request of a call without a session.
 
         Raises:
-            _Refused: no answer can be generated.
+            Refused: no answer can be generated.
         """
         settings = self._context.config.rollout
         room = self._around.context_length - len(call.tokens)
@@ -132,15 +139,13 @@ class GenerationService:
                 f"the prompt has {len(call.tokens)} tokens; the model's context of {self._around.context_length} "
                 "leaves no room for an answer; shorten the conversation"
             )
-            raise _Refused(Refusal.TOO_LONG if room < 1 else Refusal.INVALID, detail)
+            raise Refused(Refusal.TOO_LONG if room < 1 else Refusal.INVALID, detail)
         if int(call.tokens.min()) < 0 or int(call.tokens.max()) >= self._around.tokenizer.size:
-            raise _Refused(
-                Refusal.INVALID, f"the vocabulary has {self._around.tokenizer.size} tokens; one is not in it"
-            )
+            raise Refused(Refusal.INVALID, f"the vocabulary has {self._around.tokenizer.size} tokens; one is not in it")
         try:
             stop_ids, stop_strings = self._around.stops(call.stop)
         except ConfigError as error:
-            raise _Refused(Refusal.INVALID, str(error).replace("rollout.stop", "stop")) from error
+            raise Refused(Refusal.INVALID, str(error).replace("rollout.stop", "stop")) from error
         greedy = call.temperature == 0
         temperature = settings.temperature if call.temperature is None else call.temperature
         return GenerationRequest(
@@ -167,6 +172,7 @@ class GenerationService:
             loop.call_soon_threadsafe(_settle, answer, result)
 
         self._around.guests.add(Guest(request, done))
+        self._around.on_guest()
         self._context.wake()
         found = await answer
         if isinstance(found, RelaxError):
@@ -178,9 +184,13 @@ class GenerationService:
             logprobs=found.logprobs,
             versions=found.versions,
             finish_reason=str(found.finish_reason),
-            fingerprint=self._around.fingerprints.get(version, ""),
+            fingerprint=self.fingerprint(version),
             call=call,
         )
+
+    def fingerprint(self, version: int) -> str:
+        """Return the fingerprint of weights; empty if it is not known."""
+        return self._around.fingerprints.get(version, "")
 
     def close(self) -> None:
         """Stop answering. Called in the role's thread; the connection is closed behind it."""
@@ -188,7 +198,9 @@ class GenerationService:
             self._connection.loop.call_soon_threadsafe(task.cancel)
 
 
-class _Refused(Exception):  # noqa: N818 an answer, not an error of the program
+class Refused(Exception):  # noqa: N818 an answer, not an error of the program
+    """A request that no answer can be generated for; `answer` says why."""
+
     def __init__(self, refusal: Refusal, detail: str) -> None:
         super().__init__(detail)
         self.answer = GenerateAnswer(refusal=refusal, detail=detail)
