@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from broker.subjects import RowId
 from relax_actors.data.prompt_maker import room
 from relax_actors.errors import ConfigError, RelaxError, RowError
 from relax_actors.messages import DropReason, FinishReason, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Drop, More, Results, Row
 from relax_actors.serving.agent_sessions import AgentSessions
@@ -30,6 +31,8 @@ class AgentRollout(Rollout):
     Each answer is a turn in a forest of its sample (`serving.forest`). It is written to the table before the agent gets
     it, so that an actor that takes the row over knows all that the agent knows.
     """
+
+    spec: ClassVar[RoleSpec] = replace(Rollout.spec, turns=True)
 
     def setup(self) -> None:
         """Build the engine, and begin to serve sessions.

@@ -49,15 +49,16 @@ class Program:
         Raises:
             ConfigError: one does not exist.
         """
-        if shutil.which(self.command[0], path=self._path()) is None:
+        if self._find() is None:
             msg = f"agent.command {self.command[0]!r} is no program on the PATH; write its absolute path"
             raise ConfigError(msg)
         if self.cwd is not None and not self.cwd.is_dir():
             msg = f"agent.cwd {self.cwd} is no folder; create it, or leave it out"
             raise ConfigError(msg)
 
-    def _path(self) -> str:
-        return self.environment.get("PATH", os.environ.get("PATH", os.defpath))
+    def _find(self) -> str | None:
+        found = shutil.which(self.command[0], path=self.environment.get("PATH", os.environ.get("PATH", os.defpath)))
+        return None if found is None else str(Path(found).absolute())
 
     async def run(self, task: AgentTask, folder: Path) -> AgentResult:
         """Run the program for a sample. Called in a thread that lives as long as the process.
@@ -73,14 +74,14 @@ class Program:
         """
         files = {name: folder / f"{name}.json" for name in ("task", "result")}
         write_private(files["task"], json.dumps(asdict(task)))
-        program = shutil.which(self.command[0], path=self._path())
+        program = self._find()
         if program is None:
             msg = f"{self.command[0]!r} is no program on the PATH"
             raise AgentError(msg)
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             process = spawn(
-                [os.path.abspath(program), *self.command[1:]],
+                [program, *self.command[1:]],
                 log=writing,
                 environment=self._environment(task, files),
                 cwd=self.cwd or folder,
