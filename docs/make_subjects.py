@@ -28,6 +28,12 @@ SCORING_ROLES = [name for name in ROLES.built_in if built_in_spec(name).section 
 FLOATS, INTS = np.array([-0.25, -0.5], np.float32), np.array([5, 3], np.int32)
 FINGERPRINT = "5f0c1a7d93b24e68a1d0c7f2e9b84d36"
 
+REQUESTS = (
+    messages.EnvironmentRequest([messages.Open("group.12.3/0/0", {"answer": "35"}, 77)], [], ["group.11.2/0/0"]),
+    messages.EnvironmentAnswers(
+        [messages.EnvironmentAnswer("group.12.3/0/0", -1, [{"role": "user", "content": "53"}])]
+    ),
+)
 # One example of each kind of cell.
 EXAMPLES: dict[str, Any] = {
     "prompt": messages.Prompt("53>", INTS, "35", {}, 77, 11),
@@ -112,6 +118,7 @@ def config() -> Config:
         "eval": {"data": data},
         "critic": {},
         "media": {},
+        "environment": {"name": "none.Game"},
         "roles": {name: {} for name in SCORING_ROLES},
     }
     return Config.model_validate(tree)
@@ -159,7 +166,8 @@ def rights(run: Config) -> list[str]:
         allowed = permissions(run, user)
         lines += [f"### {user}", "", *([f"{said[user][:1].upper()}{said[user][1:]}.", ""] if user in said else [])]
         lines += ["```", *(f"pub {subject}" for subject in allowed.publish)]
-        lines += [*(f"sub {subject}" for subject in allowed.subscribe), "```", ""]
+        lines += [f"sub {subject}" for subject in allowed.subscribe]
+        lines += [*(f"answer {subject}" for subject in allowed.serves), "```", ""]
     return lines
 
 
@@ -198,6 +206,19 @@ def page() -> str:
         title = f"### `{subject}`" + (", of each step" if name == "step" else "")
         lines = [title, "", "```json", json.dumps(LOG[name]), "```", ""]
         head += lines
+    asked = [
+        "## Requests",
+        "",
+        f"`{subjects.service('env', '<n>')}`: operations on sessions of actor `n` of the role `environment`, in no",
+        "stream. The answers go to the request's reply subject, in as many messages as there are moments in which some",
+        "are ready. Both are encoded as cells.",
+        "",
+        *(
+            f"- {meaning(type(value))} Fields: {fields(type(value))}. `{fields_of(encode(value, AUTHOR))}`"
+            for value in REQUESTS
+        ),
+        "",
+    ]
     state = [
         "## The state",
         "",
@@ -211,7 +232,7 @@ def page() -> str:
         "Credentials written by `relax keys` grant exactly these permissions.",
         "",
     ]
-    return "\n".join([*head, *state, *rights(run)]).rstrip() + "\n"
+    return "\n".join([*head, *asked, *state, *rights(run)]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

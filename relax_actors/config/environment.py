@@ -46,6 +46,9 @@ class EnvironmentSection(PoolSection):
     """Attempts at a sample beyond the first one with "refill"; then it is excluded."""
     mask_truncated: bool = False
     """Whether samples that ended by a limit (max_turns, token_budget, length, timeout) are left out of the loss."""
+    credit: Literal["episode", "turn"] = "episode"
+    """What the reward of a turn counts for: "episode" sums the rewards of a sample; "turn" gives each turn its own
+    return, the rewards from it to the end. Needs `reward.function = "environment"`."""
     discount: Fraction = 1.0
     """Discount factor of rewards of later turns where credit goes to turns."""
     isolation: Literal["none", "sandbox"] = "none"

@@ -141,6 +141,25 @@ class Config(Section):
             raise ValueError(msg)
         if self.gateway is None:
             object.__setattr__(self, "gateway", GatewaySection())
+        if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
+            object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
+        return self
+
+    @model_validator(mode="after")
+    def _episodes(self) -> Config:
+        """Let the environment give the reward, unless the reward is set."""
+        if self.environment is None:
+            return self
+        if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
+            object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
+        if self.eval is not None and "reward" not in self.eval.model_fields_set:
+            object.__setattr__(self, "eval", self.eval.model_copy(update={"reward": "environment"}))
+        if self.environment.credit == "turn" and self.reward.function != "environment":
+            msg = (
+                f'environment.credit = "turn" gives credit by the rewards of the environment, but reward.function is '
+                f'{self.reward.function!r}; set reward.function = "environment", or environment.credit = "episode"'
+            )
+            raise ValueError(msg)
         return self
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -57,12 +57,19 @@ Result: TypeAlias = Step | Observation
 class Environment:
     """One episode of a model with its surroundings.
 
-    Each episode has an instance and a process of its own, in which the methods run one at a time. They may be
-    coroutines. Annotated class attributes of a subclass are its options, set from [environment.options] before `reset`
-    and checked by pydantic. Attributes whose names begin with an underscore, and `ClassVar`s, are no options.
+    Each episode has an instance and, while it is open, a process of its own, in which the methods run one at a time.
+    They may be coroutines. Annotated class attributes of a subclass are its options, set from [environment.options]
+    before `reset` and checked by pydantic. Attributes whose names begin with an underscore, and `ClassVar`s, are no
+    options.
 
     An exception of any method ends the sample with reason `error`; it does not end the row or the rollout.
+
+    Attributes:
+        shares_process: whether the process of an episode that was closed in order may host the next one. Set it to
+            False if episodes change more than their instance, e.g. the attributes of modules.
     """
+
+    shares_process: ClassVar[bool] = True
 
     def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> Result | Awaitable[Result]:
         """Begin the episode and return the first observation, which may be empty.

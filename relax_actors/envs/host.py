@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from broker.codec import MAX_CELL_BYTES, decode, encode
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.envs.forks import Fork, Forks
 from relax_actors.envs.frames import frame, read_frame
-from relax_actors.envs.session import AUTHOR
+from relax_actors.envs.session import AUTHOR, CLOSE, REUSABLE
 from relax_actors.errors import CodecError
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, Open
 from relax_actors.messages.environment import OPENED
@@ -63,6 +64,7 @@ class SessionHost:
         self._section, self._forks, self._report = section, forks, report
         self._sessions: dict[str, HostedSession] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._free: list[Fork] = []
         self.turns = self.faults = self.replayed = 0
 
     @property
@@ -114,6 +116,8 @@ class SessionHost:
             self._forget(session)
         if self._ending:
             await asyncio.wait(self._ending)
+        while self._free:
+            await self._forks.end(self._free.pop())
 
     async def _open(self, session: HostedSession, request: Open) -> EnvironmentAnswer:
         turn = session.turn = len(request.actions) + OPENED
@@ -123,9 +127,18 @@ class SessionHost:
                 session.name, turn, error=Fault.BUSY, detail=f"{self._section.sessions} sessions are open"
             )
         self.replayed += 0 if request.state is not None else len(request.actions)
-        session.fork = await self._forks.start(self._section.cpu_seconds)
+        session.fork = await self._process()
         seconds = self._section.open_seconds
         return await self._ask(session, encode(request, AUTHOR), turn, seconds, "environment.open_seconds")
+
+    async def _process(self) -> Fork:
+        """Return a process whose last session was closed in order, or a new one."""
+        while self._free:
+            fork = self._free.pop()
+            if not fork.reader.at_eof():
+                return fork
+            await self._forks.end(fork)
+        return await self._forks.start(self._section.cpu_seconds)
 
     async def _act(self, session: HostedSession, request: Act) -> EnvironmentAnswer:
         self.turns += 1
@@ -183,14 +196,14 @@ class SessionHost:
             task.add_done_callback(self._ending.discard)
 
     async def _close(self, session: HostedSession, fork: Fork) -> None:
-        """Let the environment close, then end its process."""
+        """Let the environment close, then keep its process for another session, or end it."""
         if session.is_ready:
-            fork.writer.write_eof()
-            try:
+            fork.writer.write(frame(CLOSE))
+            with suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError, CodecError):
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await fork.reader.read()
-            except (TimeoutError, ConnectionError):
-                pass
+                    if await read_frame(fork.reader, MAX_CELL_BYTES) == REUSABLE:
+                        self._free.append(fork)
+                        return
         await self._forks.end(fork)
 
     def _evict(self) -> bool:

@@ -38,7 +38,7 @@ def answer_of(result: Any, session: str, turn: int, max_bytes: int) -> Environme
     method = "reset()" if turn < 0 else "step()"
     step = result if isinstance(result, Step) else Step(result)
     messages = messages_of(step.observation, method)
-    size = sum(map(_size, messages))
+    size = sum(_size(message["content"]) for message in messages)
     if size > max_bytes:
         msg = f"{method} returned an observation of {size} bytes; environment.max_observation_bytes is {max_bytes}"
         raise EnvironmentFaultError(msg)
@@ -52,7 +52,7 @@ def answer_of(result: Any, session: str, turn: int, max_bytes: int) -> Environme
         turn,
         messages,
         reward,
-        done=bool(step.done) or bool(step.truncated),
+        done=bool(step.done),
         truncated=bool(step.truncated),
         metrics=_metrics(step.metrics, method),
     )

@@ -29,16 +29,26 @@ from relax_actors.messages.environment import OPENED
 
 AUTHOR = "environment"
 MAX_DETAIL = 2000
+CLOSE, REUSABLE = b"", b"reusable"
+"""Frame that closes the session, and the answer of a process that can have another one."""
 _OWN = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Template:
-    """What the sessions of an actor have in common: the class, its options, and the largest observation."""
+    """What the sessions of an actor have in common.
+
+    Attributes:
+        cls: class of the environment.
+        values: values of its options.
+        max_observation_bytes: largest observation.
+        is_reusable: whether a process may have one session after another.
+    """
 
     cls: type[Environment]
     values: dict[str, Any]
     max_observation_bytes: int
+    is_reusable: bool = True
 
 
 class Session:
@@ -81,7 +91,7 @@ class Session:
 
     async def _with_state(self, answer: EnvironmentAnswer) -> EnvironmentAnswer:
         environment = self._environment
-        if answer.done or environment is None or type(environment).state is Environment.state:
+        if answer.done or answer.truncated or environment is None or type(environment).state is Environment.state:
             return answer
         return replace(answer, state=checked_state(await _run(environment.state)))
 
@@ -97,7 +107,15 @@ async def serve(template: Template, sock: socket.socket) -> None:
     session = Session(template)
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
-            envelope = open_envelope(await read_frame(reader, MAX_CELL_BYTES))
+            data = await read_frame(reader, MAX_CELL_BYTES)
+            if data == CLOSE:
+                await session.close()
+                if not template.is_reusable:
+                    return
+                session = Session(template)
+                writer.write(frame(REUSABLE))
+                continue
+            envelope = open_envelope(data)
             if envelope.type == Open.__name__:
                 request: Open | Act = decode_fields(envelope, Open)
                 answer = await _guarded(session.open, request, len(request.actions) + OPENED)

@@ -99,7 +99,9 @@ def main() -> None:
     sys.path[:] = path
     section = EnvironmentSection.model_validate(body)
     try:
-        template = Template(*load_environment(section), section.max_observation_bytes)
+        cls, values = load_environment(section)
+        reusable = cls.shares_process and section.cpu_seconds is None
+        template = Template(cls, values, section.max_observation_bytes, reusable)
     except ConfigError as error:
         send(control, str(error))
         return

@@ -1,8 +1,8 @@
 r"""Rewards of single turns as rewards of tokens, so that every advantage estimator gives credit to turns.
 
-The return of turn t is $G_t = r_t + \gamma G_{t+1}$, over turns. The reward of a sample stays $G_0$. The tokens of a
-turn get the return of their turn, because the last token of turn t has reward $G_t - G_{t+1}$, and that of the last turn
-$G_T - G_0$: from any token on, the rewards of a sample and its tokens add up to the return of the token's turn.
+The return of turn t is $G_t = r_t + \gamma G_{t+1}$. The reward of a sample is $G_0$. The last token of turn t has
+reward $G_t - G_{t+1}$, and that of the last turn $G_T - G_0$: from any token on, the rewards of a sample and of its
+tokens add up to the return of the token's turn.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class GatewayRole(ServiceRole):
 
         config = self.context.config
         section = config.gateway or GatewaySection()
-        limits = Limits(section.max_body_bytes, section.max_concurrent, section.request_seconds)
+        lease = 0.0 if config.agent is None else config.agent.idle_seconds
+        limits = Limits(section.max_body_bytes, section.max_concurrent, section.request_seconds, lease)
         path, folder = config.model_path, gateway_folder(config.folder)
         policy = RunPolicy(self.context)
         self._answers = Answers(policy, Tokenizer(path), section.model, measure(path).context_length, limits)

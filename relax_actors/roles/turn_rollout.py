@@ -22,13 +22,14 @@ from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import BatchKey, Pending, Rollout
 from relax_actors.runtime import More, Results, Row
 from relax_actors.training.conversation import conversation_of
+from relax_actors.training.episode import Limits
 from relax_actors.training.episode_batch import EpisodeBatch
 from relax_actors.training.episode_group import EpisodeGroup
 
 WAIT_SECONDS = 0.05
 """Longest wait for an environment's answer before rows and guests are looked for again."""
 JOIN_SHARE, JOIN_TOKENS = 8, 8
-"""Turns join a running batch when they are one in so many of it, or after so many tokens: each join copies the cache."""
+"""Turns join a running batch when they are one in so many of it, or after so many tokens: a join copies the cache."""
 
 
 class TurnRollout(Rollout):
@@ -39,6 +40,8 @@ class TurnRollout(Rollout):
     """
 
     spec: ClassVar[RoleSpec] = replace(Rollout.spec, turns=True)
+    has_barrier: ClassVar[bool] = False
+    """Whether a turn waits for the environments of all episodes, as it does in a deterministic run."""
 
     def setup(self) -> None:
         """Build the engine, and connect to the environments.
@@ -58,7 +61,11 @@ class TurnRollout(Rollout):
         chats = self._tokenizer.has_chat_template if config.data.chat is None else config.data.chat
         self._conversation = conversation_of(self._tokenizer, chat=chats)
         self._client = EnvironmentClient(self.context)
-        self._room = min(self._engine.context_length, room(config))
+        section = config.environment
+        assert section is not None  # noqa: S101 the role is chosen by this section
+        most = min(self._engine.context_length, room(config))
+        self._limits = Limits(section.max_turns, config.rollout.max_tokens, most, section.token_budget)
+        self._barrier = self.has_barrier or config.run.deterministic
         self._batch: EpisodeBatch | None = None
         self._counts: Counter[str] = Counter()
         self._waited_seconds = 0.0
@@ -72,7 +79,9 @@ class TurnRollout(Rollout):
         config, bad = self.context.config, []
         samples = 1 if greedy else config.rollout.group_size
         template = self._request(first[0], greedy=greedy)
-        batch = self._batch = EpisodeBatch(self.context, self._client, self._conversation, self._room)
+        batch = self._batch = EpisodeBatch(
+            self.context, self._client, self._conversation, self._limits, barrier=self._barrier
+        )
         batch.counts = self._counts
         batch.add(first, samples)
         running, refresh = InFlight(), self._refresh_of(version)
@@ -94,7 +103,7 @@ class TurnRollout(Rollout):
                 return []
             return ready()
 
-        more_turns = no_more_requests if config.run.deterministic else join
+        more_turns = no_more_requests if self._barrier else join
         try:
             while batch.groups:
                 if refresh is not None:
@@ -120,7 +129,7 @@ class TurnRollout(Rollout):
         for done in self._engine.stream(requests, self.progress, refresh, more_turns):
             self._model_seconds += time.thread_time() - cpu_start
             batch.generated([(live, samples[0]) for live, samples in running.take(done)])
-            if not self.context.config.run.deterministic:
+            if not self._barrier:
                 batch.write_turns()
             yield self._finished(batch)
             cpu_start = time.thread_time()

@@ -2,6 +2,9 @@
 
 Writing it costs no system call. The supervisor reads it for signs of life, and after a death to learn which rows the
 actor was handling and which deliveries it had taken.
+
+Invariant: the time of the last sign of life and the length of the text change in one store each, through a view of
+their type. `struct.pack_into` clears its target first, and a supervisor that reads 0 there kills a healthy process.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from broker.pull import Delivery
 
 SIZE = 16 << 10
 MAX_DELIVERIES = 512
-_HEAD = struct.Struct("<dI")
+_BEAT, _LENGTH, _TEXT = slice(0, 8), slice(8, 12), 12
 _DELIVERY = struct.Struct("<QQQ")
 
 
@@ -56,22 +59,25 @@ class BlackBox:
             # Allocate the blocks now: a write into a hole of a mapped file on a full disk kills the process.
             os.posix_fallocate(file.fileno(), 0, size)
             self._map = mmap.mmap(file.fileno(), size)
+        self._beat = memoryview(self._map)[_BEAT].cast("d")
+        self._length = memoryview(self._map)[_LENGTH].cast("I")
         self._taken = 0
 
     def beat(self) -> None:
         """Record a sign of life."""
-        struct.pack_into("<d", self._map, 0, time.monotonic())
+        self._beat[0] = time.monotonic()
 
     def record(self, rows: list[str], waiting_for: str = "") -> None:
         """Record the rows being handled, or what the actor waits for; also a sign of life."""
         now = round(time.time(), 3)
         body = json.dumps([rows, waiting_for, now]).encode()
-        if len(body) > SIZE - _HEAD.size:
+        if len(body) > SIZE - _TEXT:
             body = json.dumps([rows[:64], waiting_for[:1000], now]).encode()
         # Write the length last, so that a reader never parses a half-written text.
-        _HEAD.pack_into(self._map, 0, time.monotonic(), 0)
-        self._map[_HEAD.size : _HEAD.size + len(body)] = body
-        struct.pack_into("<I", self._map, 8, len(body))
+        self._length[0] = 0
+        self._map[_TEXT : _TEXT + len(body)] = body
+        self._length[0] = len(body)
+        self.beat()
 
     def record_delivery(self, delivery: Delivery) -> None:
         """Record a delivery; it overwrites the one `MAX_DELIVERIES` before it."""
@@ -86,9 +92,9 @@ class BlackBox:
 
     def read(self) -> Snapshot:
         """Read the current record, without deliveries; safe while the actor writes."""
-        beat, length = _HEAD.unpack_from(self._map)
+        beat, length = self._beat[0], self._length[0]
         try:
-            rows, waiting_for, since = json.loads(self._map[_HEAD.size : _HEAD.size + length])
+            rows, waiting_for, since = json.loads(self._map[_TEXT : _TEXT + length])
             return Snapshot(beat, tuple(rows), waiting_for, since)
         except (ValueError, TypeError):
             return Snapshot(beat)
@@ -100,4 +106,6 @@ class BlackBox:
 
     def close(self) -> None:
         """Unmap the file."""
+        self._beat.release()
+        self._length.release()
         self._map.close()

@@ -36,7 +36,7 @@ class Limits:
     max_body_bytes: int
     max_concurrent: int
     request_seconds: float
-    max_lease_seconds: float = 3600.0
+    max_lease_seconds: float = 300.0
 
 
 class Answers:

@@ -30,10 +30,9 @@ from relax_actors.runtime import Context
 from relax_actors.runtime.cells import KINDS
 from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed_bytes, is_late_end, removal
 
-CHECK_SECONDS, SWEEP_SECONDS = 0.5, 5.0
-"""Between two looks at the table's size, and between two sweeps while it grows by no more than usual."""
-CELLS_PER_SECOND, MAX_SWEEP_SECONDS = 1000, 30.0
-"""Cells that sweeps of a large table look at in a second, on average, and the longest time between two sweeps."""
+CHECK_SECONDS, KEYS_SECONDS, SWEEP_SECONDS = 0.5, 5.0, 30.0
+"""Between two looks at the table's size, at the keys of the bucket, and at all cells while the table grows as usual. A
+sweep looks at every cell of the table, which is the trainer's most expensive request."""
 GROWTH_BYTES, GROWTH_CELLS = 16 << 20, 20_000
 """Growth of the table since the last sweep after which it is swept at once."""
 MAX_LISTED = 200_000
@@ -82,16 +81,19 @@ class Collector:
         self._remove_media(0.0)
 
     def _run(self) -> None:
-        due = float("-inf")
+        sweep_due = keys_due = float("-inf")
         while not self._closing.wait(CHECK_SECONDS):
             if self._table.connection.loop.is_closed():
                 return
             try:
                 fill = self._table.fill()
                 grown = fill.size - self._swept.size > GROWTH_BYTES or fill.cells - self._swept.cells > GROWTH_CELLS
-                if grown or time.monotonic() > due or fill.size > FULL * fill.max_size:
+                if grown or time.monotonic() > sweep_due or fill.size > FULL * fill.max_size:
                     self.sweep()
-                    due = time.monotonic() + min(max(SWEEP_SECONDS, fill.cells / CELLS_PER_SECOND), MAX_SWEEP_SECONDS)
+                    sweep_due = time.monotonic() + SWEEP_SECONDS
+                elif time.monotonic() > keys_due:
+                    self._remove_keys()
+                    keys_due = time.monotonic() + KEYS_SECONDS
             except (RelaxError, nats.errors.Error, OSError) as error:
                 log.warning("sweep_failed", error=f"{type(error).__name__}: {error}")
 

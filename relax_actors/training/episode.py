@@ -145,7 +145,7 @@ class Episode:
         self._sequences = [_Sequence.of(tokens)] if len(tokens) else []
         self._rewards: list[float] = []
         self._budget_left = self._limits.token_budget
-        self._digest = xxhash.xxh3_128(f"{self.start.sample}.{self.attempt}")
+        self._digest = xxhash.xxh3_128(f"{self.start.sample}.{self.attempt}".encode())
         # Of the turn that is being generated: digest before its observation, tokens of the observation, branching.
         self._before, self._context, self._branches = self._digest.hexdigest(), _NO_TOKENS, False
         self._last: Turn | None = None
@@ -227,6 +227,7 @@ class Episode:
     def _drop_context(self) -> None:
         """Remove the observation that leaves no room for an answer, so that the trainer need not read it."""
         if not self.turns:
+            self._sequences = [_Sequence.of(self.start.tokens)]
             return
         if self._branches:
             self._sequences.pop()

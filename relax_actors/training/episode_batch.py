@@ -37,21 +37,28 @@ class EpisodeBatch:
         context: context of the actor.
         client: sessions of the actor.
         conversation: renders observations.
-        room: largest number of tokens of a sequence.
+        limits: limits of an episode.
+        barrier: whether to wait for all environments before each turn.
 
     Attributes:
         groups: rows that are not over.
         counts: turns generated, turns taken from turn cells instead, sessions lost, and failures of environments.
     """
 
-    def __init__(self, context: Context, client: EnvironmentClient, conversation: Conversation, room: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        client: EnvironmentClient,
+        conversation: Conversation,
+        limits: Limits,
+        *,
+        barrier: bool,
+    ) -> None:
         config: Config = context.config
         assert config.environment is not None  # noqa: S101 the role is chosen by this section
         self._context, self._client, self._conversation = context, client, conversation
         self._section: EnvironmentSection = config.environment
-        self._settings, self._lockstep = config.rollout, config.run.deterministic
-        section = self._section
-        self._limits = Limits(section.max_turns, config.rollout.max_tokens, room, section.token_budget)
+        self._settings, self._limits, self._barrier = config.rollout, limits, barrier
         self.groups: list[EpisodeGroup] = []
         self._sessions: dict[str, Live] = {}
         self._ready: deque[Live] = deque()
@@ -174,16 +181,16 @@ class EpisodeBatch:
     def requests(self, template: GenerationRequest) -> list[tuple[GenerationRequest, Live]]:
         """Begin the turns that are ready, as many as rollout.max_running_tokens has room for.
 
-        A deterministic run waits until no environment has to answer, so that a turn of all samples of a row forms one
-        batch, whatever its environments take.
+        With a barrier, a turn of all samples forms one batch, whatever its environments take: a deterministic run
+        computes the same bits again.
 
         Args:
             template: settings of the requests.
         """
-        if self._lockstep and self._sessions and any(self._waits(live) for live in self._sessions.values()):
+        if self._barrier and any(self._waits(live) for live in self._sessions.values()):
             return []
-        if self._lockstep:
-            self._ready = deque(sorted(self._ready, key=lambda live: live.episode.start.sample))
+        if self._barrier:
+            self._ready = deque(sorted(self._ready, key=lambda live: (live.group.row.id, live.episode.start.sample)))
         found: list[tuple[GenerationRequest, Live]] = []
         limit, used = self._settings.max_running_tokens, sum(self._running.values())
         while self._ready:
@@ -203,7 +210,7 @@ class EpisodeBatch:
                 samples=1,
                 max_tokens=most,
                 min_tokens=min(template.min_tokens, most),
-                session="" if self._lockstep else live.session,
+                session="" if self._barrier else live.session,
             )
             episode.begin()
             found.append((request, live))

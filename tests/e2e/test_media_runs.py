@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from relax_actors.messages import Quarantined
-from relax_actors.training.collector import KEEP_SECONDS, MAX_SWEEP_SECONDS
+from relax_actors.training.collector import KEEP_SECONDS, SWEEP_SECONDS
 from tests.support.faults import is_over, story_of, wait_for_cell
 from tests.support.media_rows import write_config
 from tests.support.running import IMAGES, ON_POLICY, Run, wait_until
@@ -131,7 +131,7 @@ def test_memory_and_store_of_a_long_run_with_videos_stay_flat(make_run: MakeRun,
     for name in (*ACTORS, "store"):
         early, late = peaks[name]
         assert late <= 1.1 * early + SLACK[name == "store"], peaks
-    assert peaks["oldest"][1] < KEEP_SECONDS + 2 * MAX_SWEEP_SECONDS, peaks
+    assert peaks["oldest"][1] < KEEP_SECONDS + 2 * SWEEP_SECONDS, peaks
 
 
 ROLES = (

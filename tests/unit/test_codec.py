@@ -186,11 +186,43 @@ def teacher_scores(draw: st.DrawFn) -> messages.TeacherScores:
     return messages.TeacherScores(logprobs, ids, top)
 
 
+OPENS = st.builds(
+    messages.Open,
+    st.text(),
+    st.dictionaries(st.text(), PLAIN, max_size=2),
+    st.integers(0, 2**64 - 1),
+    st.none() | st.binary(),
+    st.lists(st.text(), max_size=2),
+    st.lists(st.text(), max_size=2),
+)
+ACTS = st.builds(messages.Act, st.text(), st.integers(0, 2**31), st.text())
+ANSWERS = st.builds(
+    messages.EnvironmentAnswer,
+    st.text(),
+    st.integers(-1, 2**31),
+    st.lists(st.dictionaries(st.text(), PLAIN, max_size=2), max_size=2),
+    st.none() | FINITE,
+    st.booleans(),
+    st.booleans(),
+    st.dictionaries(st.text(), FINITE, max_size=2),
+    st.none() | st.binary(),
+    st.sampled_from(["", *map(str, messages.Fault)]),
+    st.text(),
+)
 OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.Prompt: PROMPTS,
     messages.MediaSource: SOURCES,
     messages.Media: media(),
     messages.PreparedPrompt: prepared_prompts(),
+    messages.Open: OPENS,
+    messages.Act: ACTS,
+    messages.EnvironmentRequest: st.builds(
+        messages.EnvironmentRequest, st.lists(OPENS, max_size=1), st.lists(ACTS, max_size=1), st.lists(st.text())
+    ),
+    messages.EnvironmentAnswer: ANSWERS,
+    messages.EnvironmentAnswers: st.builds(
+        messages.EnvironmentAnswers, st.lists(ANSWERS, max_size=1), st.integers(0, 9)
+    ),
     messages.Reward: st.builds(messages.Reward, NUMBERS) | token_rewards(),
     messages.Advantage: st.builds(messages.Advantage, NUMBERS, FINITE),
     messages.Dropped: st.builds(messages.Dropped, st.text(), st.text()),

@@ -33,6 +33,7 @@ from tests.support.process_trees import (
     TreeThread,
     python,
 )
+from tests.support.running import wait_until
 
 
 def test_black_box_holds_the_rows_of_a_dead_child(run: RunTree, tmp_path: Path) -> None:
@@ -45,6 +46,33 @@ def test_black_box_holds_the_rows_of_a_dead_child(run: RunTree, tmp_path: Path) 
     assert (last.rows, last.waiting_for) == (("group.1.2",), "the model")
     running.until("ready", "a")
     assert BlackBox(tmp_path / "a.box").read().rows == ()
+
+
+def test_sign_of_life_never_goes_back_for_a_reader(tmp_path: Path) -> None:
+    """Else the supervisor sees a healthy process without a sign of life, and kills it."""
+    box = BlackBox(tmp_path / "a.box")
+    box.reset()
+    began = last = box.read().beat
+    beats = (
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        "from pathlib import Path\n"
+        "from relax_actors.runtime.blackbox import BlackBox\n"
+        f"box = BlackBox(Path({str(tmp_path / 'a.box')!r}))\n"
+        "while True:\n    box.record(['group.1.2'])\n    for _ in range(50):\n        box.beat()\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", beats])
+    try:
+        wait_until(lambda: box.read().beat > began, "a sign of life", PATIENCE)
+        for _ in range(20_000):
+            seen = box.read()
+            assert seen.beat >= last
+            assert seen.rows in {("group.1.2",), ()}
+            last = seen.beat
+        assert last > began
+    finally:
+        writer.kill()
+        writer.wait()
+    box.close()
 
 
 def test_child_without_sign_of_life_is_killed_and_restarted(run: RunTree) -> None:
@@ -81,10 +109,10 @@ def test_child_that_fails_its_health_check_is_killed_and_restarted(tmp_path: Pat
 
 def test_child_with_signs_of_life_is_not_killed(run: RunTree, tmp_path: Path) -> None:
     beats = READY + (
-        "import mmap, struct, time\n"
+        "import mmap, time\n"
         f"m = mmap.mmap(os.open({str(tmp_path / 'a.box')!r}, os.O_RDWR), 16384)\n"
         "end = time.monotonic() + 2.0\n"
-        "while time.monotonic() < end:\n    struct.pack_into('<d', m, 0, time.monotonic())\n"
+        "while time.monotonic() < end:\n    memoryview(m)[:8].cast('d')[0] = time.monotonic()\n"
         "    signal.sigtimedwait([], 0.02)\n"
     )
     running = run({"a": beats}, boxes=("a",), heartbeat=1.0, restart=Restart.TRANSIENT)
@@ -120,9 +148,9 @@ def test_child_with_a_probe_is_ready_once_the_probe_succeeds(tmp_path: Path) -> 
 def test_pause_of_the_whole_machine_kills_no_child(tmp_path: Path) -> None:
     """Supervisor and child are paused for longer than the heartbeat, and the child resumes last."""
     beats = READY + (
-        "import mmap, struct, time\n"
+        "import mmap, time\n"
         f"m = mmap.mmap(os.open({str(tmp_path / 'a.box')!r}, os.O_RDWR), 16384)\n"
-        "while True:\n    struct.pack_into('<d', m, 0, time.monotonic())\n    signal.sigtimedwait([], 0.05)\n"
+        "while True:\n    memoryview(m)[:8].cast('d')[0] = time.monotonic()\n    signal.sigtimedwait([], 0.05)\n"
     )
     parent = (
         f"import sys, threading, random; sys.path[:0] = {sys.path!r}\n"
@@ -162,9 +190,9 @@ def beating(tmp_path: Path) -> Iterator[Callable[[float, Callable[[int], None]],
     made: list[TreeThread] = []
     box = tmp_path / "a.box"
     beats = READY + (
-        "import mmap, struct, time\n"
+        "import mmap, time\n"
         f"m = mmap.mmap(os.open({str(box)!r}, os.O_RDWR), 16384)\n"
-        "while True:\n    struct.pack_into('<d', m, 0, time.monotonic())\n    signal.sigtimedwait([], 0.05)\n"
+        "while True:\n    memoryview(m)[:8].cast('d')[0] = time.monotonic()\n    signal.sigtimedwait([], 0.05)\n"
     )
 
     def start(heartbeat: float, periodic: Callable[[int], None]) -> TreeThread:

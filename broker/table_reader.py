@@ -1,0 +1,265 @@
+"""Reader of a run's durable table: look up, decode and list cells.
+
+Invariant: until its row is purged, a subject holds at most one message, and the message never changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from nats.errors import NoRespondersError
+from nats.js.api import RawStreamMsg
+from nats.js.errors import APIError, NotFoundError
+
+from broker.codec import Envelope, Resolver, decode_fields, open_envelope
+from broker.connection import Connection
+from broker.errors import CodecError, SubjectError
+from broker.ordered_consumer import OrderedConsumer
+from broker.store import Store
+from broker.subjects import CellId, RowId, Subjects
+
+T = TypeVar("T")
+CALL_DEADLINE = 360.0
+"""Deadline of the synchronous methods, in seconds; a write may spend most of it waiting for room."""
+LIST_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """An encoded cell in the table."""
+
+    subject: str
+    sequence: int
+    """Stream sequence of the message."""
+    data: bytes
+    stored: float = 0.0
+    """Unix time in seconds, by the server's clock, at which the cell was stored; 0 if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How full the table is."""
+
+    last: int
+    """Stream sequence of the last cell."""
+    cells: int
+    size: int
+    """Size of the stream in bytes, and its limit."""
+    max_size: int
+
+
+class TableReader:
+    """The cells of one run, to look up.
+
+    Methods named `..._async` run in the connection's loop. The others may be called from any other thread, have a
+    deadline of `CALL_DEADLINE` seconds and then raise `BrokerUnreachableError`.
+
+    Args:
+        connection: the process's connection.
+        subjects: subjects of the run.
+        store: store of the cells' large arrays.
+        direct: look cells up with `DIRECT.GET`, which any replica answers.
+    """
+
+    def __init__(self, connection: Connection, subjects: Subjects, store: Store, *, direct: bool = True) -> None:
+        self.connection = connection
+        self.subjects = subjects
+        self.store = store
+        self._direct = direct
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the connection's loop, within `CALL_DEADLINE`; see `Connection.call`."""
+        return self.connection.call(work, CALL_DEADLINE)
+
+    async def get_async(self, subject: str, *, direct: bool = True) -> Cell | None:
+        """Return the last cell that a subject or filter matches, or None.
+
+        With `direct`, an empty message with forged status headers also gives None; `direct=False` asks the stream's
+        leader and returns it.
+        """
+
+        async def ask(*, direct: bool) -> RawStreamMsg | None:
+            try:
+                return await self.connection.js.get_last_msg(self.subjects.table_stream, subject, direct=direct)
+            except NotFoundError:
+                return None
+
+        async def look_up() -> RawStreamMsg | None:
+            if direct and self._direct:
+                # The reply mixes the message's own headers, which may be forged, with those of the server.
+                with suppress(APIError, NoRespondersError, ValueError, KeyError):
+                    return await ask(direct=True)
+            return await ask(direct=False)
+
+        found = await self.connection.retry(look_up, f"look up {subject}")
+        if found is None:
+            return None
+        return Cell(found.subject or subject, found.seq or 0, found.data or b"")
+
+    def get(self, subject: str, *, direct: bool = True) -> Cell | None:
+        """Return the cell at a subject, or None; see `get_async`."""
+        return self.connection.call(self.get_async(subject, direct=direct), CALL_DEADLINE)
+
+    def get_all(self, subjects: Iterable[str]) -> list[Cell | None]:
+        """Look cells up concurrently; the results are in the order of `subjects`."""
+
+        async def work() -> list[Cell | None]:
+            return await asyncio.gather(*(self.get_async(subject) for subject in subjects))
+
+        return self.connection.call(work(), CALL_DEADLINE)
+
+    def read(self, data: bytes, expected: type[T], *, subject: str | None = None, resolve: Resolver | None = None) -> T:
+        """Decode a cell, including its arrays in the store.
+
+        Args:
+            data: the encoded cell.
+            expected: dataclass to decode into.
+            subject: verify the checksum of a numbered cell with this subject. Required before acting on such a cell.
+            resolve: `store.reader()` shared by cells that are read together; by default the cell has its own.
+
+        Raises:
+            CodecError: the cell is malformed or has another type.
+            StoreError: an array in the store is missing or corrupt.
+        """
+        return decode_fields(open_envelope(data, resolve or self.store.reader(), subject=subject), expected)
+
+    def read_envelope(self, data: bytes) -> Envelope:
+        """Decode the envelope of a cell, including its arrays in the store; raises as `read`."""
+        return open_envelope(data, self.store.reader())
+
+    def fetch(self, subject: str, expected: type[T]) -> T | None:
+        """Look a cell up and decode it; None if it does not exist. See `read` for the errors."""
+        cell = self.get(subject)
+        numbered = not self.subjects.parse(subject).field
+        return None if cell is None else self.read(cell.data, expected, subject=subject if numbered else None)
+
+    def fetch_last(self, kind: str, expected: type[T]) -> T | None:
+        """Decode the last well-formed numbered cell of a kind; None if there is none."""
+        return self.connection.call(self.fetch_last_async(kind, expected), CALL_DEADLINE)
+
+    async def fetch_last_async(self, kind: str, expected: type[T]) -> T | None:
+        """Async variant of `fetch_last`."""
+        every = self.subjects.numbered(kind, "*")
+        last = await self.get_async(every, direct=False)
+        if last is None:
+            return None
+        with suppress(CodecError):
+            return self.read(last.data, expected, subject=last.subject)
+        numbers = [cell.step for cell in await self.list_cells_async(every)]
+        for number in sorted(numbers, reverse=True):
+            cell = await self.get_async(self.subjects.numbered(kind, number), direct=False)
+            with suppress(CodecError):
+                if cell is not None:
+                    return self.read(cell.data, expected, subject=cell.subject)
+        return None
+
+    def fill(self) -> Fill:
+        """Return how full the table is."""
+
+        async def ask() -> Fill:
+            info = await self.connection.js.stream_info(self.subjects.table_stream)
+            return Fill(info.state.last_seq, info.state.messages, info.state.bytes, info.config.max_bytes or 0)
+
+        return self.connection.call(self.connection.retry(ask, "look how full the table is"), CALL_DEADLINE)
+
+    def list_subjects(self, filter_subject: str, limit: int | None = None) -> list[str]:
+        """Return the subjects of the cells that a filter matches, about `limit` of them if there are more."""
+        return self.connection.call(self.list_subjects_async(filter_subject, limit), CALL_DEADLINE)
+
+    async def list_subjects_async(self, filter_subject: str, limit: int | None = None) -> list[str]:
+        """Async variant of `list_subjects`."""
+        # nats-py requests only the first page of subjects.
+        js, endpoint = self.connection.js, f"$JS.API.STREAM.INFO.{self.subjects.table_stream}"
+
+        async def page(offset: int) -> tuple[list[str], int]:
+            wanted = json.dumps({"subjects_filter": filter_subject, "offset": offset}).encode()
+            reply = await js._api_request(endpoint, wanted, timeout=LIST_TIMEOUT)  # noqa: SLF001
+            return list(reply["state"].get("subjects") or {}), int(reply.get("total", 0))
+
+        found: list[str] = []
+        while True:
+            more, total = await self.connection.retry(partial(page, len(found)), f"list {filter_subject}")
+            found += more
+            if not more or len(found) >= (total if limit is None else min(limit, total)):
+                return found
+
+    def list_cells(self, filter_subject: str) -> list[CellId]:
+        """Return the ids of the cells that a filter matches; other subjects are skipped."""
+        return self.connection.call(self.list_cells_async(filter_subject), CALL_DEADLINE)
+
+    async def list_cells_async(self, filter_subject: str) -> list[CellId]:
+        """Async variant of `list_cells`."""
+        found = []
+        for subject in await self.list_subjects_async(filter_subject):
+            with suppress(SubjectError):
+                found.append(self.subjects.parse(subject))
+        return found
+
+    def count_cells(self, filter_subject: str) -> int:
+        """Return the number of cells that a filter matches."""
+        return len(self.list_subjects(filter_subject))
+
+    def snapshot(
+        self, filters: list[str], *, headers_only: bool = False, caught_up: bool = False
+    ) -> list[tuple[CellId, Cell]]:
+        """Return all current cells of some columns in the order written; other subjects are skipped.
+
+        Args:
+            filters: subjects to read.
+            headers_only: omit the content of the cells.
+            caught_up: also return cells that are written during the snapshot, until all are read. If a cell was purged
+                before it could be read, the snapshot then contains all that was written before the purge.
+        """
+        work = self.snapshot_async(filters, headers_only=headers_only, caught_up=caught_up)
+        return self.connection.call(work, CALL_DEADLINE)
+
+    async def snapshot_async(
+        self, filters: list[str], *, headers_only: bool = False, caught_up: bool = False
+    ) -> list[tuple[CellId, Cell]]:
+        """Async variant of `snapshot`."""
+        consumer = OrderedConsumer(self.connection, self.subjects.table_stream, filters, headers_only=headers_only)
+        found: list[tuple[CellId, Cell]] = []
+        seen = 0
+        try:
+            async for batch in consumer.batches(tick=0.5):
+                seen += len(batch)
+                for message in batch:
+                    sequence = message.metadata.sequence
+                    cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
+                    with suppress(SubjectError):
+                        found.append((self.subjects.parse(message.subject), cell))
+                if not batch and consumer.drained:
+                    break
+                if batch and batch[-1].metadata.num_pending == 0:
+                    break
+                if seen >= (consumer.backlog or 0) and not caught_up:
+                    break
+        finally:
+            await consumer.close()
+        return found
+
+    async def first_sequence_async(self, filter_subject: str) -> int | None:
+        """Return the stream sequence of the first cell that a filter matches; None if it matches none."""
+        message = await self.find_next_async(filter_subject, 1)
+        return None if message is None else message.seq
+
+    async def find_next_async(self, filter_subject: str, sequence: int) -> RawStreamMsg | None:
+        """Return the first message at a sequence or later that a filter matches."""
+
+        async def look_up() -> RawStreamMsg | None:
+            with suppress(NotFoundError):
+                stream = self.subjects.table_stream
+                return await self.connection.js.get_msg(stream, seq=sequence, subject=filter_subject, next=True)
+            return None
+
+        return await self.connection.retry(look_up, f"find {filter_subject}")
+
+    def subject(self, row: RowId, field: str) -> str:
+        """Return the subject of a cell of a row."""
+        return self.subjects.cell(row, field)

@@ -1,0 +1,54 @@
+"""Whatever is killed in the middle of episodes, no written turn is generated again and the weights are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import hit, story_of
+from tests.support.running import ON_POLICY, Run, processes_of, wait_until
+from tests.support.turn_counter import TurnCounter
+
+EPISODES = (
+    "environment.name=tiny_pick.Pick",
+    "environment.options.pause=0.05",
+    "data.function=tiny_pick.make",
+    "rollout.max_tokens=2",
+    "rollout.turn_log_after=0",
+    "reward.function=environment",
+    "run.steps=6",
+)
+KILLS = (
+    ("group.1.0.turns.0.1", "rollout.0"),
+    ("group.1.2.turns.0.0", "environment.0"),
+    ("group.2.1.turns.0.2", "broker"),
+    ("group.3.0.turns.0.0", "environment.0"),
+    ("group.3.2.turns.0.1", "rollout.0"),
+    ("group.4.1.turns.0.1", "node"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_episodes_continue_at_their_turn(tmp_path: Path, make_run: Callable[..., Run]) -> None:
+    del tmp_path
+    alone = make_run("calm", *ON_POLICY, *EPISODES).complete()
+    run = make_run("killed", *ON_POLICY, *EPISODES).start()
+    counter = TurnCounter(run)
+    for cell, victim in KILLS:
+        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
+        hit(run, victim)
+    run.disconnect()
+    code, result, said = run.finish()
+    counter.close()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == alone["weights_fingerprint"]
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    assert counter.twice == []
+    assert len(counter.turns) > 100
+    story = story_of(run)
+    assert story.of("row_resumed")
+    assert story.of("environment_failed") == []
+    assert processes_of(run.folder.root) == []
