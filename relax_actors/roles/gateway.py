@@ -37,7 +37,7 @@ class GatewayRole(ServiceRole):
 
         config = self.context.config
         section = config.gateway or GatewaySection()
-        lease = 0.0 if config.agent is None else config.agent.idle_seconds
+        lease = 300.0 if config.agent is None else config.agent.idle_seconds
         limits = Limits(section.max_body_bytes, section.max_concurrent, section.request_seconds, lease)
         path, folder = config.model_path, gateway_folder(config.folder)
         policy = RunPolicy(self.context)
