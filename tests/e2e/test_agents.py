@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -40,10 +41,12 @@ def trajectories(run: Run) -> list[Trajectory]:
 def test_conversations_of_an_sdk_are_trained_with_the_log_probs_of_the_rollout(make_run: MakeRun) -> None:
     settings = ["agent.function=tiny_agents.play", "trainer.checkpoint_every=100", "run.steps=6", *REWARD]
     run = make_run("sdk", *settings, config=AGENTS).start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.0"), "batch.0", 240)
     seen: dict[tuple[int, ...], Trajectory] = {}
-    while run.process is not None and run.process.poll() is None and len(seen) < 4:
+    while not run.table.get(f"relax.{run.name}.batch.2"):
         for trajectory in trajectories(run):
             seen[tuple(trajectory.token_ids.tolist())] = trajectory
+    assert seen
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
@@ -78,7 +81,7 @@ def test_command_agents_are_killed_with_everything_else_and_no_sample_is_lost(
     ]
     run = make_run("killed", *settings, config=AGENTS).start()
     for number, actor in enumerate(("gateway.0", "rollout.0", "agent.0", "gateway.0", "rollout.0", "agent.0")):
-        wait_until(lambda n=number: run.table.get(f"relax.{run.name}.batch.{n}"), f"batch.{number}", 120)
+        wait_until(lambda n=number: run.table.get(f"relax.{run.name}.batch.{n}"), f"batch.{number}", 240)
         run.kill(actor)
     run.disconnect()
     code, result, said = run.finish()
@@ -97,11 +100,12 @@ def test_agents_started_elsewhere_take_samples_and_bad_requests_are_told(make_ru
     with httpx.Client(base_url=url, timeout=60) as client:
         own = {"Authorization": f"Bearer {token}"}
 
-        def take() -> dict:
-            return wait_until(
-                lambda: answer.json() if (answer := client.post("/sessions", headers=own)).status_code == 200 else None,
-                "sample",
-            )
+        def taken() -> dict[str, Any] | None:
+            answer = client.post("/sessions", headers=own)
+            return answer.json() if answer.status_code == 200 else None
+
+        def take() -> dict[str, Any]:
+            return wait_until(taken, "sample", 240)
 
         def ask(session: dict, messages: list, key: str = "") -> httpx.Response:
             head = {"Authorization": f"Bearer {key or session['token']}"}
@@ -124,19 +128,13 @@ def test_agents_started_elsewhere_take_samples_and_bad_requests_are_told(make_ru
         assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
         big = ask(second, [{"role": "user", "content": "x" * (3 << 20)}])
         assert big.status_code == 413
-        rest = [second]
-        for _ in range(7):
-            for session in rest:
-                assert ask(session, session["task"]["messages"]).status_code == 200
-                ended = client.post(
-                    f"/sessions/{session['id']}/end",
-                    headers={"Authorization": f"Bearer {session['token']}"},
-                    json={"reward": 0.25},
-                )
-                assert ended.status_code == 200
-            if len(rest) == 1 and _ == 6:
-                break
-            rest = [take()]
+        # Two steps of two rows of two samples, of which the first has ended.
+        for number in range(7):
+            session = second if number == 0 else take()
+            assert ask(session, session["task"]["messages"]).status_code == 200
+            head = {"Authorization": f"Bearer {session['token']}"}
+            ended = client.post(f"/sessions/{session['id']}/end", headers=head, json={"reward": 0.25})
+            assert ended.status_code == 200
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
