@@ -100,6 +100,7 @@ class HttpServer:
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    found: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, protocol)
@@ -107,6 +108,8 @@ def _bound(host: str, port: int) -> socket.socket:
         found.bind(address)
         found.listen(256)
     except OSError as error:
+        if found is not None:
+            found.close()
         msg = f"gateway cannot listen on {host}:{port}: {error}; set gateway.host and gateway.port to a free address"
         raise ConfigError(msg) from error
     found.setblocking(False)

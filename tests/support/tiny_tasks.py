@@ -178,4 +178,4 @@ def hang(completion: str, prompt: Prompt) -> float:
 
 def questions(*, size: int | None, seed: int) -> list[Task]:
     """Tasks whose prompts are conversations."""
-    return [Task([{"role": "user", "content": f"say {i % 10}"}], str(i % 10), {"i": i}) for i in range(size or 100)]
+    return [Task([{"role": "user", "content": f"say {i % 10}"}], str(i % 10), {"index": i}) for i in range(size or 100)]

@@ -1,4 +1,4 @@
-"""Runs environments of the package verifiers (0.3, `vf.Environment`) as agents of a run, in an environment of their own.
+"""Runs environments of the package verifiers (0.3, `vf.Environment`) as agents of a run.
 
     pip install 'verifiers==0.3.1' 'renderers==0.1.10' httpx
     python verifiers_worker.py my_environment --url http://127.0.0.1:8765 --token-file runs/demo/gateway/token
@@ -71,8 +71,8 @@ class Worker:
 
     async def _sample(self, session: dict[str, Any]) -> dict[str, Any]:
         """Return the reward and metrics of an episode."""
-        from verifiers.clients import OpenAIChatCompletionsClient  # noqa: PLC0415 not a dependency of this package
-        from openai import AsyncOpenAI  # noqa: PLC0415
+        from openai import AsyncOpenAI
+        from verifiers.clients import OpenAIChatCompletionsClient
 
         data = self._environment.get_dataset()
         example = dict(data[int(session["task"]["metadata"]["index"]) % len(data)])
@@ -101,8 +101,8 @@ class Worker:
                 if time.monotonic() > end:
                     raise
             else:
-                if answer.status_code < 500 and answer.status_code != 429:  # noqa: PLR2004
-                    return dict(answer.json()) if answer.status_code == 200 else None  # noqa: PLR2004
+                if answer.status_code < 500 and answer.status_code != 429:
+                    return dict(answer.json()) if answer.status_code == 200 else None
                 if time.monotonic() > end:
                     return None
             await asyncio.sleep(PAUSE_SECONDS)
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16, help="samples at once")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds without a sample after which it ends")
     given = parser.parse_args()
-    import verifiers  # noqa: PLC0415 takes seconds
+    import verifiers
 
     environment = verifiers.load_environment(given.environment, **given.options)
     worker = Worker(environment, given.url, given.token_file.read_text().split()[0], given.concurrency)
