@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import verifiers
+from openai import AsyncOpenAI
+from verifiers.clients import OpenAIChatCompletionsClient
 
 PAUSE_SECONDS = 0.5
 LEASE_SECONDS = 60.0
@@ -71,9 +74,6 @@ class Worker:
 
     async def _sample(self, session: dict[str, Any]) -> dict[str, Any]:
         """Return the reward and metrics of an episode."""
-        from openai import AsyncOpenAI
-        from verifiers.clients import OpenAIChatCompletionsClient
-
         data = self._environment.get_dataset()
         example = dict(data[int(session["task"]["metadata"]["index"]) % len(data)])
         native = AsyncOpenAI(base_url=session["base_url"], api_key=session["token"], max_retries=10)
@@ -118,8 +118,6 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16, help="samples at once")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds without a sample after which it ends")
     given = parser.parse_args()
-    import verifiers
-
     environment = verifiers.load_environment(given.environment, **given.options)
     worker = Worker(environment, given.url, given.token_file.read_text().split()[0], given.concurrency)
     done = asyncio.run(worker.run(given.patience))

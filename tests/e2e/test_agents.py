@@ -38,6 +38,7 @@ def trajectories(run: Run) -> list[Trajectory]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_conversations_of_an_sdk_are_trained_with_the_log_probs_of_the_rollout(make_run: MakeRun) -> None:
     settings = ["agent.function=tiny_agents.play", "trainer.checkpoint_every=100", "run.steps=6", *REWARD]
     run = make_run("sdk", *settings, config=AGENTS).start()
@@ -66,6 +67,7 @@ def test_conversations_of_an_sdk_are_trained_with_the_log_probs_of_the_rollout(m
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_command_agents_are_killed_with_everything_else_and_no_sample_is_lost(
     make_run: MakeRun, tmp_path: Path
 ) -> None:
@@ -73,6 +75,7 @@ def test_command_agents_are_killed_with_everything_else_and_no_sample_is_lost(
     command = f'agent.command=["{sys.executable}", "-S", "{tmp_path / "agent.py"}"]'
     settings = [
         command,
+        "trainer.checkpoint_every=100",
         "agent.lease_seconds=3",
         "agent.retries=20",
         "run.steps=8",
@@ -93,6 +96,7 @@ def test_command_agents_are_killed_with_everything_else_and_no_sample_is_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_agents_started_elsewhere_take_samples_and_bad_requests_are_told(make_run: MakeRun) -> None:
     settings = ["agent.idle_seconds=60", "agent.max_turns=2", "agent.branches=last", "run.steps=2", *REWARD]
     run = make_run("outside", *settings, config=AGENTS).start()

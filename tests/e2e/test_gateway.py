@@ -11,7 +11,6 @@ import openai
 import pytest
 
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.messages.generate import GenerateCall
 from tests.support.running import SUPPORT, Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -30,10 +29,11 @@ def address_of(run: Run) -> tuple[str, str]:
         except (OSError, httpx.HTTPError):
             return ""
 
-    return wait_until(found, "gateway", 120), (folder / "token").read_text()
+    return wait_until(found, "gateway", 300), (folder / "token").read_text()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_live_policy_answers_while_it_trains_and_its_gateway_is_killed(make_run: MakeRun) -> None:
     run = make_run("served", "run.steps=100000", config=AGENTS).start()
     url, token = address_of(run)
@@ -78,13 +78,6 @@ def test_live_policy_answers_while_it_trains_and_its_gateway_is_killed(make_run:
         "the prompt has 256 tokens; the model's context of 256 leaves no room for an answer; shorten the conversation",
     )
     run.end_in_order()
-
-
-def test_call_out_of_bounds_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^temperature of a request is -1\.0$"):
-        GenerateCall("x", temperature=-1.0)
-    with pytest.raises(ValueError, match=r"^tokens of a request are float64\[1\], not \[len\] int32$"):
-        GenerateCall("x", tokens=np.zeros(1))
 
 
 def test_files_of_the_gateway_stay_in_its_folder(tmp_path: Path) -> None:
