@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from agents_parts import BUSY, COUNT
 from live_run import name_of, wait_for
 from process_memory import tree
@@ -117,15 +117,15 @@ def measure(rows: int, steps: int, settings: list[str], kills: int = 0, seed: in
         command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(folder / "run.toml"), "--quiet", *settings]
         process = subprocess.Popen([*command, f"run.folder={folder / 'run'}"], env=environ, stdout=subprocess.DEVNULL)
         try:
-            wait_for(lambda: files[COUNT].stat().st_size or process.poll() is not None, "first turn", 180)
-            began, first, source, done, cpu = time.monotonic(), cpu_of(process.pid), random.Random(seed), 0, {}
+            wait_for(lambda: files[COUNT].stat().st_size or process.poll() is not None, "first turn", 600)
+            began, first, source, done, cpu = time.monotonic(), cpu_of(process.pid), np.random.default_rng(seed), 0, {}
             last, due, turns = began, began + source.uniform(0.5, 1.5), 0
             while process.poll() is None:
                 now = time.monotonic()
                 # Until the last turn; the end of a run takes a second.
                 if now - last > INTERVAL and turns < (so_far := files[COUNT].stat().st_size):
                     last, turns, cpu = now, so_far, cpu_of(process.pid)
-                if done < kills and now > due and kill(process.pid, source.choice(["rollout", "environment"])):
+                if done < kills and now > due and kill(process.pid, str(source.choice(["rollout", "environment"]))):
                     done, due = done + 1, now + source.uniform(0.5, 1.5)
                 time.sleep(0.02)
             if process.returncode:
@@ -149,8 +149,13 @@ def kill(root: int, name: str) -> bool:
 
 def overhead() -> dict[str, float]:
     """Measure the CPU time of a turn."""
-    turns = ["environment.options.turns=20", "rollout.max_concurrent_prompts=32", "staleness.max=1"]
-    found = measure(32, 6, turns)
+    turns = [
+        "environment.options.turns=10",
+        "environment.replicas=4",
+        "rollout.max_concurrent_prompts=32",
+        "staleness.max=1",
+    ]
+    found = measure(32, 3, turns)
     per_turn = {name: round(1000 * seconds / found.turns, 3) for name, seconds in found.cpu.items()}
     return {"turns": found.turns, "turns_per_second": round(found.turns / found.seconds, 1)} | {
         f"{name}_cpu_ms_a_turn": value for name, value in per_turn.items()

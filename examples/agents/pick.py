@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from relax_actors.data.task import Task
 from relax_actors.envs import Environment, Step
@@ -15,11 +19,14 @@ END = "."
 class Pick(Environment):
     """Pick the smallest digit that is left. A wrong one earns nothing; the right one is removed, and it goes on."""
 
-    def reset(self, task, rng):
+    def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """Begin with the digits of the prompt."""
+        del rng
         self.left = list(task["prompt"].rstrip(":"))
         return ""
 
-    def step(self, action):
+    def step(self, action: str) -> Step:
+        """Take one digit."""
         smallest = min(self.left)
         self.left.remove(smallest)
         reward = 1 / DIGITS if action == smallest else 0.0
@@ -28,7 +35,7 @@ class Pick(Environment):
 
 def make(*, size: int | None, seed: int) -> list[Task]:
     """Return tasks; the answer is an episode of random picks, which shows the format and not the task."""
-    source = random.Random(seed)
+    source = random.Random(seed)  # noqa: S311 not a secret
     return [_task(source) for _ in range(size or 10_000)]
 
 

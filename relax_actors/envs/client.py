@@ -188,8 +188,8 @@ class EnvironmentClient:
     def _flush(self) -> None:
         """Send what waits, grouped by actor; an operation whose actor is not known waits for the next look."""
         self._flushing = False
-        waiting, groups = self._unsent, {member: [] for member in self._closing}
-        self._unsent = []
+        waiting, self._unsent = self._unsent, []
+        groups: dict[int, list[Pending]] = {member: [] for member in self._closing}
         for pending in waiting:
             if self._pending.get(pending.operation.session) is not pending:
                 continue

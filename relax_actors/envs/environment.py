@@ -107,6 +107,16 @@ class Environment:
         """
 
     @classmethod
+    def tool_schemas(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return JSON schemas of functions that the model may call, for its chat template; none by default.
+
+        Args:
+            options: values of the options.
+        """
+        del options
+        return []
+
+    @classmethod
     def build(cls, given: dict[str, Any], where: str = "environment.options") -> Environment:
         """Create an instance and set its options.
 

@@ -117,11 +117,11 @@ async def serve(template: Template, sock: socket.socket) -> None:
                 continue
             envelope = open_envelope(data)
             if envelope.type == Open.__name__:
-                request: Open | Act = decode_fields(envelope, Open)
-                answer = await _guarded(session.open, request, len(request.actions) + OPENED)
+                opening = decode_fields(envelope, Open)
+                answer = await _guarded(session.open, opening, len(opening.actions) + OPENED)
             else:
-                request = decode_fields(envelope, Act)
-                answer = await _guarded(session.act, request, request.turn)
+                action = decode_fields(envelope, Act)
+                answer = await _guarded(session.act, action, action.turn)
             writer.write(frame(_encoded(answer)))
             await writer.drain()
             if answer.error:

@@ -37,7 +37,6 @@ class DropReason(StrEnum):
     TOO_OLD = "too_old"
     SURPLUS = "surplus"
     LOST_SEGMENT = "lost_segment"
-    ENVIRONMENT = "environment"
     TRUNCATED = "truncated"
 
 

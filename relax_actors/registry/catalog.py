@@ -44,6 +44,7 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
         "mean_ratio": "relax_actors.algorithms.advantages.baselines:mean_ratio",
         "length_weighted": "relax_actors.algorithms.advantages.baselines:length_weighted",
         "greedy": "relax_actors.algorithms.advantages.baselines:greedy",
+        "turn": "relax_actors.algorithms.advantages.turns:turn",
         "ema": "relax_actors.algorithms.advantages.baselines:ema",
         "reward": "relax_actors.algorithms.advantages.baselines:reward",
         "none": "relax_actors.algorithms.advantages.baselines:none",
@@ -91,7 +92,9 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
         "word_error_rate": "relax_actors.rewards._error_rate:word_error_rate",
     },
 )
-ENVIRONMENTS: Registry[type] = Registry("environment", "relax_actors.environments", {})
+ENVIRONMENTS: Registry[type] = Registry(
+    "environment", "relax_actors.environments", {"python": "relax_actors.envs.tools.python:PythonEnvironment"}
+)
 DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
     "data source",
     "relax_actors.data_sources",

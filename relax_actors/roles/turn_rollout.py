@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from relax_actors.config import Config
 from relax_actors.data.prompt_maker import room
 from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.protocols.guests import InFlight
 from relax_actors.engines.protocols.inference import no_more_requests
-from relax_actors.envs.client import EnvironmentClient
+from relax_actors.envs.loading import load_environment
 from relax_actors.errors import ConfigError, RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
@@ -23,8 +24,10 @@ from relax_actors.roles.rollout import BatchKey, Pending, Rollout
 from relax_actors.runtime import More, Results, Row
 from relax_actors.training.conversation import conversation_of
 from relax_actors.training.episode import Limits
-from relax_actors.training.episode_batch import EpisodeBatch
-from relax_actors.training.episode_group import EpisodeGroup
+
+if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
+    from relax_actors.training.episode_batch import EpisodeBatch
+    from relax_actors.training.episode_group import EpisodeGroup
 
 WAIT_SECONDS = 0.05
 """Longest wait for an environment's answer before rows and guests are looked for again."""
@@ -49,17 +52,18 @@ class TurnRollout(Rollout):
         Raises:
             ConfigError: the run has settings that episodes do not support.
         """
+        from relax_actors.envs.client import EnvironmentClient  # noqa: PLC0415 as above
+
         super().setup()
         config = self.context.config
-        unsupported = {
-            f'algorithm.advantage = "{config.algorithm.advantage}" needs a greedy sample': bool(self._baselines),
-            "trainer.router_replay needs the experts of every token": config.trainer.router_replay,
-        }
-        if why := next((what for what, is_set in unsupported.items() if is_set), ""):
-            msg = f"{why}, which episodes with [environment] do not have; change it, or remove [environment]"
+        if self._baselines:
+            msg = (
+                f'algorithm.advantage = "{config.algorithm.advantage}" needs a greedy sample of each prompt, which '
+                "episodes with [environment] do not have; choose another advantage"
+            )
             raise ConfigError(msg)
         chats = self._tokenizer.has_chat_template if config.data.chat is None else config.data.chat
-        self._conversation = conversation_of(self._tokenizer, chat=chats)
+        self._conversation = conversation_of(self._tokenizer, chat=chats, tools=_tools(config) if chats else ())
         self._client = EnvironmentClient(self.context)
         section = config.environment
         assert section is not None  # noqa: S101 the role is chosen by this section
@@ -69,14 +73,18 @@ class TurnRollout(Rollout):
         self._batch: EpisodeBatch | None = None
         self._counts: Counter[str] = Counter()
         self._waited_seconds = 0.0
+        # Rows that cannot be generated, with their errors.
+        self._bad: list[tuple[Row, RelaxError]] = []
 
     def _generate(self, key: BatchKey, pending: Pending, more: More) -> Iterator[Results]:
         """Generate the episodes of the pending rows of a batch key, and of matching rows that arrive later."""
+        from relax_actors.training.episode_batch import EpisodeBatch  # noqa: PLC0415 as above
+
         first, (version, greedy) = pending.pop(key), key
         if gone := self._use_weights(version, first):
             yield gone
             return
-        config, bad = self.context.config, []
+        config, bad = self.context.config, self._bad
         samples = 1 if greedy else config.rollout.group_size
         template = self._request(first[0], greedy=greedy)
         batch = self._batch = EpisodeBatch(
@@ -112,8 +120,7 @@ class TurnRollout(Rollout):
                     yield from self._turns(requests, running, refresh, more_turns)
                 else:
                     self._wait(batch)
-                yield [*self._finished(batch), *bad]
-                bad.clear()
+                yield self._finished(batch)
         finally:
             running.dismiss()
             batch.close()
@@ -143,7 +150,8 @@ class TurnRollout(Rollout):
         self.progress()
 
     def _finished(self, batch: EpisodeBatch) -> list[tuple[Row, Any]]:
-        found = []
+        found: list[tuple[Row, Any]] = list(self._bad)
+        self._bad.clear()
         for group, result in batch.finished(self._stager.served):
             checked = self._checked(group, result) if isinstance(result, Trajectory) else result
             found.append((group.row, checked))
@@ -165,3 +173,11 @@ class TurnRollout(Rollout):
         """Close the sessions, the stager and the engine."""
         self._client.close()
         super().close()
+
+
+def _tools(config: Config) -> list[dict[str, Any]]:
+    """Return the schemas of the tools that the environment offers to the model."""
+    if config.environment is None:
+        return []
+    cls, options = load_environment(config.environment)
+    return cls.tool_schemas(options)

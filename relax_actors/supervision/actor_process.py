@@ -131,7 +131,7 @@ class ActorProcess:
         watch = Watchdog(role.context, self.box, settings.deadline, self.status.failed, settings.memory_limit_mib)
         watch.thread_id = await ask(mailbox, threading.get_ident)
         await ask(mailbox, role.setup)
-        watch.start_waiting("its first row")
+        watch.start_waiting("requests" if isinstance(role, ServiceRole) else "its first row")
         pump: Pump
         if isinstance(role, StatefulRole):
             pump = FollowerPump(role, role.context, mailbox, watch)

@@ -18,9 +18,11 @@ class Conversation(Protocol):
 
     Attributes:
         needs_stop: whether observations follow only an answer that ended with a stop token.
+        offers_tools: whether the prompt describes tools, so that it must be rendered anew.
     """
 
     needs_stop: bool
+    offers_tools: bool
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Return the ids of a whole conversation, `[len] int32`, up to the place where the next answer begins.
@@ -47,7 +49,7 @@ class PlainConversation:
         tokenizer: of the model.
     """
 
-    needs_stop = False
+    needs_stop, offers_tools = False, False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -71,6 +73,7 @@ class ChatConversation:
 
     Args:
         tokenizer: of the model.
+        tools: JSON schemas of functions that the model may call.
 
     Raises:
         ConfigError: the template cannot be extended turn by turn.
@@ -81,8 +84,17 @@ class ChatConversation:
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Message] = ()) -> None:
         self._tokenizer = tokenizer
         self._renderer = Renderer(tokenizer, tools)
-        self.prompt = self._renderer.prompt
-        self.extend = self._renderer.extend
+        self.offers_tools = bool(tools)
+
+    def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        """Render by the chat template."""
+        check_text(messages)
+        return self._renderer.prompt(messages)
+
+    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+        """Render what follows the stop token of an answer."""
+        check_text(new)
+        return self._renderer.extend(history, answer, new)
 
     def text(self, tokens: NDArray[Any]) -> str:
         """Decode with special tokens, such as those of tool calls, but without the stop token."""
@@ -103,15 +115,24 @@ def text_of(messages: Sequence[Message]) -> str:
     """Return the texts of messages, one behind the other.
 
     Raises:
+        RowError: as `check_text`.
+    """
+    check_text(messages)
+    contents = [message.get("content") or "" for message in messages]
+    parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
+    return "".join(part if isinstance(part, str) else str(part["text"]) for part in parts)
+
+
+def check_text(messages: Sequence[Message]) -> None:
+    """Check that messages hold text alone.
+
+    Raises:
         RowError: a message holds an image, a video or a sound.
     """
-    texts: list[str] = []
     for message in messages:
         content = message.get("content")
-        for part in [content] if isinstance(content, str) else content or ():
-            text = part if isinstance(part, str) else part.get("text") if part.get("type") == "text" else None
-            if text is None:
-                msg = f"an observation holds {part.get('type', 'no text')!r}, which a model of plain text cannot read"
+        for part in () if isinstance(content, str) else content or ():
+            if not isinstance(part, str) and (part.get("type") != "text" or "text" not in part):
+                kind = part.get("type", "no type")
+                msg = f"a message holds a part of type {kind!r}; episodes with [environment] read text alone"
                 raise RowError(msg)
-            texts.append(str(text))
-    return "".join(texts)

@@ -136,7 +136,8 @@ class Episode:
     def restart(self) -> None:
         """Begin again, under the next attempt; in any state."""
         self.attempt += 1
-        self.state, self.reason = State.OPENING, None
+        self.state = State.OPENING
+        self.reason: FinishReason | None = None
         self.actions: list[str] = []
         self.observations: list[EnvironmentAnswer] = []
         self.branches = 0

@@ -14,14 +14,14 @@ from relax_actors.config import Config
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.envs.client import Close, EnvironmentClient
-from relax_actors.errors import RowError
+from relax_actors.errors import EpisodesFailedError, RelaxError, RowError
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open, Trajectory
 from relax_actors.runtime import Drop, Row
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.conversation import Conversation
 from relax_actors.training.episode import Episode, Limits, State
-from relax_actors.training.episode_group import EpisodeGroup, Live, start_of, task_of
+from relax_actors.training.episode_group import EpisodeGroup, Live, starts_of, task_of
 from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
 
 MAX_LOSSES = 20
@@ -75,7 +75,7 @@ class EpisodeBatch:
             recorded, attempt = turns[row.id]
             group = EpisodeGroup(row, TurnLog(self._context.table, row.id, attempt), time.monotonic())
             by_environment = self._section.prompt == "environment"
-            starts = [start_of(row.prompt, i, from_environment=by_environment) for i in range(samples)]
+            starts = starts_of(row.prompt, samples, self._conversation, from_environment=by_environment)
             group.members = [Live(Episode(start, self._limits, self._conversation), group) for start in starts]
             repeated = repeat_turns([live.episode for live in group.members], recorded)
             if repeated:
@@ -241,17 +241,18 @@ class EpisodeBatch:
             if now - group.started >= self._settings.turn_log_after:
                 group.log.flush()
 
-    def finished(self, fingerprints: dict[int, str]) -> list[tuple[EpisodeGroup, Trajectory | Drop | RowError]]:
+    def finished(self, fingerprints: dict[int, str]) -> list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]]:
         """Remove the rows that are over, and return them with their results."""
         over = [group for group in self.groups if group.is_over]
         if not over:
             return []
         self.groups = [group for group in self.groups if not group.is_over]
-        found: list[tuple[EpisodeGroup, Trajectory | Drop | RowError]] = []
+        found: list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]] = []
         for group in over:
-            group.log.close()
             try:
                 found.append((group, group.result(self._section, fingerprints)))
+            except EpisodesFailedError as error:
+                found.append((group, error))
             except ValueError as error:
                 found.append((group, RowError(f"the episodes of {group.row.id}: {error}")))
         return found

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from relax_actors.config.environment import EnvironmentSection
+from relax_actors.errors import EpisodesFailedError
 from relax_actors.messages import DropReason, FinishReason, Prompt, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.runtime import Drop, Row
+from relax_actors.training.conversation import Conversation
 from relax_actors.training.episode import Episode, Start, State
 from relax_actors.training.turn_log import TurnLog
 
@@ -66,6 +68,10 @@ class EpisodeGroup:
         Args:
             section: says what happens to samples that failed or were cut off.
             fingerprints: of the weights that sampled, by version.
+
+        Raises:
+            EpisodesFailedError: the environment of every sample failed.
+            ValueError: the samples do not form a trajectory.
         """
         trains, samples = not self.row.is_eval, []
         for live in self.members:
@@ -76,7 +82,9 @@ class EpisodeGroup:
             found = live.episode.sample(trained=not (cut and trains))
             samples.append(_without_reward(found) if failed else found)
         if not samples:
-            return Drop(DropReason.ENVIRONMENT, self.members[0].failure or "the environment of every sample failed")
+            why = next((live.failure for live in self.members if live.failure), "")
+            msg = f"the environment failed in all {len(self.members)} samples of {self.row.id}: {why}"
+            raise EpisodesFailedError(msg)
         if not any(sequence.loss_mask.any() for sample in samples for sequence in sample.sequences):
             reasons = ", ".join(sorted({str(sample.finish_reason) for sample in samples}))
             return Drop(DropReason.TRUNCATED, f"no sample has a trained token; they ended with: {reasons}")
@@ -90,17 +98,24 @@ class EpisodeGroup:
         return first.token_ids[: sampled[0] if len(sampled) else None]
 
 
-def start_of(prompt: Prompt, sample: int, *, from_environment: bool) -> Start:
-    """Return what an episode of a row begins with.
+def starts_of(prompt: Prompt, samples: int, conversation: Conversation, *, from_environment: bool) -> list[Start]:
+    """Return what the episodes of a row begin with.
 
     Args:
         prompt: of the row.
-        sample: index of the sample.
+        samples: number of samples.
+        conversation: of the run; it may add tools to the prompt.
         from_environment: whether the first observation is the whole prompt.
+
+    Raises:
+        RowError: the prompt cannot be rendered.
     """
+    tokens, messages = prompt.tokens, prompt.messages
     if from_environment:
-        return Start(sample, prompt.seed, np.zeros(0, np.int32))
-    return Start(sample, prompt.seed, prompt.tokens, prompt.messages)
+        tokens, messages = np.zeros(0, np.int32), []
+    elif conversation.offers_tools and messages:
+        tokens = conversation.prompt(messages)
+    return [Start(i, prompt.seed, tokens, messages) for i in range(samples)]
 
 
 def task_of(prompt: Prompt) -> dict[str, Any]:

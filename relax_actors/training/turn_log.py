@@ -58,16 +58,6 @@ class TurnLog:
         while self._writes and (self._writes[0].done() or len(self._writes) > MAX_UNWRITTEN):
             self._writes.pop(0).result(CALL_DEADLINE)
 
-    def close(self) -> None:
-        """Wait until all cells are written.
-
-        Raises:
-            BrokerError: a cell could not be written.
-        """
-        for write in self._writes:
-            write.result(CALL_DEADLINE)
-        self._writes = []
-
     async def _write(self, data: bytes, k: int) -> None:
         """Write a cell; if another actor has written it, in the next attempt that is free."""
         while not await self._table.put_async(self._subject(self._attempt, k), data):

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.codec import decode, encode
+from relax_actors.algorithms.advantages.groups import Group
+from relax_actors.algorithms.advantages.turns import turn
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Trajectory, Turn, Turns
 from relax_actors.rewards.credit import by_turn, discounted
@@ -23,6 +25,8 @@ PROMPT = np.array([1, 2, 3], np.int32)
 
 class Letters:
     """Conversation whose tokens are the code points of the texts; `rewrites` drops every earlier answer."""
+
+    offers_tools = False
 
     def __init__(self, *, needs_stop: bool = False, rewrites: bool = False) -> None:
         self.needs_stop, self._rewrites = needs_stop, rewrites
@@ -216,3 +220,19 @@ def test_credit_of_turns_is_their_discounted_return() -> None:
         of_turns = to_go[trajectory.trained[begin:end]].reshape(-1, 2)
         expected = discounted(samples[i].turn_rewards.astype(float), 0.5)
         np.testing.assert_allclose(of_turns, np.repeat(expected[:, None], 2, 1), atol=1e-6)
+
+
+def test_turns_are_normalised_over_all_turns_of_the_group() -> None:
+    # Two samples: turns with returns 3, 1 and with return 2; masked tokens between and behind.
+    rewards = np.array([0.0, 2.0, 0.0, 0.0, 1.0 - 3.0, 0.0, 0.0])
+    group = Group(
+        rewards=[3.0, 2.0],
+        lengths=np.array([5, 2]),
+        loss_mask=np.array([1, 1, 0, 1, 1, 1, 0], np.bool_),
+        token_rewards=rewards,
+    )
+    found = turn(group)
+    expected = (np.array([3.0, 3.0, 2.0, 1.0, 1.0, 2.0, 2.0]) - 2.0) / (1.0 + 1e-6)
+    np.testing.assert_allclose(found[group.mask], expected[group.mask])
+    assert not found[~group.mask].any()
+    assert not turn(Group(rewards=[1.0, 1.0], lengths=np.array([2, 1]))).any()

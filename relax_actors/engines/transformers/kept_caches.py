@@ -99,7 +99,7 @@ def cut(cache: DynamicCache, place: int, mask: Tensor) -> list[tuple[Tensor, Ten
         mask: `[tokens]`, 0 for padding.
     """
     kept = mask.bool()
-    return [(layer.keys[place][:, kept], layer.values[place][:, kept]) for layer in cache.layers]
+    return [(layer.keys[place][:, kept], layer.values[place][:, kept]) for layer in _layers(cache)]
 
 
 def fill(cache: DynamicCache, kept: list[KeptCache | None]) -> Tensor:
@@ -132,8 +132,13 @@ def join(cache: DynamicCache, other: DynamicCache, unused: int) -> None:
         other: of the sequences that join.
         unused: columns on the left of the result that hold nothing but padding.
     """
-    for layer, joined in zip(cache.layers, other.layers, strict=True):
+    for layer, joined in zip(_layers(cache), _layers(other), strict=True):
         layer.replace(*(_joined(getattr(layer, n), getattr(joined, n), unused) for n in ("keys", "values")))
+
+
+def _layers(cache: DynamicCache) -> list[Any]:
+    """Return the layers of a joinable cache, which hold keys and values as soon as the cache has tokens."""
+    return list(cache.layers)
 
 
 def _joined(first: Tensor, second: Tensor, unused: int) -> Tensor:
