@@ -40,7 +40,7 @@ def make(*, size: int | None, seed: int) -> list[Task]:
 
 
 def _task(source: random.Random) -> Task:
-    left = source.choices("0123456789", k=DIGITS)
+    left = source.sample("0123456789", k=DIGITS)
     prompt, answer = "".join(left) + ":", ""
     while left:
         answer += source.choice(left)

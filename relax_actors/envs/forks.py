@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.config.environment import EnvironmentSection
-from relax_actors.envs.frames import open_socket
+from relax_actors.envs.frames import open_socket, read_frame
+from relax_actors.envs.session import READY
 from relax_actors.envs.zygote import FORK, REAP, receive, send
-from relax_actors.errors import ActorError, ConfigError
+from relax_actors.errors import ActorError, CodecError, ConfigError
 
 MODULE = "relax_actors.envs.zygote"
+MAX_STARTING = 4
+"""Processes that start at once: hundreds of them would take all processor time from the actor."""
+START_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Forks:
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-        self._asking = asyncio.Lock()
+        self._asking, self._starting = asyncio.Lock(), asyncio.Semaphore(MAX_STARTING)
         send(self._control, section.model_dump(mode="json"), sys.path)
         if problem := self._answer():
             raise ConfigError(str(problem))
@@ -60,10 +64,17 @@ class Forks:
         Raises:
             ActorError: the process that forks has ended.
         """
-        own, remote = socket.socketpair()
-        with remote:
-            pid = await self._ask(FORK, cpu_seconds, descriptors=(remote.fileno(),))
-        return Fork(pid, *await open_socket(own))
+        async with self._starting:
+            own, remote = socket.socketpair()
+            with remote:
+                pid = await self._ask(FORK, cpu_seconds, descriptors=(remote.fileno(),))
+            fork = Fork(pid, *await open_socket(own))
+            with suppress(
+                TimeoutError, asyncio.IncompleteReadError, ConnectionError, CodecError
+            ):  # seen at its first use
+                async with asyncio.timeout(START_SECONDS):
+                    await read_frame(fork.reader, len(READY))
+            return fork
 
     async def end(self, fork: Fork) -> str:
         """Kill the process of a session with all that it started; return how it ended."""

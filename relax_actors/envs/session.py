@@ -29,8 +29,8 @@ from relax_actors.messages.environment import OPENED
 
 AUTHOR = "environment"
 MAX_DETAIL = 2000
-CLOSE, REUSABLE = b"", b"reusable"
-"""Frame that closes the session, and the answer of a process that can have another one."""
+READY, CLOSE, REUSABLE = b"ready", b"", b"reusable"
+"""First frame of a process; frame that closes its session, and the answer if it can have another one."""
 _OWN = Path(__file__).parent
 
 
@@ -105,6 +105,7 @@ async def serve(template: Template, sock: socket.socket) -> None:
     """Answer the requests that arrive on a socket, until it is closed or an operation fails."""
     reader, writer = await open_socket(sock)
     session = Session(template)
+    writer.write(frame(READY))
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             data = await read_frame(reader, MAX_CELL_BYTES)

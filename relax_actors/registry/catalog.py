@@ -93,7 +93,15 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
     },
 )
 ENVIRONMENTS: Registry[type] = Registry(
-    "environment", "relax_actors.environments", {"python": "relax_actors.envs.tools.python:PythonEnvironment"}
+    "environment",
+    "relax_actors.environments",
+    {
+        "gymnasium": "relax_actors.envs.adapters.gymnasium:GymnasiumEnvironment",
+        "mcp": "relax_actors.envs.adapters.mcp:McpEnvironment",
+        "openenv": "relax_actors.envs.adapters.openenv:OpenEnvEnvironment",
+        "python": "relax_actors.envs.tools.python:PythonEnvironment",
+        "reasoning_gym": "relax_actors.envs.adapters.reasoning_gym:ReasoningGymEnvironment",
+    },
 )
 DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
     "data source",

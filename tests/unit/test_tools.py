@@ -64,7 +64,7 @@ def step(*actions: str, **options: Any) -> Step:
 
 
 def test_schema_follows_from_type_hints_and_docstring() -> None:
-    described = {"description": "which come first."}
+    order = {"type": "string", "enum": ["new", "old"], "default": "new", "description": "which come first."}
     assert Tool(search).schema == {
         "type": "function",
         "function": {
@@ -75,8 +75,7 @@ def test_schema_follows_from_type_hints_and_docstring() -> None:
                 "properties": {
                     "query": {"type": "string", "description": "words to look for, separated by spaces."},
                     "top": {"type": "integer", "default": 3, "description": "number of articles."},
-                    "order": {"type": "string", "enum": ["new", "old"], "default": "new"}
-                    | {"description": "which come first."},
+                    "order": order,
                 },
                 "required": ["query"],
             },
