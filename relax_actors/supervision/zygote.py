@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import gc
 import json
 import os
 import select
@@ -135,6 +136,8 @@ def main() -> None:
     modules = sys.argv[3:]
     for name in modules:
         __import__(name)
+    # Forks leave the modules' objects out of garbage collection: to look at all of them takes 0.3 s of a training step.
+    gc.freeze()
     sys.stderr.write(f"preloaded {', '.join(modules)} in {time.monotonic() - began:.1f} s\n")
     sys.stderr.flush()
     connection.send(json.dumps({"ready": True}).encode())

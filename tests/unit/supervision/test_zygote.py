@@ -73,6 +73,20 @@ def test_fork_ends_with_its_own_exit_code(make: Make, tmp_path: Path) -> None:
     assert zygote.state()["phase"] == "ready"
 
 
+def test_garbage_collection_of_a_fork_leaves_out_the_imported_objects(make: Make, tmp_path: Path) -> None:
+    counts = tmp_path / "counts"
+    (tmp_path / "counted.py").write_text(
+        "import gc, os\n"
+        "def count():\n"
+        f"    with open({str(counts)!r}, 'w') as file:\n"
+        "        print(gc.get_freeze_count(), len(gc.get_objects()), file=file)\n"
+        "os.register_at_fork(after_in_child=count)\n"
+    )
+    assert ended(fork(make("relax_actors.supervision.actor_process", "counted"), tmp_path)) == 2
+    frozen, collected = map(int, counts.read_text().split())
+    assert frozen > 10 * collected
+
+
 def test_fork_dies_with_its_zygote_and_its_end_is_known_without_the_next_one(make: Make, tmp_path: Path) -> None:
     zygote = make()
     run = waits(tmp_path / "run")
