@@ -128,7 +128,7 @@ class AgentRollout(Rollout):
         last = forest.last
         metrics = {
             **{f"agent/{name}": value for name, value in state.metrics.items()},
-            "turns": float(len(forest.turns)),
+            "turns": float(forest.used),
             "branches": float(len(forest.leaves())),
             "retries": float(state.attempt),
         }

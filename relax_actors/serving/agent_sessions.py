@@ -141,7 +141,7 @@ class AgentSessions:
             session=session.id,
             task=dict(session.task),
             seconds=max(0.0, session.ends_at - now) if session.state is None else 0.0,
-            turns=len(session.forest.turns),
+            turns=session.forest.used,
         )
 
     def _find(self, name: str, now: float) -> Session | GenerateAnswer:
@@ -175,7 +175,7 @@ class AgentSessions:
         if replayed is not None:
             self.replays += 1
             return self._given(session, replayed)
-        if len(session.forest.turns) >= self._rules.max_turns:
+        if session.forest.used >= self._rules.max_turns:
             state = SessionState(session.sample, session.attempt, FinishReason.MAX_TURNS)
             self.book.end(session, state)
             await self._record(session, state)

@@ -152,6 +152,11 @@ class Forest:
         return [message for n in self.path(number) for message in self.turns[n].messages]
 
     @property
+    def used(self) -> int:
+        """Number of turns that the present agent has got."""
+        return len(self._used)
+
+    @property
     def last(self) -> int:
         """The newest used turn; `ROOT` if there is none."""
         return max(self._used, default=ROOT)
