@@ -129,20 +129,17 @@ def test_limits_of_a_session_are_told(make_sessions: Callable[[int], Any]) -> No
     with make_sessions(1) as (sessions, connection, _):
         name = handle(connection, sessions, "take", lease=60.0).session
         long = ask(connection, sessions, name, [{"role": "user", "content": "x" * 70}])
-        assert (long.refusal, long.detail) == (
-            Refusal.TOO_LONG,
+        assert long.refusal == Refusal.TOO_LONG
+        assert long.detail == (
             "the conversation has 72 tokens, and a sequence at most 64 (the model's context, or "
-            "trainer.max_tokens_per_microbatch); shorten it, or end the session",
+            "trainer.max_tokens_per_microbatch); shorten it, or end the session"
         )
-        elsewhere = ask(connection, sessions, "group-5-0-0-0", [USER])
-        assert elsewhere.refusal == Refusal.ELSEWHERE
+        assert ask(connection, sessions, "group-5-0-0-0", [USER]).refusal == Refusal.ELSEWHERE
         for n in range(4):
-            assert not ask(connection, sessions, name, [{"role": "user", "content": str(n)}]).refusal
-        over = ask(connection, sessions, name, [{"role": "user", "content": "five"}])
+            assert not ask(connection, sessions, name, [{"role": "user", "content": str(n)}], call=f"n{n}").refusal
+        over = ask(connection, sessions, name, [{"role": "user", "content": "five"}], call="n5")
         assert over.detail == f"session {name!r} is over: it has had 4 answers (agent.max_turns)"
-        assert (
-            ask(connection, sessions, name, [USER]).detail
-            == f"session {name!r} is over: it ended with reason 'max_turns'"
-        )
+        ended = ask(connection, sessions, name, [USER], call="n6")
+        assert ended.detail == f"session {name!r} is over: it ended with reason 'max_turns'"
         (session, _) = connection.call(sessions.close(ROW), 20)
         assert len(session.forest.sequences()) == 4, "each conversation that continues nothing is a sequence"
