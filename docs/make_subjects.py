@@ -119,6 +119,7 @@ def config() -> Config:
         "critic": {},
         "media": {},
         "environment": {"name": "none.Game"},
+        "gateway": {},
         "roles": {name: {} for name in SCORING_ROLES},
     }
     return Config.model_validate(tree)

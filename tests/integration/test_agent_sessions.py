@@ -109,7 +109,7 @@ def test_agent_that_is_lost_is_replaced_by_one_that_gets_its_answers(make_sessio
 
         async def again() -> str:
             async with asyncio.timeout(20):
-                while not (found := (await sessions.handle(SessionCall("take"))).session):
+                while not (found := (await sessions.handle(SessionCall("take"))).session):  # noqa: ASYNC110 polls
                     await asyncio.sleep(0.05)
                 return found
 
